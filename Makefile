@@ -1,0 +1,50 @@
+# Every target makes its virtual environment when it is missing and reuses it when it is not.
+PYTHON ?= python3
+VENV := .venv
+BENCH := .venv-bench
+# torch comes first and pinned, and the same constraints go to every later call: any other way pulls gigabytes.
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(VENV)/.ready
+	$(VENV)/bin/python examples/digits.py
+
+test: lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+
+docs: $(VENV)/.docs
+	$(VENV)/bin/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+bench: $(BENCH)/.ready
+	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
+	$(BENCH)/bin/python benchmarks/metrics.py
+
+$(VENV)/.ready: $(BUILD)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install $(PIP_FLAGS) torch==2.13.0
+	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[docs]'
+	touch $@
+
+$(BENCH)/.ready: $(BUILD) benchmarks/requirements.txt benchmarks/requirements-nodeps.txt
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/pip install $(PIP_FLAGS) torch==2.13.0
+	$(BENCH)/bin/pip install $(PIP_FLAGS) -r benchmarks/requirements.txt
+	$(BENCH)/bin/pip install $(PIP_FLAGS) --no-deps -r benchmarks/requirements-nodeps.txt
+	$(BENCH)/bin/pip install $(PIP_FLAGS) -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(BENCH) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info src/trueup/*.so

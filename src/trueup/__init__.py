@@ -1,0 +1,62 @@
+"""Makes a neural network's confidence honest: measures how far it is from accuracy, and repairs it.
+
+Nothing heavy is imported until a name is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trueup.registry import METRICS
+
+if TYPE_CHECKING:
+    from trueup import metrics
+    from trueup.arrays import flatten, from_binary, from_probs
+    from trueup.predictions import Predictions, load, save, stream
+    from trueup.scores import Scores, compare, evaluate
+    from trueup.tally import Tally
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "flatten": "arrays",
+    "from_binary": "arrays",
+    "from_probs": "arrays",
+    "Predictions": "predictions",
+    "load": "predictions",
+    "save": "predictions",
+    "stream": "predictions",
+    "Scores": "scores",
+    "compare": "scores",
+    "evaluate": "scores",
+    "Tally": "tally",
+}
+
+__all__ = [
+    "METRICS",
+    "Predictions",
+    "Scores",
+    "Tally",
+    "compare",
+    "evaluate",
+    "flatten",
+    "from_binary",
+    "from_probs",
+    "load",
+    "metrics",
+    "save",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "metrics":
+        return import_module("trueup.metrics")
+    if name in _WHERE:
+        return getattr(import_module(f"trueup.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'trueup' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

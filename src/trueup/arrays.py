@@ -1,0 +1,254 @@
+"""The only door for arrays: parse once here, trust afterwards.
+
+Every public function takes `logits, labels` and passes them through this room first. What leaves it is known to have
+the right shape, type and range and to hold no NaN, so no inner function checks anything.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array: TypeAlias = np.ndarray | Tensor
+ArrayLike: TypeAlias = Array | Sequence[Any]
+A = TypeVar("A", np.ndarray, Tensor)
+
+FLOOR = 1e-30
+"""What an exact zero among probabilities becomes, so that its logarithm is a number."""
+
+ROUNDING = 1e-6
+"""How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
+
+
+def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Any, Any]:
+    """Check a pair of logits (n, classes) and labels (n,), keeping the kind of array it came as.
+
+    Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
+    Memory is shared with the input wherever its type allows.
+
+    >>> as_pair([[2.0, 1.0]], [2])
+    Traceback (most recent call last):
+        ...
+    ValueError: labels must lie in 0..1, got 2..2
+    """
+    z, y = as_tensors(logits, labels, soft=soft, at_least=at_least)
+    return like(z, logits), like(y, logits)
+
+
+def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Tensor, Tensor]:
+    """Check a pair as `as_pair` does, and view it as torch tensors on the logits' device."""
+    z = as_logits(logits)
+    if len(z) < at_least:
+        raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
+    y = _tensor(labels, "labels").to(z.device)
+    if soft and y.ndim == 2:
+        return z, _check_soft_labels(y, z)
+    return z, _check_labels(y, z)
+
+
+def as_logits(logits: Any, name: str = "logits") -> Tensor:
+    """Check logits (n, classes): floating point, finite, at least two classes."""
+    z = _tensor(logits, name)
+    if z.ndim != 2:
+        hint = {
+            1: "; a binary score (n,) goes through from_binary",
+            3: "; tokens or pixels go through flatten",
+            4: "; tokens or pixels go through flatten",
+        }.get(z.ndim, "")
+        raise ValueError(f"{name} must have shape (n, classes), got {_shape(z)}{hint}")
+    if z.shape[1] < 2:
+        raise ValueError(f"{name} must have at least 2 classes, got shape {_shape(z)}; a binary score goes through from_binary")
+    return _check_finite(z, name)
+
+
+def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
+    """Check a finite vector (n,) of numbers and return it in float64 on the CPU."""
+    x = _tensor(values, name)
+    if x.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,), got {_shape(x)}")
+    if length is not None and len(x) != length:
+        raise ValueError(f"{name} must have {length} entries, one a row, got {len(x)}")
+    if x.dtype == torch.bool or not x.is_floating_point():
+        x = x.to(torch.float64)
+    return _check_finite(x, name).to("cpu", torch.float64)
+
+
+def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
+    """Check a finite matrix (rows, any width), such as features, keeping its dtype and device."""
+    x = _tensor(values, name)
+    if x.ndim != 2 or len(x) != rows:
+        raise ValueError(f"{name} must have shape ({rows}, width), got {_shape(x)}")
+    return _check_finite(x if x.is_floating_point() else x.double(), name)
+
+
+def from_probs(probs: A, *, name: str = "probs") -> A:
+    """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
+
+    Rounding up to 1e-6 is tolerated (for half precision, up to the type's own epsilon); anything worse is refused.
+    Exact zeros become log(1e-30), and a warning counts them.
+
+    >>> from_probs(np.array([[0.5, 0.5]]))
+    array([[-0.69314718, -0.69314718]])
+    """
+    p = _tensor(probs, name)
+    if p.ndim != 2 or p.shape[1] < 2:
+        raise ValueError(f"{name} must have shape (n, classes) with at least 2 classes, got {_shape(p)}")
+    dtype, half = p.dtype, _is_half(p.dtype)
+    tolerance = torch.finfo(dtype).eps if half else ROUNDING
+    p = _check_finite(p.float() if half else p, name)
+    if p.numel():
+        low, high = p.min().item(), p.max().item()
+        if low < -tolerance or high > 1 + tolerance:
+            raise ValueError(f"{name} must lie in [0, 1], got {low:.6g}..{high:.6g}; logits need no from_probs")
+        off = (p.sum(dim=1, dtype=torch.float64) - 1).abs()
+        row = int(off.argmax())
+        if off[row] > tolerance:
+            raise ValueError(f"{name} must sum to 1 in each row, got {p[row].double().sum().item():.8g} in row {row}")
+    zeros = int((p <= 0).sum())
+    if zeros:
+        warnings.warn(f"{zeros} exact zeros among {p.numel()} probabilities were raised to {FLOOR:g}", stacklevel=2)
+        p = torch.where(p <= 0, FLOOR, p)
+    return like(torch.log(p).to(dtype), probs)
+
+
+def from_binary(scores: A, *, name: str = "scores") -> A:
+    """Turn a binary score x (n,), the log-odds of class 1, into logits (0, x).
+
+    >>> from_binary(np.array([1.5, -0.5]))
+    array([[ 0. ,  1.5],
+           [ 0. , -0.5]])
+    """
+    x = _tensor(scores, name)
+    if x.ndim == 2 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
+    x = _check_finite(x, name)
+    return like(torch.stack([torch.zeros_like(x), x], dim=1), scores)
+
+
+def flatten(
+    logits: A, labels: Any, *, classes: Literal["first", "last"] | None = None, ignore_index: int = -100
+) -> tuple[A, A]:
+    """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
+
+    `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
+    segmentation networks do. It must be named, because a wrong guess would be silent.
+
+    >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
+    >>> z.shape, y
+    ((3, 5), array([0, 4, 1]))
+    """
+    z, y = _tensor(logits, "logits"), _tensor(labels, "labels")
+    if z.ndim < 2:
+        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(z)}")
+    if classes not in ("first", "last") and not (classes is None and z.ndim == 2):
+        raise ValueError(f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}')
+    if classes == "first":
+        z = z.movedim(1, -1)
+    if tuple(z.shape[:-1]) != tuple(y.shape):
+        raise ValueError(f"labels must have shape {tuple(z.shape[:-1])} to match the logits, got {_shape(y)}")
+    y = y.to(z.device).reshape(-1)
+    kept = y != ignore_index
+    z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
+    return like(z, logits), like(y, logits)
+
+
+def like(result: Tensor, original: Any) -> Any:
+    """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
+    return result if isinstance(original, Tensor) else result.cpu().numpy()
+
+
+def computable(x: Tensor) -> Tensor:
+    """Half precision is computed in float32; other types stay as they are."""
+    return x.float() if _is_half(x.dtype) else x
+
+
+def _is_half(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def _shape(x: Any) -> str:
+    return str(tuple(x.shape))
+
+
+def _tensor(x: Any, name: str) -> Tensor:
+    if isinstance(x, Tensor):
+        if x.layout is not torch.strided or x.is_quantized:
+            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
+        if x.is_complex():
+            raise ValueError(f"{name} must be real numbers, got {x.dtype}")
+        return x.detach()
+    literal = not hasattr(x, "__array__")
+    try:
+        a = np.asarray(x)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
+    if a.dtype.kind not in "fiub" or a.dtype.itemsize > 8:
+        raise ValueError(f"{name} must be an array of real numbers, got {type(x).__name__} of dtype {a.dtype}")
+    if literal and name == "logits" and a.dtype.kind in "iu":
+        a = a.astype(np.float64)
+    if not a.dtype.isnative:
+        a = a.astype(a.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in a.strides):
+        a = np.ascontiguousarray(a)
+    return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
+
+
+class _Readable:
+    """A view of a read-only array (a memory map, say) that torch takes without a warning; we never write to it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array
+
+
+def _check_finite(x: Tensor, name: str) -> Tensor:
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
+    # A sum reads memory once and makes no copy; it is finite only if every entry is. (Finite entries may overflow it:
+    # then the exact check decides.)
+    if not torch.isfinite(x.sum(dtype=torch.float32 if _is_half(x.dtype) else None)):
+        bad = ~torch.isfinite(x)
+        if bad.any():
+            at = tuple(int(i) for i in bad.nonzero()[0])
+            hint = "; log-probabilities of exact zeros come through from_probs" if x[at] == -torch.inf else ""
+            raise ValueError(f"{name} must be finite, got {x[at].item()} at {list(at)} and {int(bad.sum())} such in all{hint}")
+    return x
+
+
+def _check_labels(y: Tensor, z: Tensor) -> Tensor:
+    n, classes = z.shape
+    if y.ndim != 1:
+        hint = "; soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else ""
+        raise ValueError(f"labels must have shape ({n},), got {_shape(y)}{hint}")
+    if len(y) != n:
+        raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
+    if y.is_floating_point():
+        if not (n == 0 and y.numel() == 0):
+            raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
+    y = y.to(torch.int64)
+    if n:
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= classes:
+            hint = "; flatten leaves out an ignore_index" if low < 0 else ""
+            raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}{hint}")
+    return y
+
+
+def _check_soft_labels(y: Tensor, z: Tensor) -> Tensor:
+    if tuple(y.shape) != tuple(z.shape):
+        raise ValueError(f"soft labels must have the logits' shape {_shape(z)}, got {_shape(y)}")
+    if not y.is_floating_point():
+        y = y.to(torch.float64)
+    y = _check_finite(y, "labels").to(torch.float64)
+    if len(y) and (y.min() < -ROUNDING or ((y.sum(dim=1) - 1).abs() > ROUNDING).any()):
+        raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
+    return y

@@ -1,0 +1,295 @@
+"""One reader and one writer for each file format: the only place that knows how bytes become columns.
+
+A reader opens a file and tells, without reading the rows, which columns it has; then it reads a pair of them some rows
+at a time. No reader ever unpickles.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import zipfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count, islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.lib import format as npy_format
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+
+class Source(NamedTuple):
+    """An open file: its columns, each described in words, and `read(logits, labels, rows)`, which yields pairs.
+
+    `logits` names one column (n, classes) or one column a class. At least one pair comes, though it may have no rows.
+    """
+
+    columns: dict[str, str]
+    read: Callable[[Sequence[str], str, int], Iterator[Pair]]
+
+
+Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
+Writer: TypeAlias = Callable[..., None]
+
+
+def files(path: Path) -> tuple[Path, ...]:
+    """The files that hold the pair: `x.npy` has its labels beside it in `x.labels.npy`, other formats are one file."""
+    return (path, path.with_suffix(f".labels{path.suffix}")) if path.suffix.lower() == ".npy" else (path,)
+
+
+# Arrays: .npz, .npy and .safetensors know shapes and types before the first row is read.
+
+
+class _Column(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[int, int], np.ndarray]  # rows start..stop, always asked for in order, so that a stream will do
+
+
+def _arrays(columns: dict[str, _Column]) -> Source:
+    def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
+        names = [*logits, labels]
+        lengths = {columns[name].shape[:1] for name in names}
+        if len(lengths) > 1 or () in lengths:
+            found = ", ".join(f"{name} {columns[name].shape}" for name in names)
+            raise ValueError(f"logits and labels must have as many rows as each other, got {found}")
+        n = columns[labels].shape[0]
+        for start in range(0, max(n, 1), rows):
+            *parts, y = (columns[name].read(start, min(start + rows, n)) for name in names)
+            yield _matrix(parts), y
+
+    return Source({name: f"{column.shape} {column.dtype}" for name, column in columns.items()}, read)
+
+
+def _matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+
+
+def _npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = npy_format.read_magic(file)
+        # Version 3.0 differs only in the names of records, which are no logits.
+        header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        return header(file)
+    except ValueError as error:
+        raise ValueError(f"{name} is not an array: {error}") from None
+
+
+def _refuse_objects(dtype: np.dtype[Any], name: str) -> None:
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds pickled Python objects; pickles are never read, because they can run code")
+
+
+@contextmanager
+def _read_npz(path: Path) -> Iterator[Source]:
+    with ExitStack() as stack:
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        columns = {}
+        for member in archive.infolist():
+            if member.filename.endswith(".npy"):
+                # All members stay open at once, so that rows of logits and labels come side by side.
+                bytes_ = stack.enter_context(archive.open(member))
+                name = member.filename.removesuffix(".npy")
+                columns[name] = _member(name, bytes_, member.file_size)
+        yield _arrays(columns)
+
+
+def _member(name: str, stream: IO[bytes], size: int) -> _Column:
+    shape, by_columns, dtype = _npy_header(stream, name)
+    n, row = (shape or (0,))[0], math.prod(shape[1:]) * dtype.itemsize
+    left = size - stream.tell()
+
+    def read(start: int, stop: int) -> np.ndarray:
+        _refuse_objects(dtype, name)
+        if left != n * row:  # known before memory is asked for; zipfile compares the checksum after the last byte
+            raise ValueError(f"{name} {shape} {dtype} takes {n * row} bytes, got {left}")
+        whole = stop - start == n
+        if by_columns and not whole:
+            raise ValueError(
+                f"{name} is stored column by column (Fortran order), so it cannot be streamed; load it whole"
+            )
+        rows = np.empty((stop - start, *shape[1:]) if not by_columns else shape[::-1], dtype)
+        _fill(rows, stream, name)
+        return rows.T if by_columns else rows
+
+    return _Column(shape, str(dtype), read)
+
+
+def _fill(rows: np.ndarray, stream: IO[bytes], name: str) -> None:
+    target, done = rows.reshape(-1).view(np.uint8), 0
+    while done < target.size:
+        data = stream.read(min(1 << 20, target.size - done))
+        if not data:
+            raise ValueError(f"{name} ends {target.size - done} bytes early")
+        target[done : done + len(data)] = np.frombuffer(data, np.uint8)
+        done += len(data)
+
+
+@contextmanager
+def _read_npy(path: Path) -> Iterator[Source]:
+    logits, labels = files(path)
+    if not labels.is_file():
+        raise FileNotFoundError(f"{labels}: no such file; the labels of {path.name} are wanted beside it")
+    z, y = _mapped(logits), _mapped(labels)
+    columns = {
+        "logits": _Column(z.shape, str(z.dtype), lambda start, stop: z[start:stop]),
+        "labels": _Column(y.shape, str(y.dtype), lambda start, stop: np.array(y[start:stop])),
+    }
+    yield _arrays(columns)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    with open(path, "rb") as file:
+        shape, by_columns, dtype = _npy_header(file, path.name)
+        _refuse_objects(dtype, path.name)
+        wanted, offset = math.prod(shape) * dtype.itemsize, file.tell()
+    found = path.stat().st_size - offset
+    if found != wanted:
+        raise ValueError(f"{path.name} {shape} {dtype} takes {wanted} bytes, got {found}")
+    return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order="F" if by_columns else "C")
+
+
+@contextmanager
+def _read_safetensors(path: Path) -> Iterator[Source]:
+    with safe_open(path, framework="pt") as file:
+        yield _arrays({name: _slice(file.get_slice(name)) for name in file.keys()})  # noqa: SIM118
+
+
+def _slice(tensor: Any) -> _Column:
+    def read(start: int, stop: int) -> np.ndarray:
+        rows: torch.Tensor = tensor[start:stop]
+        if rows.is_floating_point() and rows.dtype not in (torch.float16, torch.float32, torch.float64):
+            rows = rows.float()  # NumPy has no bfloat16
+        return np.array(rows.numpy())  # the tensor is a view of the file
+
+    return _Column(tuple(tensor.get_shape()), str(tensor.get_dtype()), read)
+
+
+# Tables: .csv and .parquet come row by row.
+
+
+@contextmanager
+def _read_csv(path: Path) -> Iterator[Source]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file, strict=True)
+        header = [name.strip() for name in next(lines, [])]
+        if all(re.fullmatch(r"[-+.\de]*|nan|[-+]?inf", name, re.IGNORECASE) for name in header):
+            raise ValueError(f"the first line must be a header of column names, got {','.join(header)[:80]!r}")
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise ValueError(f"column names must differ, got {twice!r} twice")
+
+        def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
+            at, last = [header.index(name) for name in logits], header.index(labels)
+            filled = filter(None, lines)
+            for part in count():
+                z, y = array("d"), array("q")
+                for line in islice(filled, rows):
+                    try:
+                        if len(line) != len(header):
+                            raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
+                        z.extend([float(line[i]) for i in at])
+                        y.append(int(line[last]))
+                    except (ValueError, OverflowError) as error:
+                        raise ValueError(f"line {lines.line_num}: {error}") from None
+                if y or not part:
+                    yield np.frombuffer(z).reshape(len(y), len(at)), np.frombuffer(y, np.int64)
+                if len(y) < rows:
+                    return
+
+        yield Source(dict.fromkeys(header, ""), read)
+
+
+@contextmanager
+def _read_parquet(path: Path) -> Iterator[Source]:
+    pa, pq = _pyarrow()
+    # Without pre-buffering a column is read page by page, not a row group at a time.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True) as file:
+        schema, n = file.schema_arrow, file.metadata.num_rows
+
+        def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
+            names = [*dict.fromkeys((*logits, labels))]
+            empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
+            batches = file.iter_batches(min(rows, n), columns=names) if n else [empty]
+            for batch in batches:
+                *parts, y = (_arrow(batch.column(name), name) for name in (*logits, labels))
+                yield _matrix(parts), y
+
+        yield Source({field.name: f"({n} rows) {field.type}" for field in schema}, read)
+
+
+def _arrow(column: Any, name: str) -> np.ndarray:
+    """One arrow column as numbers (n,), or lists of one length as (n, length)."""
+    pa, _ = _pyarrow()
+    shape, missing, kind = [len(column)], column.null_count, column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
+        low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2
+        if low != high:
+            raise ValueError(f"{name} must have the same length in each row, got {low}..{high}")
+        shape.append(low)
+        column = column.flatten()
+        missing += column.null_count
+    if missing:
+        raise ValueError(f"{name} must have no missing values, got {missing}")
+    # A copy, because what arrow lends is read-only.
+    return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
+    return pa, pq
+
+
+# Writers take the checked pair, contiguous, and the paths of `files`.
+
+
+def _write_npz(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, logits=z, labels=y)
+
+
+def _write_npy(z: np.ndarray, y: np.ndarray, logits: Path, labels: Path) -> None:
+    for rows, path in ((z, logits), (y, labels)):
+        with open(path, "wb") as file:
+            np.save(file, rows, allow_pickle=False)
+
+
+def _write_csv(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow([*(f"logit_{k}" for k in range(z.shape[1])), "label"])
+        # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
+        out.writerows((*row.tolist(), label) for row, label in zip(z, y.tolist(), strict=True))
+
+
+def _write_parquet(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+    pa, pq = _pyarrow()
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(z.reshape(-1)), z.shape[1])
+    group = max(1, (1 << 20) // z.shape[1])  # groups of a million numbers stream in little memory
+    pq.write_table(pa.table({"logits": lists, "label": y}), path, row_group_size=group, write_page_checksum=True)
+
+
+def _write_safetensors(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+    save_file({"logits": z, "labels": y}, path)
+
+
+FORMATS: dict[str, tuple[Reader, Writer]] = {
+    ".npz": (_read_npz, _write_npz),
+    ".npy": (_read_npy, _write_npy),
+    ".csv": (_read_csv, _write_csv),
+    ".parquet": (_read_parquet, _write_parquet),
+    ".safetensors": (_read_safetensors, _write_safetensors),
+}

@@ -1,0 +1,223 @@
+"""Calibration errors by bins: of the predicted class, class-wise, and over other quantities than confidence."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from trueup.arrays import as_tensors, as_vector, computable
+from trueup.bins import BINS, Bins, Closed, chunks, cuts, equal_mass, equal_width, locate, rounding
+from trueup.proximity import proximity
+from trueup.rows import Cells, confidences_and_hits, rows, rows_and_classes
+
+Print = Literal["guo", "torchmetrics"]
+"""Bin rules of other code, for comparison with printed numbers: "guo" uses float32 edges and leaves confidence 0 in no
+bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
+
+
+def ece(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+    """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
+
+    Guo et al., "On calibration of modern neural networks" (2017).
+
+    >>> round(ece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.4469
+    """
+    return _top(logits, labels, bins, closed, compat).ece()
+
+
+def mce(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+    """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
+
+    >>> round(mce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.9526
+    """
+    return _top(logits, labels, bins, closed, compat).mce()
+
+
+def rmsce(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+    """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
+
+    >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.5756
+    """
+    return _top(logits, labels, bins, closed, compat).rmsce()
+
+
+def ace(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+    """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
+
+    >>> round(ace([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.4469
+    """
+    return _top(logits, labels, bins, closed, compat).ace()
+
+
+def overconfidence(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right") -> float:
+    """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
+
+    >>> round(overconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.3175
+    """
+    return Bins.of(logits, labels, bins=bins, closed=closed).error("overconfidence")
+
+
+def underconfidence(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right") -> float:
+    """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
+
+    >>> round(underconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.1294
+    """
+    return Bins.of(logits, labels, bins=bins, closed=closed).error("underconfidence")
+
+
+def aece(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    ties: Literal["merge", "split"] = "merge",
+    compat: Literal["mukhoti"] | None = None,
+) -> float:
+    """Adaptive ECE: over bins that hold equally many rows.
+
+    Equal confidences stay in one bin; `ties="split"` keeps sizes exact instead and depends on the rows' order.
+    `compat="mukhoti"` interpolates edges as that code does, losing the rows of lowest confidence.
+    Nixon et al. (2019); Mukhoti et al. (2020).
+
+    >>> round(aece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], bins=2), 4)
+    0.4469
+    """
+    z, y = as_tensors(logits, labels)
+    equal_width(bins)
+    c, a = confidences_and_hits(z, y)
+    if compat == "mukhoti":
+        return _mukhoti(c, a, bins)
+    if compat is not None:
+        raise ValueError(f'compat must be "mukhoti" or None, got {compat!r}')
+    if ties == "merge":
+        return Bins.tallied(c, a, equal_mass(c, bins)).ece()
+    if ties != "split":
+        raise ValueError(f'ties must be "merge" or "split", got {ties!r}')
+    index = np.empty(len(c), np.int64)
+    order = np.argsort(c, kind="stable")
+    for b, (start, stop) in enumerate(chunks(len(c), bins)):
+        index[order[start:stop]] = b
+    return Bins.indexed(index, c, a, equal_width(bins)).ece()
+
+
+def sce(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    compat: Literal["nctoolkit"] | None = None,
+) -> float:
+    """Static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk| of p_k against 1[y = k].
+
+    `compat="nctoolkit"` averages over the classes 0..max(labels) only. Nixon et al. (2019).
+
+    >>> round(sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.4469
+    """
+    tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True)
+    if compat is None:
+        return tally.ece()
+    if compat != "nctoolkit":
+        raise ValueError(f'compat must be "nctoolkit" or None, got {compat!r}')
+    seen = int(np.flatnonzero(tally.hits.sum(axis=1)).max(initial=-1)) + 1
+    return Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece() if seen else float("nan")
+
+
+def thresholded_sce(logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS) -> float:
+    """Class-wise calibration error of the probabilities above a threshold; the others contribute nothing.
+
+    With a thousand classes nearly every probability is next to zero and trivially right; this leaves those out.
+
+    >>> round(thresholded_sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], threshold=0.1), 4)
+    0.2881
+    """
+    if not 0 <= threshold < 1:
+        raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
+    z, y = as_tensors(logits, labels)
+    inner = cuts(equal_width(bins), rounding=rounding(z))
+    inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
+    tally = rows_and_classes(z, y, Cells(inner))[1]
+    gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 is what lies at or below the threshold
+    return float(gap.sum(axis=1).mean() / len(z)) if len(z) else float("nan")
+
+
+def uce(logits: Any, labels: Any, *, bins: int = BINS) -> float:
+    """Uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
+
+    Zero is not attainable in general: of a calibrated network with p = 0.9, u is 0.469 and the error 0.1.
+    Laves et al. (2019).
+
+    >>> round(uce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    0.6972
+    """
+    z, y = as_tensors(logits, labels)
+    scored = rows(z, y)
+    u = np.clip(scored.entropy / np.log(z.shape[1]), 0.0, 1.0)
+    return Bins.tallied(u, 1 - scored.correct, equal_width(bins), rounding=rounding(z)).ece()
+
+
+def piece(
+    logits: Any,
+    labels: Any,
+    *,
+    features: Any = None,
+    reference: Any = None,
+    bins: int = BINS,
+    proximity_bins: int = 10,
+    neighbours: int = 10,
+) -> float:
+    """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
+
+    It is at least the ECE with the same confidence bins: errors that cancel between dense and sparse regions show.
+    Proximity is to the `neighbours` nearest rows of `reference` features (a held-out set), or of the others given; the
+    logits serve where there are no features. Xiong et al. (2023).
+
+    >>> rng = np.random.default_rng(0)
+    >>> z, y = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
+    >>> piece(z, y, features=rng.normal(size=(200, 8))) >= ece(z, y)
+    True
+    """
+    z, y = as_tensors(logits, labels)
+    if not len(z):
+        return float("nan")
+    near = proximity(computable(z) if features is None else features, reference, neighbours=neighbours)
+    near = as_vector(near, "features", length=len(z)).numpy()
+    c, a = confidences_and_hits(z, y)
+    row = locate(near, equal_mass(near, proximity_bins))
+    cell = row * bins + locate(c, equal_width(bins), rounding=rounding(z))
+    return Bins.indexed(cell, c, a, equal_width(bins * proximity_bins)).ece()
+
+
+def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None) -> Bins:
+    if compat is None:
+        return Bins.of(logits, labels, bins=bins, closed=closed)
+    z, y = as_tensors(logits, labels)
+    size = len(equal_width(bins)) - 1
+    confidence, predicted = torch.softmax(computable(z), dim=1).max(dim=1)
+    c, a = confidence.double().cpu().numpy(), (predicted == y).double().cpu().numpy()
+    if compat == "guo":
+        edges = torch.linspace(0, 1, size + 1).double().numpy()
+        kept = c > 0
+        return Bins.indexed(locate(c[kept], edges), c[kept], a[kept], equal_width(size))
+    if compat == "torchmetrics":
+        edges = torch.linspace(0, 1, size + 1, dtype=confidence.dtype).double().numpy()
+        return Bins.indexed(np.searchsorted(edges, c, side="right") - 1, c, a, equal_width(size + 1))
+    raise ValueError(f'compat must be "guo", "torchmetrics" or None, got {compat!r}')
+
+
+def _mukhoti(c: np.ndarray, a: np.ndarray, bins: int) -> float:
+    n = len(c)
+    edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), np.sort(c))
+    index = np.searchsorted(edges, c, side="left") - 1
+    kept = (index >= 0) & (index < bins)
+    gaps = np.bincount(index[kept], weights=(a - c)[kept], minlength=bins)
+    return float(np.abs(gaps).sum() / n)

@@ -1,0 +1,272 @@
+"""Kernel calibration errors: of probability vectors (SKCE), of the confidence (MMCE), and a test of calibration.
+
+The error of a pair of rows is h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j): its mean is zero where the
+probabilities are calibrated as a whole, and above zero where they are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from trueup.arrays import as_logits, as_tensors
+from trueup.rows import rows
+
+MEDIAN_ROWS = 1000
+"""The median distance is taken over all pairs of at most this many rows."""
+
+QUADRATIC_ROWS = 4096
+"""Up to this many rows the test looks at every pair, unless told otherwise."""
+
+_TILE = 1024
+"""Rows and columns of the part of the n × n matrix that is in memory at once."""
+
+
+def skce(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+    """The squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
+
+    h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j); calibrated predictions have mean zero, so that single
+    values may be negative. Unless given, the bandwidth ν is the median distance of two rows (see `median_distance`).
+    Fewer than two rows give NaN. The work grows with n², the memory does not.
+
+    >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
+    >>> f"{skce(logits, [0, 1, 1], bandwidth=0.5):.4f}"
+    '-0.1203'
+
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    """
+    z, y = as_tensors(logits, labels)
+    pairs = _Pairs.of(z, y, bandwidth)
+    n = len(z)
+    return 2 * pairs.sum() / (n * (n - 1)) if n > 1 else math.nan
+
+
+def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+    """The squared kernel calibration error with each row also paired with itself: never negative, biased upwards.
+
+    1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. Fewer than two rows give NaN.
+
+    >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
+    >>> f"{skce_biased(logits, [0, 1, 1], bandwidth=0.5):.4f}"
+    '0.0998'
+
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    """
+    z, y = as_tensors(logits, labels)
+    pairs = _Pairs.of(z, y, bandwidth)
+    n = len(z)
+    return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / n**2 if n > 1 else math.nan
+
+
+def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+    """The squared kernel calibration error from neighbouring rows alone: unbiased, in linear time, noisier.
+
+    1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`; it depends on the order of the rows. Fewer than two give NaN.
+
+    >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
+    >>> f"{skce_linear(logits, [0, 1, 1], bandwidth=0.5):.4f}"
+    '-0.3635'
+
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    """
+    z, y = as_tensors(logits, labels)
+    pairs = _Pairs.of(z, y, bandwidth)
+    return float(pairs.neighbours().mean()) if len(z) > 1 else math.nan
+
+
+def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4) -> float:
+    """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
+
+    MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), over all pairs, in n log n steps.
+
+    >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
+    >>> f"{mmce(logits, [0, 1, 1]):.4f}"
+    '0.1929'
+
+    Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks.
+    """
+    z, y = as_tensors(logits, labels)
+    width = _positive(bandwidth)
+    n = len(z)
+    if n == 0:
+        return math.nan
+    scored = rows(z, y)
+    order = np.argsort(scored.confidence, kind="stable")
+    c = scored.confidence[order]
+    return math.sqrt(max(0.0, _laplacian_form(c, scored.correct[order] - c, width))) / n
+
+
+@dataclass(frozen=True)
+class KernelTest:
+    """What the test of calibration found."""
+
+    statistic: float
+    """The estimate of the squared kernel calibration error."""
+    p_value: float
+    """How often calibrated predictions would give as large a one."""
+    method: Literal["quadratic", "linear"]
+
+
+def skce_test(
+    logits: Any,
+    labels: Any,
+    *,
+    method: Literal["quadratic", "linear"] | None = None,
+    bandwidth: float | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> KernelTest:
+    """Test whether the probability vectors are calibrated, by the squared kernel calibration error.
+
+    "quadratic", the default up to 4096 rows, holds T = Σ_{i<j} h_ij against `resamples` draws of T* = Σ_{i<j} w_i w_j h_ij
+    with random signs w = ±1: p = (1 + #{T* ≥ T})/(1 + resamples). "linear", the default above, takes the mean of h over
+    neighbouring rows as normal, which is fast and much less powerful. Both are one-sided; fewer than two rows give NaN.
+
+    >>> logits = np.log([[0.05, 0.95]] * 40)
+    >>> print(f"{skce_test(logits, [0, 1] * 20).p_value:.3f}")
+    0.001
+
+    Widmann, Lindsten & Zachariah (2019); Arcones & Giné (1992), On the bootstrap of U and V statistics.
+    """
+    z, y = as_tensors(logits, labels)
+    if method not in (None, "quadratic", "linear"):
+        raise ValueError(f'method must be "quadratic", "linear" or None, got {method!r}')
+    if not isinstance(resamples, (int, np.integer)) or resamples < 1:
+        raise ValueError(f"resamples must be a whole number of at least 1, got {resamples!r}")
+    n = len(z)
+    chosen = method or ("quadratic" if n <= QUADRATIC_ROWS else "linear")
+    pairs = _Pairs.of(z, y, bandwidth)
+    if n < 2:
+        return KernelTest(math.nan, math.nan, chosen)
+    if chosen == "linear":
+        return KernelTest(*_normal_test(pairs.neighbours()), "linear")
+    # Residuals of calibrated predictions have mean zero whatever p is, so plain signs need no centring: subtracting
+    # their mean rejects too often below some 50 rows.
+    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, resamples))).to(z.device)
+    total, resampled = 0.0, torch.zeros(resamples, dtype=torch.float64, device=z.device)
+    for i, j, tile in pairs.upper():
+        total += float(tile.sum())
+        resampled += (signs[i] * (tile @ signs[j])).sum(dim=0)
+    exceeding = int((resampled >= total - 1e-9 * abs(total)).sum())  # equal signs give T again, up to rounding
+    return KernelTest(2 * total / (n * (n - 1)), (1 + exceeding) / (1 + resamples), "quadratic")
+
+
+def median_distance(logits: Any) -> float:
+    """The median Euclidean distance of the probability vectors of two rows, over all pairs of at most 1000 rows.
+
+    More rows are thinned to 1000 evenly spaced ones in the order of ‖p‖, so that neither the order of the rows nor that
+    of the classes matters. If half of the pairs coincide it is the median of the other distances; if all do, 1.
+
+    >>> f"{median_distance([[0.0, 0.0], [99.0, 0.0], [0.0, 99.0]]):.4f}"
+    '0.7071'
+    """
+    z = as_logits(logits)
+    n = len(z)
+    if n > MEDIAN_ROWS:
+        norms = torch.cat([_probs(z[at]).square().sum(dim=1) for at in _slices(n)])
+        places = ((np.arange(MEDIAN_ROWS) + 0.5) * n / MEDIAN_ROWS).astype(np.int64)
+        z = z[torch.argsort(norms, stable=True)[torch.from_numpy(places).to(z.device)]]
+    distance = torch.pdist(_probs(z)).cpu().numpy()
+    apart = distance[distance > 1e-12]
+    if len(apart) == 0:
+        return 1.0
+    return float(np.median(distance if 2 * len(apart) > len(distance) else apart))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """The matrix h_ij of a trusted pair, a tile at a time."""
+
+    logits: Tensor
+    labels: Tensor
+    bandwidth: float
+
+    @classmethod
+    def of(cls, z: Tensor, y: Tensor, bandwidth: float | None) -> _Pairs:
+        return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth))
+
+    def part(self, at: slice) -> tuple[Tensor, Tensor]:
+        """Probabilities p and residuals e_y − p of some rows."""
+        probs, label = _probs(self.logits[at]), self.labels[at]
+        return probs, torch.nn.functional.one_hot(label, probs.shape[1]) - probs
+
+    def upper(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Tiles of h with zeros on and below the diagonal, each with the rows and the columns it covers."""
+        # Squared distances from a matrix product err by about 1e-16, distances of near twins by 1e-8: nothing beside
+        # an ordinary bandwidth, but too much beside a tiny one.
+        product = "use_mm_for_euclid_dist" if self.bandwidth > 0.05 else "donot_use_mm_for_euclid_dist"
+        for i in _slices(len(self.logits)):
+            probs, residual = self.part(i)
+            for j in _slices(len(self.logits), i.start):
+                others, other_residual = self.part(j)
+                tile = torch.cdist(probs, others, compute_mode=product)
+                tile = tile.div_(-self.bandwidth).exp_().mul_(residual @ other_residual.T)
+                yield i, j, tile.triu_(1) if i == j else tile
+
+    def sum(self) -> float:
+        """Σ_{i<j} h_ij."""
+        return sum(float(tile.sum()) for _, _, tile in self.upper())
+
+    def diagonal_sum(self) -> float:
+        """Σ_i h_ii."""
+        return sum(float(self.part(at)[1].square().sum()) for at in _slices(len(self.logits)))
+
+    def neighbours(self) -> np.ndarray:
+        """h of the first row and the second, of the third and the fourth, and so on."""
+        found = []
+        for at in _slices(len(self.logits) // 2 * 2):
+            probs, residual = self.part(at)
+            distance = (probs[::2] - probs[1::2]).square().sum(dim=1).sqrt()
+            found.append(torch.exp(distance / -self.bandwidth) * (residual[::2] * residual[1::2]).sum(dim=1))
+        return torch.cat(found).cpu().numpy()
+
+
+def _slices(n: int, start: int = 0) -> Iterator[slice]:
+    return (slice(first, min(first + _TILE, n)) for first in range(start, n, _TILE))
+
+
+def _probs(z: Tensor) -> Tensor:
+    return torch.softmax(z.double(), dim=1)
+
+
+def _positive(bandwidth: Any) -> float:
+    if not isinstance(bandwidth, (int, float, np.number)) or not 0 < bandwidth < math.inf:
+        raise ValueError(f"bandwidth must be a positive number, got {bandwidth!r}")
+    return float(bandwidth)
+
+
+def _normal_test(h: np.ndarray) -> tuple[float, float]:
+    """The mean of h, and how probable as large a one is if the true mean is zero."""
+    mean = float(h.mean())
+    if len(h) < 2:
+        return mean, math.nan
+    error = float(h.std(ddof=1)) / math.sqrt(len(h))
+    if error == 0:
+        return mean, 0.0 if mean > 0 else 1.0
+    return mean, float(norm.sf(mean / error))
+
+
+def _laplacian_form(c: np.ndarray, d: np.ndarray, bandwidth: float) -> float:
+    """Σ_{i,j} d_i d_j exp(−|c_i − c_j|/bandwidth) for ascending c.
+
+    The sum over j ≤ i, decayed to c_i, is a running sum of d_j exp(c_j/bandwidth) divided by exp(c_i/bandwidth). The
+    exponents are taken from the start of blocks 500 bandwidths wide, so that none overflows.
+    """
+    block = np.floor((c - c[0]) / (500 * bandwidth))
+    cuts = [0, *(np.flatnonzero(np.diff(block)) + 1), len(c)]
+    total, carried, at = 0.0, 0.0, c[0]
+    for start, stop in pairwise(cuts):
+        x, w = c[start:stop], d[start:stop]
+        growth = np.exp((x - x[0]) / bandwidth)
+        decayed = (carried * math.exp((at - x[0]) / bandwidth) + np.cumsum(w * growth)) / growth
+        total += float(w @ (2 * decayed - w))
+        carried, at = float(decayed[-1]), x[-1]
+    return total

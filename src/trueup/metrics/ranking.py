@@ -1,0 +1,299 @@
+"""Does uncertainty rank? Wrong predictions and foreign inputs should be less certain than right ones.
+
+Nothing here changes under a growing map of the scores. Rows are ranked by the confidence itself, since 1 − confidence
+would gain only rounding; equal scores are taken as one step, so the order of the rows never matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.arrays import as_logits, as_tensors, as_vector
+from trueup.bins import tie_ends
+from trueup.rows import Rows, rows
+
+Score = Literal["confidence", "entropy"]
+
+
+def roc_area(scores: Any, positive: Any) -> float:
+    """The chance that a positive scores above a negative, equal scores counting one half.
+
+    Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N); NaN unless there are both.
+
+    >>> f"{roc_area([0.9, 0.7, 0.7, 0.2], [1, 1, 0, 0]):.4f}"
+    '0.8750'
+
+    Mann and Whitney (1947); Hanley and McNeil (1982).
+    """
+    return _roc_area(*_raw(scores, positive))
+
+
+def average_precision(scores: Any, positive: Any) -> float:
+    """The mean precision over the recalls reached, without interpolation.
+
+    Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first; NaN without positives. Scores that say nothing
+    give the share of positives.
+
+    >>> f"{average_precision([0.9, 0.7, 0.7, 0.2], [1, 1, 0, 0]):.4f}"
+    '0.8333'
+
+    Davis and Goadrich (2006).
+    """
+    return _average_precision(*_raw(scores, positive))
+
+
+def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95) -> float:
+    """The share of negatives that pass the highest threshold which lets `recall` of the positives pass.
+
+    |{negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}; NaN unless there are both.
+
+    >>> f"{false_positive_rate([0.9, 0.8, 0.7, 0.7, 0.2], [1, 0, 1, 0, 0]):.4f}"
+    '0.6667'
+
+    Liang, Li and Srikant (2018).
+    """
+    if not 0 < recall <= 1:
+        raise ValueError(f"recall must lie in (0, 1], got {recall!r}")
+    return _false_positive_rate(*_raw(scores, positive), recall)
+
+
+def auroc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+    """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
+
+    `roc_area` of 1 − confidence, or of the entropy, with the wrong predictions as positives.
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> f"{auroc(logits, [0, 1, 0, 1]):.4f}"
+    '0.7500'
+
+    Hendrycks and Gimpel (2017).
+    """
+    certainty, wrong = _certainty_and_errors(logits, labels, score)
+    return _roc_area(*_descend(-certainty, wrong, tie_ends))
+
+
+def aupr(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+    """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
+
+    `average_precision` of 1 − confidence, or of the entropy, with the wrong predictions as positives; NaN without any.
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> f"{aupr(logits, [0, 1, 0, 1]):.4f}"
+    '0.8333'
+
+    Hendrycks and Gimpel (2017), who call it AUPR-Error.
+    """
+    certainty, wrong = _certainty_and_errors(logits, labels, score)
+    return _average_precision(*_descend(-certainty, wrong, tie_ends))
+
+
+def fpr95(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+    """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
+
+    `false_positive_rate` of the confidence, or of minus the entropy, with the right predictions as positives.
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> f"{fpr95(logits, [0, 1, 0, 1]):.4f}"
+    '0.5000'
+
+    Liang, Li and Srikant (2018), with right and wrong in place of known and foreign inputs.
+    """
+    certainty, wrong = _certainty_and_errors(logits, labels, score)
+    return _false_positive_rate(*_descend(certainty, 1.0 - wrong, tie_ends), 0.95)
+
+
+def ood_auroc(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+    """The chance that a foreign (out-of-distribution) input is more uncertain than a known one.
+
+    `roc_area` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
+
+    >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
+    >>> f"{ood_auroc(known, foreign):.4f}"
+    '0.7500'
+
+    Hendrycks and Gimpel (2017).
+    """
+    certainty, foreign = _certainty_and_origin(logits, ood, score)
+    return _roc_area(*_descend(-certainty, foreign, tie_ends))
+
+
+def ood_aupr(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+    """How precisely uncertainty finds the foreign inputs (their share when it says nothing).
+
+    `average_precision` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
+
+    >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
+    >>> f"{ood_aupr(known, foreign):.4f}"
+    '0.8333'
+
+    Hendrycks and Gimpel (2017), who call it AUPR-Out.
+    """
+    certainty, foreign = _certainty_and_origin(logits, ood, score)
+    return _average_precision(*_descend(-certainty, foreign, tie_ends))
+
+
+def ood_fpr95(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+    """The share of foreign inputs that pass the threshold on certainty which lets 95 % of the known ones pass.
+
+    `false_positive_rate` of the confidence, or of minus the entropy, with the known inputs as positives.
+
+    >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
+    >>> f"{ood_fpr95(known, foreign):.4f}"
+    '0.5000'
+
+    Liang, Li and Srikant (2018).
+    """
+    certainty, foreign = _certainty_and_origin(logits, ood, score)
+    return _false_positive_rate(*_descend(certainty, 1.0 - foreign, tie_ends), 0.95)
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """The error rate among the most certain rows, for every number of them kept."""
+
+    coverage: np.ndarray
+    """The share of rows kept: k/n for k = 1..n."""
+    risk: np.ndarray
+    """The error rate R_k among them."""
+
+    def area(self) -> float:
+        """(1/n) Σ_k R_k; NaN without rows."""
+        return float(self.risk.mean()) if len(self.risk) else math.nan
+
+    def excess(self) -> float:
+        """The area beyond that of an order with every error last: R*_k = max(0, k − right)/k."""
+        n = len(self.risk)
+        if n == 0:
+            return math.nan
+        kept = np.arange(1.0, n + 1)
+        right = n - round(self.risk[-1] * n)
+        best = np.maximum(kept - right, 0.0) / kept
+        return float((self.risk - best).mean())
+
+
+def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence") -> RiskCoverage:
+    """The error rate R_k among the k most certain rows, k = 1..n.
+
+    Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there.
+
+    >>> curve = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1])
+    >>> curve.coverage, curve.risk.round(4)
+    (array([0.25, 0.5 , 0.75, 1.  ]), array([0.    , 0.5   , 0.3333, 0.5   ]))
+
+    El-Yaniv and Wiener (2010); Geifman and El-Yaniv (2017).
+    """
+    certainty, wrong = _certainty_and_errors(logits, labels, score)
+    ends, errors = _descend(certainty, wrong, tie_ends)
+    kept = np.arange(1.0, len(wrong) + 1)
+    expected = np.interp(kept, np.append(0.0, ends), np.append(0.0, errors))
+    return RiskCoverage(coverage=kept / max(len(wrong), 1), risk=expected / kept)
+
+
+def aurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+    """The area under the risk–coverage curve.
+
+    (1/n) Σ_k R_k, R_k being the error rate among the k most certain rows; R_n when uncertainty says nothing.
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> f"{aurc(logits, [0, 1, 0, 1]):.4f}"
+    '0.3333'
+
+    Geifman, Uziel and El-Yaniv (2019).
+    """
+    return risk_coverage(logits, labels, score=score).area()
+
+
+def eaurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+    """The area under the risk–coverage curve beyond what the best possible order has at the same accuracy.
+
+    (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n.
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> f"{eaurc(logits, [0, 1, 0, 1]):.4f}"
+    '0.1250'
+
+    Geifman, Uziel and El-Yaniv (2019), with the exact ideal for n rows in place of its limit r + (1−r)·ln(1−r).
+    """
+    return risk_coverage(logits, labels, score=score).excess()
+
+
+def _raw(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
+    s = as_vector(scores, "scores").numpy()
+    marked = as_vector(positive, "positive", length=len(s)).numpy()
+    odd = marked[(marked != 0) & (marked != 1)]
+    if len(odd):
+        raise ValueError(f"positive must hold 0 and 1 only, got {odd[0]:g}")
+    # Such scores have any scale, so that no fixed slack tells rounding from a difference: only equal ones are ties.
+    return _descend(s, marked, _equal_ends)
+
+
+def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
+    z, y = as_tensors(logits, labels)
+    scored = rows(z, y)
+    return _certainty(scored, z, score), 1.0 - scored.correct
+
+
+def _certainty_and_origin(logits: Any, ood: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
+    known, foreign = as_logits(logits), as_logits(ood, "ood")
+    if foreign.shape[1] != known.shape[1]:
+        raise ValueError(f"ood must have as many classes as logits, {known.shape[1]}, got {foreign.shape[1]}")
+    certainty = []
+    for z in (known, foreign):
+        no_labels = torch.zeros(len(z), dtype=torch.int64, device=z.device)  # neither score depends on them
+        certainty.append(_certainty(rows(z, no_labels), z, score))
+    return np.concatenate(certainty), np.repeat([0.0, 1.0], [len(known), len(foreign)])
+
+
+def _certainty(scored: Rows, logits: Tensor, score: Score) -> np.ndarray:
+    """What to rank by, on the scale of a probability, where `tie_ends` knows what rounding is."""
+    if score == "confidence":
+        return scored.confidence
+    if score == "entropy":
+        certainty: np.ndarray = -scored.entropy / math.log(logits.shape[1])
+        return certainty
+    raise ValueError(f'score must be "confidence" or "entropy", got {score!r}')
+
+
+def _descend(
+    scores: np.ndarray, marked: np.ndarray, ends: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Down the scores, at the end of each run of ties: how many rows were passed, and how many marked ones."""
+    order = np.argsort(-scores)
+    last = np.flatnonzero(ends(-scores[order]))
+    return last + 1.0, np.cumsum(marked[order])[last]
+
+
+def _equal_ends(ordered: np.ndarray) -> np.ndarray:
+    last = np.ones(len(ordered), dtype=bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    return last
+
+
+def _roc_area(passed: np.ndarray, hits: np.ndarray) -> float:
+    false = passed - hits
+    if len(passed) == 0 or hits[-1] == 0 or false[-1] == 0:
+        return math.nan
+    step, height = np.diff(false, prepend=0.0), hits + np.append(0.0, hits[:-1])
+    return float(step @ height / (2 * hits[-1] * false[-1]))
+
+
+def _average_precision(passed: np.ndarray, hits: np.ndarray) -> float:
+    if len(passed) == 0 or hits[-1] == 0:
+        return math.nan
+    return float(np.diff(hits, prepend=0.0) @ (hits / passed) / hits[-1])
+
+
+def _false_positive_rate(passed: np.ndarray, hits: np.ndarray, recall: float) -> float:
+    false = passed - hits
+    if len(passed) == 0 or hits[-1] == 0 or false[-1] == 0:
+        return math.nan
+    # The quotient of whole numbers rounds as the literal does: 55/100 ≥ 0.55 holds, where 55 ≥ 0.55·100 does not.
+    at = int(np.argmax(hits / hits[-1] >= recall))
+    return float(false[at] / false[-1])

@@ -1,0 +1,300 @@
+"""How honest is a Gaussian forecast N(μ, σ²) of a number?
+
+The functions take `mean, std, targets`, three vectors of the same length. A standard deviation below 1e-12 counts as
+1e-12, so that a forecast without any doubt has a likelihood; a negative one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from trueup.arrays import as_vector
+from trueup.bins import BINS, equal_mass, equal_width, locate
+
+Shares = Literal["intervals", "quantiles"]
+
+STD_FLOOR = 1e-12
+
+
+def gaussian_nll(mean: Any, std: Any, targets: Any) -> float:
+    """The mean negative log-likelihood in nats.
+
+    mean of ½·ln(2πσ²) + (y−μ)²/(2σ²).
+
+    >>> f"{gaussian_nll([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
+    '1.5155'
+
+    Gneiting and Raftery (2007), the logarithmic score.
+    """
+    _, s, _, z = _standardised(mean, std, targets)
+    return _mean(0.5 * math.log(2 * math.pi) + np.log(s) + 0.5 * z**2)
+
+
+def crps(mean: Any, std: Any, targets: Any) -> float:
+    """The mean continuous ranked probability score, ∫ (F(t) − 1[t ≥ y])² dt, in the units of the targets.
+
+    For a Gaussian: mean of σ·[z·(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y−μ)/σ.
+
+    >>> f"{crps([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
+    '0.5349'
+
+    Gneiting and Raftery (2007).
+    """
+    _, s, _, z = _standardised(mean, std, targets)
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return _mean(s * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi)))
+
+
+def rmse(mean: Any, std: Any, targets: Any) -> float:
+    """The root of the mean squared error, √mean (y−μ)²; it does not look at `std`.
+
+    >>> f"{rmse([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
+    '0.7071'
+    """
+    m, _, y, _ = _standardised(mean, std, targets)
+    return math.sqrt(_mean((y - m) ** 2))
+
+
+def sharpness(mean: Any, std: Any, targets: Any) -> float:
+    """The root of the mean variance, √mean σ²: the smaller, the more is claimed.
+
+    >>> f"{sharpness([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
+    '1.5811'
+
+    Kuleshov, Fenner and Ermon (2018).
+    """
+    _, s, _, _ = _standardised(mean, std, targets)
+    return math.sqrt(_mean(s**2))
+
+
+def variation(std: Any) -> float:
+    """The coefficient of variation of σ: 0 when every row claims the same doubt.
+
+    std(σ)/mean(σ). Read it beside `ence`, which a constant σ = RMSE makes zero without saying anything of a row.
+
+    >>> f"{variation([1.0, 2.0]):.4f}"
+    '0.3333'
+
+    Levi, Gispan, Giladi and Fetaya (2022).
+    """
+    s = _checked_std(as_vector(std, "std").numpy())
+    return float(s.std() / s.mean()) if len(s) else math.nan
+
+
+def coverage(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float:
+    """The share of targets inside the centred interval of probability `level`.
+
+    mean of 1[|y−μ| ≤ Φ⁻¹((1+level)/2)·σ]; calibrated forecasts give `level`.
+
+    >>> f"{coverage([0.0, 0.0], [1.0, 1.0], [1.9, 2.1]):.4f}"
+    '0.5000'
+    """
+    return float(interval_calibration(mean, std, targets, levels=_checked_levels([level], "level"))[0])
+
+
+def interval_width(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float:
+    """The mean width of the centred interval of probability `level`.
+
+    mean of 2·Φ⁻¹((1+level)/2)·σ.
+
+    >>> f"{interval_width([0.0, 0.0], [1.0, 3.0], [1.9, 2.1]):.4f}"
+    '7.8399'
+    """
+    _, s, _, _ = _standardised(mean, std, targets)
+    half_width = float(ndtri((1 + _checked_levels([level], "level")[0]) / 2))
+    return 2 * half_width * _mean(s)
+
+
+def interval_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> np.ndarray:
+    """The share of targets inside the centred interval of each level.
+
+    P̂(q) = mean of 1[|y−μ| ≤ Φ⁻¹((1+q)/2)·σ]; calibrated forecasts give P̂(q) = q.
+
+    >>> interval_calibration([0.0, 0.0], [1.0, 1.0], [0.5, -1.5], levels=[0.3, 0.5, 0.9])
+    array([0. , 0.5, 1. ])
+
+    Kuleshov, Fenner and Ermon (2018).
+    """
+    z = _standardised(mean, std, targets)[3]
+    return _share_below(np.abs(z), ndtri((1 + _checked_levels(levels)) / 2))
+
+
+def quantile_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> np.ndarray:
+    """The share of targets below the forecast quantile of each level.
+
+    P̂(q) = mean of 1[y ≤ μ + Φ⁻¹(q)·σ]; calibrated forecasts give P̂(q) = q.
+
+    >>> quantile_calibration([0.0, 0.0], [1.0, 1.0], [0.5, -1.5], levels=[0.05, 0.5, 0.9])
+    array([0. , 0.5, 1. ])
+
+    Kuleshov, Fenner and Ermon (2018).
+    """
+    z = _standardised(mean, std, targets)[3]
+    return _share_below(z, ndtri(_checked_levels(levels)))
+
+
+def miscalibration_area(mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100) -> float:
+    """The area between the curve of observed shares and the diagonal.
+
+    ∫ |P̂(q) − q| dq with P̂ linear between `points` levels spread evenly over [0, 1], exact also where it crosses the
+    diagonal. P̂ is that of `interval_calibration`, or of `quantile_calibration` with `shares="quantiles"`.
+
+    >>> f"{miscalibration_area([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
+    '0.1526'
+
+    Tran et al. (2020); Chung, Char, Guo, Schneider and Neiswanger (2021).
+    """
+    levels, gap = _gaps(mean, std, targets, shares, points)
+    left, right = np.abs(gap[:-1]), np.abs(gap[1:])
+    total = left + right
+    # Two triangles where the sign changes, a trapezium elsewhere.
+    crossing = gap[:-1] * gap[1:] < 0
+    height = np.where(crossing, (left**2 + right**2) / np.where(crossing, total, 1.0), total) / 2
+    return float(np.diff(levels) @ height)
+
+
+def mean_calibration_error(
+    mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100
+) -> float:
+    """The mean of |P̂(q) − q| over `points` levels spread evenly over [0, 1].
+
+    >>> f"{mean_calibration_error([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
+    '0.1529'
+
+    Chung, Char, Guo, Schneider and Neiswanger (2021).
+    """
+    return _mean(np.abs(_gaps(mean, std, targets, shares, points)[1]))
+
+
+def rms_calibration_error(
+    mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100
+) -> float:
+    """The root of the mean of (P̂(q) − q)² over `points` levels spread evenly over [0, 1].
+
+    >>> f"{rms_calibration_error([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
+    '0.1877'
+
+    Chung, Char, Guo, Schneider and Neiswanger (2021).
+    """
+    return math.sqrt(_mean(_gaps(mean, std, targets, shares, points)[1] ** 2))
+
+
+def ence(mean: Any, std: Any, targets: Any, *, bins: int = 10) -> float:
+    """The expected normalised calibration error: how far σ is from the error it announces, relative to σ.
+
+    mean over bins of |RMV_b − RMSE_b| / RMV_b, where RMV_b = √mean σ² and RMSE_b = √mean (y−μ)², in bins of equal mass
+    of σ (equal σ stay together). Bins without any σ are left out with a warning.
+
+    >>> f"{ence([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 2.0, 2.0], [1.0, -1.0, 3.0, 1.0], bins=2):.4f}"
+    '0.0590'
+
+    Levi, Gispan, Giladi and Fetaya (2022).
+    """
+    m, s, y, _ = _standardised(mean, std, targets)
+    index = _equal_mass_index(s, bins)
+    if len(s) == 0:
+        return math.nan
+    count = np.bincount(index)
+    announced, seen = (np.sqrt(np.bincount(index, weights=w) / count) for w in (s**2, (y - m) ** 2))
+    doubtful = np.bincount(index, weights=s > STD_FLOOR) > 0
+    if not doubtful.all():
+        warnings.warn(f"{int((~doubtful).sum())} of {len(count)} bins have no std and were left out", stacklevel=2)
+    return _mean(np.abs(announced - seen)[doubtful] / announced[doubtful])
+
+
+def variance_error(
+    mean: Any, std: Any, targets: Any, *, bins: int = BINS, binning: Literal["width", "mass"] = "width"
+) -> float:
+    """How far the variance is from the squared error it announces, known as UCE (uncertainty calibration error).
+
+    Σ_b (n_b/n)·|mean_b (y−μ)² − mean_b σ²| in bins of equal width between the least and the greatest σ², or of equal
+    mass with `binning="mass"`.
+
+    >>> f"{variance_error([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 2.0, 2.0], [1.0, -1.0, 3.0, 1.0], bins=2):.4f}"
+    '0.5000'
+
+    Laves, Ihler, Fast, Kahrs and Ortmaier (2020).
+    """
+    m, s, y, _ = _standardised(mean, std, targets)
+    if binning == "width":
+        index = _equal_width_index(s**2, bins)
+    elif binning == "mass":
+        index = _equal_mass_index(s, bins)
+    else:
+        raise ValueError(f'binning must be "width" or "mass", got {binning!r}')
+    gap = np.bincount(index, weights=(y - m) ** 2 - s**2)
+    return float(np.abs(gap).sum() / len(s)) if len(s) else math.nan
+
+
+def _standardised(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """μ, σ, y and z = (y−μ)/σ."""
+    m = as_vector(mean, "mean").numpy()
+    s = _checked_std(as_vector(std, "std", length=len(m)).numpy())
+    y = as_vector(targets, "targets", length=len(m)).numpy()
+    return m, s, y, (y - m) / s
+
+
+def _checked_std(s: np.ndarray) -> np.ndarray:
+    if len(s) and s.min() < 0:
+        raise ValueError(f"std must not be negative, got {s.min():g} at [{int(s.argmin())}]")
+    floored: np.ndarray = np.maximum(s, STD_FLOOR)
+    return floored
+
+
+def _checked_levels(levels: Any, name: str = "levels") -> np.ndarray:
+    q: np.ndarray = as_vector(levels, name).numpy()
+    if len(q) and (q.min() < 0 or q.max() > 1):
+        raise ValueError(f"{name} must lie in [0, 1], got {q.min():g}..{q.max():g}")
+    return q
+
+
+def _share_below(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    below = np.searchsorted(np.sort(values), bounds, side="right")
+    return below / len(values) if len(values) else np.full(len(bounds), np.nan)
+
+
+def _gaps(mean: Any, std: Any, targets: Any, shares: Shares, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Even levels q and P̂(q) − q at each."""
+    if int(points) != points or points < 2:
+        raise ValueError(f"points must be a whole number of at least 2, got {points!r}")
+    levels = np.linspace(0.0, 1.0, int(points))
+    if shares == "intervals":
+        return levels, interval_calibration(mean, std, targets, levels=levels) - levels
+    if shares == "quantiles":
+        return levels, quantile_calibration(mean, std, targets, levels=levels) - levels
+    raise ValueError(f'shares must be "intervals" or "quantiles", got {shares!r}')
+
+
+def _equal_mass_index(s: np.ndarray, bins: int) -> np.ndarray:
+    part = s / s.max(initial=STD_FLOOR)  # in [0, 1], where bins know what rounding is
+    return locate(part, equal_mass(part, bins))
+
+
+def _equal_width_index(variance: np.ndarray, bins: int) -> np.ndarray:
+    edges = equal_width(bins)
+    eps, least, greatest = np.finfo(np.float64).eps, variance.min(initial=np.inf), variance.max(initial=0.0)
+    if greatest - least <= 4 * eps * greatest:  # constant but for rounding, which must not fill bins of its own
+        return np.zeros(len(variance), dtype=np.int64)
+    return locate((variance - least) / (greatest - least), edges, rounding=eps)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+_ALIKE: tuple[Callable[..., float], ...] = (
+    *(gaussian_nll, crps, rmse, sharpness, coverage, interval_width),
+    *(miscalibration_area, mean_calibration_error, rms_calibration_error, ence, variance_error),
+)
+
+REGRESSION: Mapping[str, Callable[..., float]] = {
+    **{function.__name__: function for function in _ALIKE},
+    "variation": lambda mean, std, targets: variation(_standardised(mean, std, targets)[1]),
+}
+"""Name → function of (mean, std, targets) that gives one number."""

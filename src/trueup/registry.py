@@ -1,0 +1,52 @@
+"""Names of metrics (and later methods and losses), resolved on first use, so that listing them imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+
+class Lazy(Mapping[str, Any]):
+    """A read-only mapping from names to objects that are imported when they are first asked for."""
+
+    def __init__(self, kind: str, where: Mapping[str, str]) -> None:
+        self._kind = kind
+        self._where = dict(where)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            module, attribute = self._where[name].split(":")
+        except KeyError:
+            raise KeyError(f"no {self._kind} is called {name!r}; there are: {', '.join(self)}") from None
+        return getattr(import_module(module), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} {self._kind}s: {', '.join(self)}>"
+
+
+def _in(module: str, *names: str) -> dict[str, str]:
+    return {name: f"trueup.metrics.{module}:{name}" for name in names}
+
+
+METRICS = Lazy(
+    "metric",
+    {
+        **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
+        **_in("binned", "ece", "mce", "rmsce", "ace", "overconfidence", "underconfidence", "aece", "sce", "thresholded_sce"),
+        **_in("binned", "uce", "piece"),
+        **_in("debiased", "debiased_l1", "debiased_l2", "ece_sweep"),
+        **_in("smooth", "ks", "ks_within", "ks_classwise", "smooth_ece", "kde_ece"),
+        **_in("kernel", "skce", "skce_biased", "skce_linear", "mmce"),
+        **_in("ranking", "auroc", "aupr", "fpr95", "aurc", "eaurc"),
+    },
+)
