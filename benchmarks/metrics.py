@@ -15,6 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -44,11 +45,12 @@ class Sizes(NamedTuple):
     stream: tuple[int, int] = (10_000_000, 10)
     chunk: int = 100_000
     rounds: int = 5
+    seconds: float = 4.0
     judged: bool = True
 
 
 WHOLE = Sizes()
-SMALL = Sizes((400, 50), (300, 20), (300, 10), 20, (20_000, 10), 5_000, 1, judged=False)
+SMALL = Sizes((400, 50), (300, 20), (300, 10), 20, (20_000, 10), 5_000, rounds=1, seconds=0.0, judged=False)
 
 
 def main() -> None:
@@ -100,26 +102,36 @@ class Timing(NamedTuple):
         return f"{1e3 * self.best:,.1f} ms +{100 * (self.middle / self.best - 1):.0f}%"
 
 
-def race(runs: dict[str, Run], rounds: int) -> dict[str, Timing]:
+def race(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, Timing]:
     """Time the runs turn by turn, so that a slow spell of the machine falls on all of them.
 
-    Short runs get more rounds, up to a second of them. What took over a second and over three times the best peer in
-    the first round does not run again.
+    Short runs get more rounds, until the seconds have passed. After three rounds only the peers within three times the
+    best of them go on.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    took: dict[str, list[float]] = {name: [] for name in runs}
     still = dict(runs)
     begin = perf_counter()
-    for turn in range(20 * rounds):
-        if turn >= rounds and perf_counter() - begin > 1:
+    for turn in range(100 * rounds):
+        if turn >= rounds and perf_counter() - begin > seconds:
             break
         for name, run in still.items():
-            start = perf_counter()
-            run()
-            seconds[name].append(perf_counter() - start)
-        if turn == 0:
-            long = max(1.0, 3 * min((s[0] for name, s in seconds.items() if name != OURS), default=0.0))
-            still = {name: run for name, run in runs.items() if name == OURS or seconds[name][0] <= long}
-    return {name: Timing(min(s), median(s)) for name, s in seconds.items()}
+            took[name].append(stopwatch(run))
+        if turn == 2:
+            still = contenders(runs, {name: min(s) for name, s in took.items()})
+    return {name: Timing(min(s), median(s)) for name, s in took.items()}
+
+
+def stopwatch(run: Run) -> float:
+    """Give the seconds that a run takes."""
+    start = perf_counter()
+    run()
+    return perf_counter() - start
+
+
+def contenders(runs: dict[str, Run], seconds: dict[str, float]) -> dict[str, Run]:
+    """Keep ours and the peers that took at most three times as long as the best of them."""
+    best = min((s for name, s in seconds.items() if name != OURS), default=0.0)
+    return {name: run for name, run in runs.items() if name == OURS or seconds[name] <= 3 * best}
 
 
 OURS = "ours"
@@ -130,23 +142,41 @@ def fastest(timings: dict[str, Timing]) -> str | None:
     return min((name for name in timings if name != OURS), key=lambda name: timings[name].best, default=None)
 
 
-def against(metric: str, ours: Callable[[Tensor, Tensor], object], data: Pair, rounds: int) -> dict[str, Timing]:
-    """Race our metric and every peer that offers it, each warmed up on a few rows."""
-    runs = {OURS: ours, **peers.offering(metric)}
-    few = pair(4 * data[0].shape[1], data[0].shape[1])
-    for run in runs.values():
-        run(*few)
-    return race({name: lambda run=run: run(*data) for name, run in runs.items()}, rounds)  # type: ignore[misc]
+def against(
+    metric: str, ours: Callable[[Tensor, Tensor], object], data: Pair, rounds: int, seconds: float
+) -> dict[str, Timing]:
+    """Race our metric and the peers that offer it, each warmed up on a tenth of the rows.
+
+    A peer that takes seconds for that tenth, and over three times as long as the best, does not run on the whole.
+    """
+    functions = {OURS: ours, **peers.offering(metric)}
+    tenth = (data[0][: len(data[0]) // 10], data[1][: len(data[1]) // 10])
+    for function in functions.values():
+        function(*tenth)
+
+    def bound(on: Pair) -> dict[str, Run]:
+        return {name: partial(function, *on) for name, function in functions.items()}
+
+    if tenth[0].numel() > 1_000_000:
+        heats = {name: stopwatch(run) for name, run in bound(tenth).items()}
+        kept = contenders(bound(data), {name: max(s, 1.0) for name, s in heats.items()})
+        return race(kept, rounds, seconds)
+    return race(bound(data), rounds, seconds)
 
 
 def judge_table(sizes: Sizes, data: Pair) -> None:
     """Judge the whole table against one log-softmax over the same logits, in time and in memory."""
     whole_table(*data)
-    runs: dict[str, Run] = {OURS: lambda: whole_table(*data), "log_softmax": lambda: torch.log_softmax(data[0], 1)}
-    timings = race(runs, 3 * sizes.rounds)
-    ours, softmax = timings[OURS], timings["log_softmax"]
+    runs: dict[str, Run] = {
+        OURS: lambda: whole_table(*data),
+        "torch.log_softmax": lambda: torch.log_softmax(data[0], 1),
+        "trueup.evaluate": lambda: trueup.evaluate(*data),
+    }
+    timings = race(runs, 3 * sizes.rounds, sizes.seconds)
+    ours, softmax, evaluated = timings.values()
     what = f"whole table, {shape(data)}"
     at_most(sizes, what, str(ours), "torch.log_softmax", str(softmax), ours.best / softmax.best, 3.5)
+    print_row("  with intervals and tests", str(evaluated), "", "", f"{evaluated.best / softmax.best:.2f}", "", "")
     memory_at_most(sizes, f"whole table, {shape(data)}: memory", "table", 64)
 
 
@@ -154,7 +184,7 @@ def judge_against_peers_together(sizes: Sizes, data: Pair) -> None:
     """Judge the whole table against ECE, AECE and SCE together, each from its fastest peer, then the slow SCE alone."""
     what = f"whole table, {shape(data)}"
     rounds = min(3, sizes.rounds)
-    timings = {metric: against(metric, whole_table, data, rounds) for metric in ("ece", "aece", "sce")}
+    timings = {metric: against(metric, whole_table, data, rounds, 0.0) for metric in ("ece", "aece", "sce")}
     ours = min((t[OURS] for t in timings.values()), key=lambda t: t.best)
     best = {metric: fastest(t) for metric, t in timings.items()}
     if None in best.values():
@@ -165,16 +195,17 @@ def judge_against_peers_together(sizes: Sizes, data: Pair) -> None:
         at_least(sizes, what, ours, "ece + aece + sce", total, 12)
         for name, timing in theirs.items():
             print_row("", "", name, str(timing), "", "", "")
-    slow = timings["sce"].get("uncertainty-calibration")
+    slow = peers.offering("sce").get("uncertainty-calibration")
     if slow is None:
         print_row(what, str(ours), "sce uncertainty-calibration", "no peer", "", "≥ 100", "absent")
     else:
-        at_least(sizes, what, ours, "sce uncertainty-calibration", slow, 100)
+        once = stopwatch(partial(slow, *data))
+        at_least(sizes, what, ours, "sce uncertainty-calibration", Timing(once, once), 100)
 
 
 def judge_ece(sizes: Sizes, data: Pair) -> None:
     """Judge ECE alone against the best peer; the others follow unjudged."""
-    timings = against("ece", metrics.ece, data, 3 * sizes.rounds)
+    timings = against("ece", metrics.ece, data, sizes.rounds, sizes.seconds)
     ours, what = timings.pop(OURS), f"ece, {shape(data)}"
     if not timings:
         print_row(what, str(ours), "", "no peer", "", "≥ 2", "absent")
@@ -189,7 +220,7 @@ def judge_resampling(sizes: Sizes, data: Pair) -> None:
         "ece consistency": lambda: significance.consistency(*data, resamples=sizes.replicates),
     }
     for name, run in runs.items():
-        ours = race({OURS: run}, min(3, sizes.rounds))[OURS]
+        ours = race({OURS: run}, min(3, sizes.rounds), 0.0)[OURS]
         what = f"{name}, {sizes.replicates} replicates, {shape(data)}"
         at_most(sizes, what, str(ours), "limit", "1,000.0 ms", ours.best / 1.0, 1)
 
@@ -206,7 +237,7 @@ def judge_stream(sizes: Sizes) -> None:
 def show_others(sizes: Sizes, data: Pair) -> None:
     """Show, unjudged, what has no bar."""
     for metric in ("nll", "brier", "smooth_ece"):
-        timings = against(metric, getattr(metrics, metric), data, sizes.rounds)
+        timings = against(metric, getattr(metrics, metric), data, sizes.rounds, 0.0)
         ours, name = timings[OURS], fastest(timings)
         if name is not None:
             at_least(sizes, f"{metric}, {shape(data)}", ours, f"{metric} {name}", timings[name], None)

@@ -464,6 +464,16 @@ def complain(path, *, match=None, **options):
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+@pytest.mark.parametrize(("message", "reason"), [("two\n  lines", "two lines"), ("", "RuntimeError")])
+def test_any_failure_of_a_parser_is_told_in_one_line(tmp_path, monkeypatch, message, reason):
+    def fails(path):
+        raise RuntimeError(message)
+
+    monkeypatch.setitem(formats.FORMATS, ".npz", (fails, None))
+    (tmp_path / "a.npz").write_bytes(b"?")
+    complain(tmp_path / "a.npz", match=rf"a\.npz: not a readable \.npz file: {reason}$")
+
+
 def test_npy_with_bytes_left_over(tmp_path):
     save(tmp_path / "a.npy", pair(n=6, classes=3))
     with open(tmp_path / "a.npy", "ab") as file:

@@ -161,7 +161,12 @@ def flatten(
 
 def like(result: Tensor, original: Any) -> Any:
     """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
-    return result if isinstance(original, Tensor) else result.cpu().numpy()
+    if isinstance(original, Tensor):
+        return result
+    array = result.cpu().numpy()
+    if isinstance(original, np.ndarray) and not original.flags.writeable and np.may_share_memory(array, original):
+        array.flags.writeable = False  # a read-only memory map stays read-only
+    return array
 
 
 def computable(x: Tensor) -> Tensor:
@@ -182,7 +187,7 @@ def _tensor(x: Any, name: str) -> Tensor:
         if x.layout is not torch.strided or x.is_quantized:
             raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
         if x.is_complex():
-            raise ValueError(f"{name} must be real numbers, got {x.dtype}")
+            raise ValueError(f"{name} must be an array of real numbers, got {x.dtype}")
         return x.detach()
     literal = not hasattr(x, "__array__")
     try:

@@ -231,5 +231,6 @@ class Tally:
 
 def cells(classes: int, bins: int, rounding: float, group: np.ndarray | None = None) -> Cells:
     """What a tally counts class-wise; fewer groups where there are very many classes, to bound memory."""
-    groups = max(8, min(32, (1 << 21) // (classes * bins)))
-    return Cells(cuts(equal_width(bins), rounding=rounding), groups, group)
+    inner = cuts(equal_width(bins), rounding=rounding)
+    groups = max(8, min(32, (1 << 21) // (classes * (len(inner) + 1))))
+    return Cells(inner, groups, group)

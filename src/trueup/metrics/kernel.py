@@ -126,8 +126,8 @@ def skce_test(
 ) -> KernelTest:
     """Test whether the probability vectors are calibrated, by the squared kernel calibration error.
 
-    "quadratic", the default up to 4096 rows, holds T = Σ_{i<j} h_ij against `resamples` draws of T* = Σ_{i<j} w_i w_j h_ij
-    with random signs w = ±1: p = (1 + #{T* ≥ T})/(1 + resamples). "linear", the default above, takes the mean of h over
+    "quadratic", the default up to 4096 rows, holds T = Σ_{i<j} h_ij against what random signs w = ±1 make of it,
+    T* = Σ_{i<j} w_i w_j h_ij: p = (1 + #{T* ≥ T})/(1 + resamples). "linear", the default above, takes the mean of h of
     neighbouring rows as normal, which is fast and much less powerful. Both are one-sided; fewer than two rows give NaN.
 
     >>> logits = np.log([[0.05, 0.95]] * 40)

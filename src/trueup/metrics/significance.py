@@ -194,6 +194,8 @@ def differences(
             if adaptive not in joint:
                 joint[adaptive] = _jointly_noisy(first, second, adaptive, replicates, seed)
             low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
+            most = _most(first, second, name)
+            low, high = max(low, -most), min(high, most)
         found[name] = Interval(value, low, high, level)
     return found
 
@@ -280,6 +282,20 @@ def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def _most(first: Scored, second: Scored, metric: str) -> float:
+    """The most by which two methods' errors can differ: not at all where no row differs.
+
+    An expected error is a sum of absolute sums over bins: a row that stays in its bin changes it by no more than its own
+    change, a row that moves by no more than what it was and is.
+    """
+    adaptive = metric == "aece"
+    gaps = [one.rows.correct - one.rows.confidence for one in (first, second)]
+    moved = first.bin_of_row(adaptive=adaptive)[0] != second.bin_of_row(adaptive=adaptive)[0]
+    change = np.where(moved, np.abs(gaps[0]) + np.abs(gaps[1]), np.abs(gaps[1] - gaps[0]))
+    bounded = metric in ("ece", "aece", "overconfidence", "underconfidence")
+    return float(change.mean()) if bounded or not change.any() else 1.0
 
 
 def _jointly_noisy(first: Scored, second: Scored, adaptive: bool, replicates: int, seed: int) -> tuple[Noisy, Noisy]:

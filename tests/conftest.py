@@ -1,0 +1,19 @@
+"""Settings and data shared by the tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("trueup", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("trueup")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data sets, named by TRUEUP_DATA."""
+    folder = os.environ.get("TRUEUP_DATA")
+    if not folder:
+        pytest.skip("TRUEUP_DATA is not set: the real data sets are not at hand")
+    return Path(folder)
