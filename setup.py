@@ -1,4 +1,4 @@
-"""The compiled part; everything else is in pyproject.toml. Without a C compiler the package still works, only slower."""
+"""The compiled part; the rest is in pyproject.toml. Without a C compiler the package still works, only slower."""
 
 from setuptools import Extension, setup
 

@@ -203,6 +203,11 @@ def equal_width_index(c, bins, closed="right"):
     raise AssertionError(f"{c} lies in no bin")
 
 
+def is_tied(a, b):
+    """Equal up to four units of rounding."""
+    return abs(a - b) <= 4 * 2.220446049250313e-16 * max(abs(a), abs(b))
+
+
 def equal_mass_index(confidence, bins):
     """Chunks of the sorted confidences; a run of equal ones all goes where its first one goes."""
     n = len(confidence)
@@ -213,7 +218,7 @@ def equal_mass_index(confidence, bins):
         chunk_of_rank += [b] * len(chunk)
     index = np.zeros(n, dtype=int)
     for rank, i in enumerate(order):
-        same = rank > 0 and confidence[i] - confidence[order[rank - 1]] <= 1e-15
+        same = rank > 0 and is_tied(confidence[order[rank - 1]], confidence[i])
         index[i] = index[order[rank - 1]] if same else chunk_of_rank[rank]
     return index
 
@@ -283,7 +288,7 @@ def ece_sweep(confidence, hits, norm=1):
     n = len(confidence)
     order = sorted(range(n), key=lambda i: confidence[i])
     c = [confidence[i] for i in order]
-    a = [np.mean([hits[j] for j in order if abs(confidence[j] - confidence[i]) <= 1e-15]) for i in order]
+    a = [np.mean([hits[j] for j in order if is_tied(confidence[j], confidence[i])]) for i in order]
 
     def binned(b):
         groups = [[r for r in range(n) if r * b // n == j] for j in range(b)]

@@ -28,7 +28,11 @@ Y = np.array([0, 1, 3])
         ("logits must be an array of real numbers", Z.astype(complex), Y),
         ("logits must be an array of real numbers", np.array([["a", "b"]]), [0]),
         ("logits must be a rectangular array", [[1.0, 2.0], [1.0]], [0, 1]),
-        ("logits must be finite, got nan at [1, 2] and 1 such in all", np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 0.0), Y),
+        (
+            "logits must be finite, got nan at [1, 2] and 1 such in all",
+            np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 0.0),
+            Y,
+        ),
         ("come through from_probs", np.where(np.arange(12).reshape(3, 4) == 6, -np.inf, 0.0), Y),
         ("labels must have shape (3,), got (3, 1)", Z, Y[:, None]),
         ("labels must have 3 entries, one for each row of logits, got 2", Z, Y[:2]),
@@ -126,8 +130,14 @@ class TestFromProbs:
         from_probs(np.array([[0.5 + 9e-7, 0.5]]))
         with pytest.warns(UserWarning, match="1 exact zeros"):
             from_probs(np.array([[1.0 + 5e-7, -5e-7]]))
-        refused("probs must sum to 1 in each row, got 1.000002 in row 1", from_probs, np.array([[0.5, 0.5], [0.500002, 0.5]]))
-        refused("probs must lie in [0, 1], got -0.1..1.1; logits need no from_probs", from_probs, np.array([[1.1, -0.1]]))
+        refused(
+            "probs must sum to 1 in each row, got 1.000002 in row 1",
+            from_probs,
+            np.array([[0.5, 0.5], [0.500002, 0.5]]),
+        )
+        refused(
+            "probs must lie in [0, 1], got -0.1..1.1; logits need no from_probs", from_probs, np.array([[1.1, -0.1]])
+        )
         refused("probs must be finite, got nan", from_probs, np.array([[np.nan, 1.0]]))
         refused("probs must have shape (n, classes)", from_probs, np.array([0.5, 0.5]))
 
@@ -169,8 +179,16 @@ class TestFlatten:
         assert isinstance(y, torch.Tensor)
 
     def test_refusals(self):
-        refused('classes must be "first" (n, K, …) or "last" (n, …, K)', flatten, np.zeros((2, 3, 4)), np.zeros((2, 3), int))
-        refused("labels must have shape (2, 3) to match the logits, got (2, 4)", flatten, np.zeros((2, 3, 4)), np.zeros((2, 4), int), classes="last")
+        refused(
+            'classes must be "first" (n, K, …) or "last" (n, …, K)', flatten, np.zeros((2, 3, 4)), np.zeros((2, 3), int)
+        )
+        refused(
+            "labels must have shape (2, 3) to match the logits, got (2, 4)",
+            flatten,
+            np.zeros((2, 3, 4)),
+            np.zeros((2, 4), int),
+            classes="last",
+        )
         refused("labels must lie in 0..3, got -1..0", flatten, np.zeros((2, 4)), np.array([0, -1]))
 
 

@@ -3,14 +3,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from reference import binned_errors, equal_mass_index, equal_width_index, top_label, top_label_errors
 from reference import sce as slow_sce
 from strategies import pairs
-
 from trueup import from_probs
 from trueup.bins import ERRORS, Bins, chunks, equal_mass, equal_width, folded_mean, locate
 
-scores = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1 / 15, 0.2, 0.6, 14 / 15, 1.0])), min_size=1, max_size=60)
+scores = st.lists(
+    st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1 / 15, 0.2, 0.6, 14 / 15, 1.0])), min_size=1, max_size=60
+)
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3, 7, 10, 15, 49, 100])
@@ -44,7 +46,9 @@ def test_equal_mass_is_chunks_that_keep_equal_values_together(values, bins):
     index = locate(c, edges)
     slow = equal_mass_index(c, bins)
     # The same partition, whatever the bins are called.
-    assert len(set(zip(index.tolist(), slow.tolist(), strict=True))) == len(set(index.tolist())) == len(set(slow.tolist()))
+    assert (
+        len(set(zip(index.tolist(), slow.tolist(), strict=True))) == len(set(index.tolist())) == len(set(slow.tolist()))
+    )
     assert len(edges) - 1 <= bins
     assert (np.diff(edges) > 0).all()
 
@@ -120,7 +124,7 @@ def test_scores_given_directly(values, random):
 
 
 def test_a_case_by_hand():
-    # Confidences .95 .92 .55 .65 .3 with hits 1 0 1 1 0, in 5 bins: (.2,.4] .3; (.4,.6] .55; (.6,.8] .65; (.8,1] .95 .92
+    # In 5 bins: (.2, .4] holds .3, (.4, .6] .55, (.6, .8] .65, and (.8, 1] both .95 and .92.
     tally = Bins.of_scores([0.95, 0.92, 0.55, 0.65, 0.3], [1, 0, 1, 1, 0], bins=5)
     assert tally.count.tolist() == [0, 1, 1, 1, 2]
     assert tally.gap[1:] == pytest.approx([-0.3, 0.45, 0.35, -0.435])

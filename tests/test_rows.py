@@ -3,9 +3,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from reference import softmax
 from strategies import pairs
-
 from trueup import rows as room
 from trueup.bins import equal_width
 from trueup.rows import Cells, confidences, hashed_groups, log_normaliser, rows, rows_and_classes
@@ -95,7 +95,7 @@ def test_class_tallies_equal_the_slow_loop(native, pair, groups, bins):
             confidence[k, b] += p[i, k]
             hits[k, b] += labels[i] == k
             gap[found.group[i], k, b] += (labels[i] == k) - p[i, k]
-    assert np.array_equal(tally.count, count)
+    assert np.array_equal(tally.counts, count)
     assert np.array_equal(tally.hits, hits)
     assert np.allclose(tally.confidence, confidence, atol=1e-12)
     assert np.allclose(tally.gap, gap, atol=1e-12)
@@ -162,7 +162,9 @@ def test_log_normaliser():
 @pytest.mark.parametrize("native", PASSES)
 def test_no_rows(use, native):
     use(native)
-    scored, tally = rows_and_classes(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), Cells(equal_width(4)[1:-1], 2))
+    scored, tally = rows_and_classes(
+        torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), Cells(equal_width(4)[1:-1], 2)
+    )
     assert len(scored.nll) == 0
-    assert tally.count.shape == (3, 4)
-    assert not tally.count.any()
+    assert tally.counts.shape == (3, 4)
+    assert not tally.counts.any()

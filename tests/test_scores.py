@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from strategies import calibrated
 
+from strategies import calibrated
 from trueup import METRICS, Predictions, compare, evaluate
 from trueup.scores import DEFAULT
 
@@ -14,7 +14,9 @@ LOGITS, LABELS = PAIR
 
 
 def test_values_are_those_of_the_metrics():
-    scores = evaluate(*PAIR, metrics=[name for name in DEFAULT if name != "confidence"] + ["smooth_ece", "top_label_brier"])
+    scores = evaluate(
+        *PAIR, metrics=[name for name in DEFAULT if name != "confidence"] + ["smooth_ece", "top_label_brier"]
+    )
     for metric in scores.metrics:
         assert scores[metric].value == pytest.approx(METRICS[metric](*PAIR), abs=1e-12), metric
     assert math.isnan(scores["smooth_ece"].low)
@@ -93,7 +95,7 @@ def test_no_rows():
 @pytest.mark.parametrize(
     ("message", "call"),
     [
-        ("compare needs at least one method", lambda: compare()),
+        ("compare needs at least one method", compare),
         ("raw must be a pair (logits, labels), got int", lambda: compare(raw=3)),
         ("raw: labels must lie in 0..3, got 0..7", lambda: compare(raw=(LOGITS, np.where(LABELS == 3, 7, LABELS)))),
         ("b must have the 2000 rows that a has, got 10", lambda: compare(a=PAIR, b=(LOGITS[:10], LABELS[:10]))),

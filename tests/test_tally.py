@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import calibrated, pairs
 
+from strategies import calibrated, pairs
 from trueup import Tally, metrics
 from trueup.tally import TABLE, Grid, Mean
 

@@ -62,7 +62,9 @@ def as_logits(logits: Any, name: str = "logits") -> Tensor:
         }.get(z.ndim, "")
         raise ValueError(f"{name} must have shape (n, classes), got {_shape(z)}{hint}")
     if z.shape[1] < 2:
-        raise ValueError(f"{name} must have at least 2 classes, got shape {_shape(z)}; a binary score goes through from_binary")
+        raise ValueError(
+            f"{name} must have at least 2 classes, got shape {_shape(z)}; a binary score goes through from_binary"
+        )
     return _check_finite(z, name)
 
 
@@ -148,7 +150,9 @@ def flatten(
     if z.ndim < 2:
         raise ValueError(f"logits must have at least 2 dimensions, got {_shape(z)}")
     if classes not in ("first", "last") and not (classes is None and z.ndim == 2):
-        raise ValueError(f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}')
+        raise ValueError(
+            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}'
+        )
     if classes == "first":
         z = z.movedim(1, -1)
     if tuple(z.shape[:-1]) != tuple(y.shape):
@@ -225,7 +229,9 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
         if bad.any():
             at = tuple(int(i) for i in bad.nonzero()[0])
             hint = "; log-probabilities of exact zeros come through from_probs" if x[at] == -torch.inf else ""
-            raise ValueError(f"{name} must be finite, got {x[at].item()} at {list(at)} and {int(bad.sum())} such in all{hint}")
+            raise ValueError(
+                f"{name} must be finite, got {x[at].item()} at {list(at)} and {int(bad.sum())} such in all{hint}"
+            )
     return x
 
 
@@ -236,9 +242,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
         raise ValueError(f"labels must have shape ({n},), got {_shape(y)}{hint}")
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
-    if y.is_floating_point():
-        if not (n == 0 and y.numel() == 0):
-            raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
+    if y.is_floating_point() and n:  # an empty list has no type to speak of
+        raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     y = y.to(torch.int64)
     if n:
         low, high = int(y.min()), int(y.max())

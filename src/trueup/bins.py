@@ -6,6 +6,7 @@ mass means chunks of sorted confidences whose sizes differ by at most one, excep
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -66,13 +67,13 @@ def chunks(n: int, bins: int) -> list[tuple[int, int]]:
     bins = min(bins, n)
     size, longer = divmod(n, bins) if bins else (0, 0)
     bounds = [i * size + min(i, longer) for i in range(bins + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))
 
 
 def tie_ends(ordered: np.ndarray) -> np.ndarray:
     """Mark the last of each run of equal values in an ascending array (equal up to rounding)."""
     last = np.ones(len(ordered), dtype=bool)
-    last[:-1] = np.diff(ordered) > _SLACK * np.finfo(np.float64).eps
+    last[:-1] = np.diff(ordered) > _SLACK * np.finfo(np.float64).eps * np.abs(ordered[1:])
     return last
 
 
@@ -132,7 +133,7 @@ class Bins:
         if classwise:
             inner = cuts(edges, closed=closed, rounding=rounding(z))
             tally = rows_and_classes(z, y, Cells(inner))[1]
-            return cls(edges, tally.count, tally.confidence, tally.hits, closed)
+            return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
         return cls.tallied(*confidences_and_hits(z, y), edges, closed, rounding(z))
 
     @classmethod
@@ -148,7 +149,12 @@ class Bins:
 
     @classmethod
     def tallied(
-        cls, confidence: np.ndarray, hits: np.ndarray, edges: np.ndarray, closed: Closed = "right", rounding: float = 0.0
+        cls,
+        confidence: np.ndarray,
+        hits: np.ndarray,
+        edges: np.ndarray,
+        closed: Closed = "right",
+        rounding: float = 0.0,
     ) -> Bins:
         """Tally trusted arrays."""
         return cls.indexed(locate(confidence, edges, closed=closed, rounding=rounding), confidence, hits, edges, closed)
@@ -159,18 +165,23 @@ class Bins:
     ) -> Bins:
         """Tally trusted arrays whose bins are known."""
         size = len(edges) - 1
-        sums = (np.bincount(index, weights=w, minlength=size).astype(np.float64) for w in (None, confidence, hits))
-        return cls(edges, *sums, closed)
+        count = np.bincount(index, minlength=size).astype(np.float64)
+        confidence, hits = (np.bincount(index, weights=w, minlength=size) for w in (confidence, hits))
+        return cls(edges, count, confidence, hits, closed)
 
     def __add__(self, other: Bins) -> Bins:
         if not isinstance(other, Bins):
             return NotImplemented
-        if self.closed != other.closed or not np.array_equal(self.edges, other.edges) or self.count.shape != other.count.shape:
+        if (
+            self.closed != other.closed
+            or not np.array_equal(self.edges, other.edges)
+            or self.count.shape != other.count.shape
+        ):
             raise ValueError(
                 f"tallies must have the same bins to be added, got {self.count.shape} {self.closed}-closed "
                 f"and {other.count.shape} {other.closed}-closed, or edges that differ"
             )
-        sums = (getattr(self, name) + getattr(other, name) for name in ("count", "confidence", "hits"))
+        sums = self.count + other.count, self.confidence + other.confidence, self.hits + other.hits
         return Bins(self.edges, *sums, self.closed)
 
     @property

@@ -1,4 +1,4 @@
-"""Names of metrics (and later methods and losses), resolved on first use, so that listing them imports nothing heavy."""
+"""Names of metrics, resolved on first use, so that listing them imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,18 @@ METRICS = Lazy(
     "metric",
     {
         **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
-        **_in("binned", "ece", "mce", "rmsce", "ace", "overconfidence", "underconfidence", "aece", "sce", "thresholded_sce"),
+        **_in(
+            "binned",
+            "ece",
+            "mce",
+            "rmsce",
+            "ace",
+            "overconfidence",
+            "underconfidence",
+            "aece",
+            "sce",
+            "thresholded_sce",
+        ),
         **_in("binned", "uce", "piece"),
         **_in("debiased", "debiased_l1", "debiased_l2", "ece_sweep"),
         **_in("smooth", "ks", "ks_within", "ks_classwise", "smooth_ece", "kde_ece"),

@@ -6,10 +6,12 @@ nothing was compiled. Results are float64 NumPy arrays: n numbers each, small be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from trueup.arrays import computable
 
+_native: Any
 try:
-    from trueup import _native  # type: ignore[attr-defined]
+    _native = import_module("trueup._native")
 except ImportError:  # no C compiler at installation
     _native = None
 
@@ -46,8 +49,8 @@ class Rows(NamedTuple):
     @classmethod
     def empty(cls, n: int) -> Rows:
         """Room for n rows."""
-        floats = (np.empty(n) for _ in range(5))
-        return cls(np.empty(n), np.empty(n, np.int64), *floats, np.zeros(n, np.int64))
+        whole = np.empty(n, np.int64), np.zeros(n, np.int64)
+        return cls(np.empty(n), whole[0], np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), whole[1])
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Cells:
 class ClassTally(NamedTuple):
     """Sums over the rows for each class and bin of its probability, arrays (classes, bins)."""
 
-    count: np.ndarray
+    counts: np.ndarray
     confidence: np.ndarray
     hits: np.ndarray
     gap: np.ndarray
@@ -72,7 +75,7 @@ class ClassTally(NamedTuple):
 class _Sums(NamedTuple):
     """Class-wise sums as the passes add them up: bins before classes, so that bin 0 is one run of memory."""
 
-    count: np.ndarray
+    counts: np.ndarray
     hits: np.ndarray
     gap: np.ndarray
 
@@ -154,7 +157,7 @@ def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, sco
             chunk.dtype == torch.float64,
             stop - start,
             classes,
-            mine.count.shape[0],
+            mine.counts.shape[0],
             mine.gap.shape[0],
             cells is not None and cells.group is None,
             0 if y is None else y.data_ptr() + 8 * at,
@@ -177,7 +180,7 @@ def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, sco
             continue
         bounds = [len(chunk) * i // workers for i in range(workers + 1)]
         with ThreadPoolExecutor(workers) as pool:
-            jobs = [pool.submit(part, chunk, first, a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+            jobs = [pool.submit(part, chunk, first, a, b) for a, b in itertools.pairwise(bounds)]
             for job in jobs:
                 sums.add(job.result())
 
@@ -227,14 +230,14 @@ def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.nda
     members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
     gap[:, 0] -= _double(members @ probs)
     if len(cuts):
-        # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds the
-        # cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
+        # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
+        # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
         row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
         p = _double(probs[row, k])
         b = np.searchsorted(cuts, p, side="left")
         np.add.at(count, (b, k), 1.0)
         np.add.at(gap, (group[row], b, k), -p)
-        np.add.at(gap, (group[row], 0, k), p)
+        np.add.at(gap[:, 0], (group[row], k), p)
     label_bin = np.searchsorted(cuts, _double(probs[torch.arange(len(y)), y]), side="left")
     np.add.at(hits, (label_bin, y), 1.0)
     np.add.at(gap, (group, label_bin, y), 1.0)

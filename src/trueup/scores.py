@@ -69,7 +69,9 @@ class Scores:
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
         if isinstance(key, str) and len(self.methods) > 1:
-            raise KeyError(f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}")
+            raise KeyError(
+                f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
+            )
         return self.values[method][metric]
 
     @property
@@ -90,7 +92,8 @@ class Scores:
             return "There are no rows to judge."
         says = ""
         if "confidence" in values and "accuracy" in values:
-            says = f"It says {values['confidence'].value:.1%} on average and is right {values['accuracy'].value:.1%} of the time. "
+            said, right = (_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
         if test.p_value > 0.05:
@@ -130,7 +133,9 @@ class Scores:
         for name in self.methods:
             for metric, found in self.values[name].items():
                 change = self.changes.get(name, {}).get(metric, nothing)
-                records.append([name, metric, found.value, found.low, found.high, change.value, change.low, change.high])
+                records.append(
+                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
+                )
         columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
         return pd.DataFrame(records, columns=columns)
 
@@ -148,7 +153,7 @@ class Scores:
         return f"{self.rows:,} rows, {self.classes} classes, {self.bins} bins"
 
     def _table(self) -> list[_Row]:
-        percent = f"{self.level:.0%}".replace("%", " %")
+        percent = _percent(self.level)
         if len(self.methods) == 1:
             found = self.values[self.methods[0]]
             return [["metric", "value", f"{percent} interval"]] + [
@@ -164,7 +169,9 @@ class Scores:
             return rows
         rows = [["method", *self.metrics]]
         for name in self.methods:
-            marks = {metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()}
+            marks = {
+                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
+            }
             rows.append([name, *(_number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
         return rows
 
@@ -173,13 +180,13 @@ class Scores:
             notes = [self.verdict()]
             if any(i.value > i.high for i in self.values[self.methods[0]].values()):
                 notes.append(
-                    "Noise makes binned errors larger than they are; their intervals are of the true error and may lie below "
-                    "the value."
+                    "Noise makes binned errors larger than they are; their intervals are of the true error and may lie "
+                    "below the value."
                 )
             return notes
         notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
         if len(self.methods) > 2:
-            notes.insert(0, f"* differs from {self.methods[0]}: the paired interval ({self.level:.0%}) excludes 0.")
+            notes.insert(0, f"* differs from {self.methods[0]}: the paired {_percent(self.level)} interval excludes 0.")
         return notes
 
 
@@ -203,9 +210,16 @@ def evaluate(
     >>> evaluate(3 * z, y, metrics=("accuracy", "confidence", "ece"))
     5,000 rows, 3 classes, 15 bins
     <BLANKLINE>
-    metric
+    metric       value     95 % interval
+    accuracy    0.5944  [0.5807, 0.6079]
+    confidence  0.8207  [0.8161, 0.8253]
+    ece         0.2263  [0.2130, 0.2396]
+    <BLANKLINE>
+    It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
-    return compare({"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, replicates=replicates, seed=seed)
+    return compare(
+        {"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, replicates=replicates, seed=seed
+    )
 
 
 def compare(
@@ -237,7 +251,6 @@ def compare(
         if metric not in TABLE and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
     tabled = [metric for metric in wanted if metric in TABLE]
-    settings = {"level": level, "replicates": replicates, "seed": seed}
     first: Scored | None = None
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
@@ -249,7 +262,9 @@ def compare(
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y.cpu().numpy())
         scored = Scored.of(z, y, bins=bins, group=None if first is None else first.rows.group)
-        found = intervals(scored.tally, {metric: scored.value(metric) for metric in tabled}, **settings)
+        found = intervals(
+            scored.tally, {m: scored.value(m) for m in tabled}, level=level, replicates=replicates, seed=seed
+        )
         for metric in wanted:
             if metric not in TABLE:
                 found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
@@ -258,7 +273,7 @@ def compare(
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
-        change = differences(first, scored, tabled, **settings)
+        change = differences(first, scored, tabled, level=level, replicates=replicates, seed=seed)
         for metric in wanted:
             if metric not in TABLE:
                 by = values[name][metric].value - values[first_name][metric].value
@@ -295,6 +310,10 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 
 
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
 def _number(x: float, *, sign: bool = False) -> str:
     if math.isnan(x):
         return "–"
@@ -312,7 +331,8 @@ def _as_text(rows: list[_Row]) -> str:
     lines = []
     for row in rows:
         first, *others = (
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         lines.append("  ".join([first, *others]).rstrip())
     return "\n".join(lines)

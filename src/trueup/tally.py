@@ -117,8 +117,9 @@ class Grid:
         size = int(index.max()) + 1 if len(index) else 1
         last = np.flatnonzero(np.diff(index, append=index[-1] + 1))
         edges = np.concatenate([[0.0], self.edges[last + 1]])
-        sums = (np.bincount(index, weights=w, minlength=size) for w in (self.rows, self.confidence.sum(axis=0), self.count[1]))
-        return Bins(edges, *sums)
+        sums = self.rows, self.confidence.sum(axis=0), self.count[1]
+        count, confidence, hits = (np.bincount(index, weights=w, minlength=size).astype(np.float64) for w in sums)
+        return Bins(edges, count, confidence, hits)
 
     def aece(self) -> float:
         """Adaptive ECE from the grid; `aece_error` bounds how far it is from the exact one."""
@@ -193,7 +194,7 @@ class Tally:
             calibration_gap=Mean.of((a - c) * slope),
             calibration_variance=Mean.of(slope**2 * c * (1 - c)),
             grid=Grid.of(c, a, bins=bins, rounding=rounding),
-            classes=Bins(equal_width(bins), classes.count, classes.confidence, classes.hits),
+            classes=Bins(equal_width(bins), classes.counts, classes.confidence, classes.hits),
             gap=classes.gap,
             rows_of_group=np.bincount(rows.group, minlength=len(classes.gap)).astype(np.float64),
         )
@@ -202,9 +203,8 @@ class Tally:
         if not isinstance(other, Tally):
             return NotImplemented
         if self.gap.shape != other.gap.shape:
-            raise ValueError(
-                f"tallies must have the same classes and bins to be added, got {self.gap.shape[1:]} and {other.gap.shape[1:]}"
-            )
+            shapes = f"{self.gap.shape[1:]} and {other.gap.shape[1:]}"
+            raise ValueError(f"tallies must have the same classes and bins to be added, got {shapes}")
         return Tally(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     @property

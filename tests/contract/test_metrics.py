@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from strategies import calibrated
 
+from strategies import calibrated
 from trueup import METRICS
 
 LOGITS, LABELS = calibrated(300, 4, temperature=1.7, scale=1.5)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import softmax, top_label
-from strategies import pairs
 from sklearn.metrics import brier_score_loss, log_loss, top_k_accuracy_score
 
+from reference import softmax, top_label
+from strategies import pairs
 from trueup import from_binary, metrics
 
 
@@ -15,7 +15,9 @@ def test_scikit_learn_agrees_on_likelihood(pair):
     probs = softmax(logits)
     if probs[np.arange(len(labels)), labels].min() < 1e-15:
         return  # scikit-learn clips what we do not
-    assert metrics.nll(*pair) == pytest.approx(log_loss(labels, probs, labels=range(probs.shape[1])), rel=1e-9, abs=1e-12)
+    assert metrics.nll(*pair) == pytest.approx(
+        log_loss(labels, probs, labels=range(probs.shape[1])), rel=1e-9, abs=1e-12
+    )
 
 
 @given(pairs(max_classes=2))

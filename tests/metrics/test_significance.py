@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+
 from reference import equal_mass_index, top_label
 from strategies import calibrated
-
 from trueup import Tally, metrics
 from trueup.bins import Bins, equal_width
 from trueup.metrics.resampling import Classwise, Noisy, solve
@@ -56,7 +56,9 @@ def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
     noisy = Noisy.of_grid(grid, adaptive, 4000, 0)
     index = equal_mass_index(c, 15) if adaptive else np.ceil(c * 15).astype(int) - 1
     rng = np.random.default_rng(1)
-    sums = np.stack([np.bincount(index[i], weights=(a - c)[i], minlength=15) for i in rng.integers(0, 1500, size=(2000, 1500))])
+    sums = np.stack(
+        [np.bincount(index[i], weights=(a - c)[i], minlength=15) for i in rng.integers(0, 1500, size=(2000, 1500))]
+    )
     full = sums.std(axis=0) > 0.5
     assert noisy.noise.std(axis=0)[full] == pytest.approx(sums.std(axis=0)[full], rel=0.12)
     assert np.abs(noisy.noise.mean(axis=0)).max() < 0.5

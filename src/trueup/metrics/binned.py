@@ -37,7 +37,9 @@ def mce(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right",
     return _top(logits, labels, bins, closed, compat).mce()
 
 
-def rmsce(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+def rmsce(
+    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None
+) -> float:
     """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
 
     >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
@@ -129,7 +131,11 @@ def sce(
     if compat != "nctoolkit":
         raise ValueError(f'compat must be "nctoolkit" or None, got {compat!r}')
     seen = int(np.flatnonzero(tally.hits.sum(axis=1)).max(initial=-1)) + 1
-    return Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece() if seen else float("nan")
+    return (
+        Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece()
+        if seen
+        else float("nan")
+    )
 
 
 def thresholded_sce(logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS) -> float:

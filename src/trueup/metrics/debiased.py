@@ -13,14 +13,12 @@ from trueup.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
 from trueup.rows import confidences_and_hits, log_normaliser
 
 
-def debiased_l2(
-    logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False
-) -> float:
+def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False) -> float:
     """Root mean square calibration error less its sampling bias, over equal-mass bins.
 
     The root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], 0 where that is negative; bins of one row
-    add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the mean
-    itself, which is less biased. Kumar et al., "Verified uncertainty calibration" (2019).
+    add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the
+    mean itself, which is less biased. Kumar et al., "Verified uncertainty calibration" (2019).
 
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)

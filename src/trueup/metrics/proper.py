@@ -114,8 +114,8 @@ def brier_decomposition(logits: Any, labels: Any, *, bins: int = BINS, top_label
     Murphy (1973), with the within-bin terms of Stephenson et al. (2008), so that the parts add up to the score.
 
     >>> parts = brier_decomposition([[2.0, 0.0], [0.0, 1.0], [1.0, 0.5]], [0, 1, 1], bins=5)
-    >>> total = parts.reliability - parts.resolution + parts.uncertainty + parts.within_variance - parts.within_covariance
-    >>> abs(total - parts.score) < 1e-12
+    >>> between = parts.reliability - parts.resolution + parts.uncertainty
+    >>> abs(between + parts.within_variance - parts.within_covariance - parts.score) < 1e-12
     True
     """
     z, y = as_tensors(logits, labels)

@@ -1,11 +1,11 @@
 """What sampling does to binned calibration errors, simulated on tallies.
 
-A calibration error is an absolute value, so noise makes it larger: its plug-in value is biased upwards, replicates of the
-bootstrap are biased twice over, and both percentile and pivotal intervals miss the truth of a well calibrated network
-nearly always. So we ask which true errors could have shown the value that was seen. The truths considered have the gaps
+A calibration error is an absolute value, so noise makes it larger: its plug-in value is biased upwards, replicates of
+the bootstrap are biased twice over, and percentile and pivotal intervals often miss the truth of a well calibrated
+network. So we ask which true errors could have shown the value that was seen. The truths considered have the gaps
 observed in the bins, scaled to the true error in question; the noise about them is the bootstrap's. The interval holds
-every true error under which the value seen is no outlier. Simulated coverage of 95 % intervals is between 90 and 99 %, at
-and away from calibration, from 300 rows on.
+every true error under which the value seen is no outlier. Simulated coverage of 95 % intervals is between 90 and
+99 %, at and away from calibration, from 300 rows on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTS = 8  # cells a bin
 class Noisy(NamedTuple):
     """Bins with the gaps observed in them, and how these vary from sample to sample."""
 
-    count: np.ndarray
+    counts: np.ndarray
     confidence: np.ndarray
     gap: np.ndarray
     """Σ(a − c) in each bin, (B,)."""
@@ -55,19 +55,19 @@ class Noisy(NamedTuple):
 
     def observed(self, error: str) -> float:
         """The plug-in value."""
-        return float(ERRORS[error](self.count, self.confidence, self.confidence + self.gap))
+        return float(ERRORS[error](self.counts, self.confidence, self.confidence + self.gap))
 
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
-        for gap in (self.gap, self.count, -self.count):
-            size = float(ERRORS[error](self.count, self.confidence, self.confidence + gap))
+        for gap in (self.gap, self.counts, -self.counts):
+            size = float(ERRORS[error](self.counts, self.confidence, self.confidence + gap))
             if size > 0:
                 break
         return gap / size
 
     def simulated(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
         """What samples would show if the true error were `truth`."""
-        return ERRORS[error](self.count, self.confidence, self.confidence + truth * direction + self.noise)
+        return ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
 
     def truth(self, error: str, quantile: float, *, last: bool = False) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
@@ -99,7 +99,7 @@ def paired_interval(before: Noisy, after: Noisy, error: str, tail: float) -> tup
 
 
 class Classwise(NamedTuple):
-    """The class-wise error's sums over cells (class, bin), their noise, and what each group of rows adds to the error."""
+    """The class-wise error's sums over cells (class, bin), their noise, and what each group of rows adds to it."""
 
     gap: np.ndarray
     sigma: np.ndarray
@@ -154,7 +154,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
 def solve(
     rising: Callable[[float], float], target: float, *, low: float = 0.0, high: float = 1.0, last: bool = False
 ) -> float:
-    """The first (or last) place in a range where a rising function is at the target; an end of the range if beyond it."""
+    """The first (or last) place in a range where a rising function is at the target; an end of the range if beyond."""
 
     def beyond(place: float) -> bool:
         return rising(place) > target if last else rising(place) >= target
@@ -172,8 +172,8 @@ def solve_difference(
 ) -> float:
     """The true difference under which what is seen reaches the target.
 
-    The first true error stays at `start`, its best estimate, and the second moves; once that would have to be negative it
-    stays at 0, and the first moves on.
+    The first true error stays at `start`, its best estimate, and the second moves; once that would have to be negative
+    it stays at 0, and the first moves on.
     """
 
     def seen(difference: float) -> float:
@@ -196,7 +196,7 @@ def _reach(influence: np.ndarray, tail: float) -> float:
 
 
 def gathered(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the grid into at most eight cells a bin: bin of each cell, and count and confidence, wrong and right apart."""
+    """Gather the grid into at most eight cells a bin: each one's bin, count and confidence, wrong and right apart."""
     index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
     place = np.arange(len(index)) - np.searchsorted(index, index)
     part = index * _PARTS + place * _PARTS // np.bincount(index)[index]

@@ -17,7 +17,15 @@ from scipy.special import ndtr, ndtri
 
 from trueup.arrays import as_tensors
 from trueup.bins import BINS, ERRORS, Bins, equal_mass, equal_width, locate, rounding
-from trueup.metrics.resampling import Classwise, Noisy, gathered, membership, multinomial, paired_classwise, paired_interval
+from trueup.metrics.resampling import (
+    Classwise,
+    Noisy,
+    gathered,
+    membership,
+    multinomial,
+    paired_classwise,
+    paired_interval,
+)
 from trueup.rows import Rows, rows_and_classes
 from trueup.tally import MEANS, TABLE, Mean, Tally, cells
 
@@ -103,9 +111,9 @@ def bootstrap(
 ) -> Interval:
     """Confidence interval of a metric of the table by resampling the rows.
 
-    Means have the normal interval that their bootstrap tends to, accuracy Wilson's. Calibration errors, which noise makes
-    larger, have the interval of the true errors under which the value seen is no outlier: it is aware of the bias, starts at
-    0 where calibration cannot be excluded, and may lie below the value itself.
+    Means have the normal interval that their bootstrap tends to, accuracy Wilson's. Calibration errors, which noise
+    makes larger, have the interval of the true errors under which the value seen is no outlier: it is aware of the
+    bias, starts at 0 where calibration cannot be excluded, and may lie below the value itself.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -221,7 +229,9 @@ def consistency(
     >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
     True
     """
-    return consistency_of(Tally.of(logits, labels, bins=bins), metric=metric, level=level, resamples=resamples, seed=seed)
+    return consistency_of(
+        Tally.of(logits, labels, bins=bins), metric=metric, level=level, resamples=resamples, seed=seed
+    )
 
 
 def consistency_of(
@@ -287,8 +297,8 @@ def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
 def _most(first: Scored, second: Scored, metric: str) -> float:
     """The most by which two methods' errors can differ: not at all where no row differs.
 
-    An expected error is a sum of absolute sums over bins: a row that stays in its bin changes it by no more than its own
-    change, a row that moves by no more than what it was and is.
+    An expected error is a sum of absolute sums over bins: a row that stays in its bin changes it by no more than its
+    own change, a row that moves by no more than what it was and is.
     """
     adaptive = metric == "aece"
     gaps = [one.rows.correct - one.rows.confidence for one in (first, second)]
