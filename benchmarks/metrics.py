@@ -17,8 +17,6 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -26,10 +24,10 @@ from torch import Tensor
 
 import peers
 import trueup
+from timing import OURS, Run, Timing, contenders, fastest, race, stopwatch
 from trueup import metrics
 from trueup.metrics import significance
 
-Run = Callable[[], object]
 Pair = tuple[Tensor, Tensor]
 
 TABLE = ("accuracy", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
@@ -90,56 +88,6 @@ def whole_table(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Give the nine numbers of the table, all exact, from one pass."""
     scored = significance.Scored.of(logits, labels)
     return {name: scored.value(name) for name in TABLE}
-
-
-class Timing(NamedTuple):
-    """Seconds of the best round and of the median one."""
-
-    best: float
-    middle: float
-
-    def __str__(self) -> str:
-        return f"{1e3 * self.best:,.1f} ms +{100 * (self.middle / self.best - 1):.0f}%"
-
-
-def race(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, Timing]:
-    """Time the runs turn by turn, so that a slow spell of the machine falls on all of them.
-
-    Short runs get more rounds, until the seconds have passed. After three rounds only the peers within three times the
-    best of them go on.
-    """
-    took: dict[str, list[float]] = {name: [] for name in runs}
-    still = dict(runs)
-    begin = perf_counter()
-    for turn in range(100 * rounds):
-        if turn >= rounds and perf_counter() - begin > seconds:
-            break
-        for name, run in still.items():
-            took[name].append(stopwatch(run))
-        if turn == 2:
-            still = contenders(runs, {name: min(s) for name, s in took.items()})
-    return {name: Timing(min(s), median(s)) for name, s in took.items()}
-
-
-def stopwatch(run: Run) -> float:
-    """Give the seconds that a run takes."""
-    start = perf_counter()
-    run()
-    return perf_counter() - start
-
-
-def contenders(runs: dict[str, Run], seconds: dict[str, float]) -> dict[str, Run]:
-    """Keep ours and the peers that took at most three times as long as the best of them."""
-    best = min((s for name, s in seconds.items() if name != OURS), default=0.0)
-    return {name: run for name, run in runs.items() if name == OURS or seconds[name] <= 3 * best}
-
-
-OURS = "ours"
-
-
-def fastest(timings: dict[str, Timing]) -> str | None:
-    """Name the quickest peer, if there is any."""
-    return min((name for name in timings if name != OURS), key=lambda name: timings[name].best, default=None)
 
 
 def against(
@@ -317,7 +265,7 @@ def memory_at_most(sizes: Sizes, what: str, task: str, limit: float) -> None:
 
 def at_most(sizes: Sizes, what: str, ours: str, beside: str, theirs: str, ratio: float, bar: float) -> None:
     """Print ours / theirs, which should be no more than the bar."""
-    verdict = ("PASS" if ratio <= bar else "MISS") if sizes.judged else "-"
+    verdict = ("PASS" if ratio <= bar else "MISS") if sizes.judged and ratio == ratio else "-"  # NaN: not measured
     print_row(what, ours, beside, theirs, f"{ratio:.2f}", f"≤ {bar:g}", verdict)
 
 
@@ -325,7 +273,15 @@ def at_least(sizes: Sizes, what: str, ours: Timing, beside: str, theirs: Timing,
     """Print theirs / ours, which should be no less than the bar."""
     ratio = theirs.best / ours.best
     verdict = "" if bar is None else ("PASS" if ratio >= bar else "MISS") if sizes.judged else "-"
-    print_row(what, str(ours), beside, str(theirs), f"{ratio:.1f}", "" if bar is None else f"≥ {bar:g}", verdict)
+    print_row(
+        what,
+        str(ours),
+        beside,
+        str(theirs),
+        f"{ratio:.{1 if ratio >= 10 else 2}f}",
+        "" if bar is None else f"≥ {bar:g}",
+        verdict,
+    )
 
 
 def shape(data: Pair) -> str:

@@ -198,3 +198,40 @@ def test_vectors_and_matrices():
     refused("hits must have 3 entries, one a row, got 2", as_vector, [1, 2], "hits", length=3)
     refused("hits must be finite, got inf", as_vector, [1, np.inf], "hits")
     refused("features must have shape (3, width), got (2, 5)", as_matrix, np.zeros((2, 5)), "features", rows=3)
+
+
+def test_a_float32_softmax_of_a_vocabulary_is_taken():
+    # The sum of so many float32 numbers is off by more than 1e-6 through no fault of the user's.
+    probs = np.full((1, 100_000), 1e-5)
+    probs[0, 0] += 5e-5
+    assert from_probs(probs).shape == (1, 100_000)
+    probs[0, 0] += 1e-3
+    refused("probs must sum to 1 in each row", from_probs, probs)
+    refused("probs must sum to 1 in each row", from_probs, np.array([[0.5, 0.5 + 5e-6]]))
+
+
+def test_whole_numbers_in_lists_are_numbers():
+    assert from_binary([1, -2]).tolist() == [[0, 1], [0, -2]]
+    with pytest.warns(UserWarning, match="1 exact zeros among 2"):
+        assert from_probs([[1, 0]])[0, 0] == 0
+
+
+def test_fields_of_a_record_array_are_taken():
+    records = np.zeros(3, dtype=[("id", "i1"), ("logits", "f8", 4), ("label", "i2")])
+    records["label"] = Y
+    logits, labels = as_pair(records["logits"], records["label"])
+    assert np.array_equal(logits, Z)
+    assert np.array_equal(labels, Y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_checked_without_a_copy(dtype):
+    z = torch.full((1000, 100), 6e4, dtype=dtype)  # whose sum overflows
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        as_tensors(z, torch.zeros(1000, dtype=torch.int64))
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < z.numel()
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        z[7, 3] = bad
+        refused(
+            f"logits must be finite, got {bad} at [7, 3] and 1 such in all", as_tensors, z, torch.zeros(1000).long()
+        )

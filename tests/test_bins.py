@@ -164,3 +164,10 @@ def test_folded_mean_is_the_mean_of_an_absolute_normal():
     mean, sigma = np.array([0.0, 1.0, -2.0, 3.0]), np.array([1.0, 0.5, 1.0, 0.0])
     draws = mean + sigma * np.random.default_rng(0).normal(size=(400_000, 4))
     assert folded_mean(mean, sigma) == pytest.approx(np.abs(draws).mean(axis=0), abs=5e-3)
+
+
+@pytest.mark.parametrize("bins", [15.0, None, True, "15"])
+def test_a_number_of_bins_is_a_whole_number(bins):
+    for call in (lambda: equal_width(bins), lambda: equal_mass(np.array([0.5]), bins)):
+        with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got"):
+            call()

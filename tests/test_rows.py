@@ -168,3 +168,17 @@ def test_no_rows(use, native):
     assert len(scored.nll) == 0
     assert tally.counts.shape == (3, 4)
     assert not tally.counts.any()
+
+
+def test_class_wise_sums_are_made_once_a_thread_not_once_a_chunk(monkeypatch):
+    made = []
+    zero = room._Sums.zero
+    monkeypatch.setattr(room._Sums, "zero", lambda *args: made.append(args) or zero(*args))
+    monkeypatch.setattr(room, "_CHUNK", 64)
+    z = torch.randn(100, 32, generator=torch.Generator().manual_seed(6)).half()
+    y = torch.arange(100) % 32
+    cells = Cells(equal_width(15)[1:-1])
+    copied = rows_and_classes(z, y, cells)
+    assert len(made) == 2  # the whole and the only thread's
+    for ours, whole in zip(copied, rows_and_classes(z.float(), y, cells), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(ours, whole, strict=True))

@@ -102,6 +102,15 @@ def test_no_rows():
         ("b must have the labels of a", lambda: compare(a=PAIR, b=(LOGITS, np.roll(LABELS, 1)))),
         ("metrics must be names of METRICS, got 'beauty'", lambda: evaluate(*PAIR, metrics=["beauty"])),
         ("bins must be a whole number", lambda: evaluate(*PAIR, bins=0)),
+        ("bins must be a whole number of at least 1, got 15.0", lambda: evaluate(*PAIR, bins=15.0)),
+        ("bins must be a whole number of at least 1, got None", lambda: evaluate(*PAIR, bins=None)),
+        ("replicates must be a whole number of at least 1, got 0", lambda: evaluate(*PAIR, replicates=0)),
+        ("replicates must be a whole number of at least 1, got 2.5", lambda: evaluate(*PAIR, replicates=2.5)),
+        ("metrics must be several names, such as ('ece',), got 'ece'", lambda: evaluate(*PAIR, metrics="ece")),
+        (
+            "b must have the 4 classes that a has, got 6",
+            lambda: compare(a=PAIR, b=(np.pad(LOGITS, [(0, 0), (0, 2)]), LABELS)),
+        ),
         ("level must lie between 0 and 1", lambda: evaluate(*PAIR, level=2)),
     ],
 )
@@ -116,3 +125,24 @@ def test_the_input_is_untouched():
     evaluate(*PAIR)
     assert np.array_equal(before[0], LOGITS)
     assert np.array_equal(before[1], LABELS)
+
+
+@pytest.mark.parametrize(("right", "side"), [(0.1, "overconfident"), (0.8, "underconfident")])
+def test_the_verdict_leans_the_right_way_below_one_half(right, side):
+    logits = np.log(np.full((1000, 3), [0.4, 0.3, 0.3]))
+    labels = (np.arange(1000) >= 1000 * right).astype(int)
+    assert f"and {side}" in evaluate(logits, labels).verdict()
+
+
+def test_the_verdict_leans_where_every_confidence_is_one():
+    assert "and overconfident" in evaluate(np.eye(2)[[0] * 50] * 1e4, np.arange(50) % 2).verdict()
+
+
+def test_levels_are_printed_as_they_are():
+    text = str(evaluate(*PAIR, metrics=("ece",), level=0.995))
+    assert "99.5 % interval" in text
+
+
+def test_no_interval_reaches_below_zero():
+    scores = evaluate([[1.0, 2.0], [3.0, 4.0]], [0, 1])
+    assert all(found.low >= 0 for found in scores.values["network"].values())

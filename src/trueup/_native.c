@@ -1,5 +1,6 @@
 /* One pass over a matrix of logits, fused: maximum, normaliser, scores and class-wise tallies of a row while it is
- * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values.
+ * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values;
+ * only the confidence pass, which is all that an ECE costs, works in the input's own precision.
  * trueup/rows.py holds the same pass in torch: the reference, and what runs where this file was not compiled. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -45,6 +46,29 @@ INLINE double exp_nonpositive(double x) {
     return p * power_of_two;
 }
 
+/* The same in float, to two units in its last place; below -87 it returns about 2e-38. */
+INLINE float expf_nonpositive(float x) {
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23 */
+    x = x < -87.0f ? -87.0f : x;
+    float shifted = x * 1.44269504f + round_to_int;
+    float n = shifted - round_to_int;
+    float r = x - n * 0.693145752f - n * 1.42860677e-6f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits + 127) << 23;
+    float power_of_two;
+    memcpy(&power_of_two, &bits, 4);
+    return p * power_of_two;
+}
+
 /* The hash of `hashed_groups` in rows.py, bit for bit. */
 INLINE uint64_t hash_bits(uint64_t first, uint64_t label, uint64_t last, uint64_t y) {
     uint64_t h = y * 0x165667B19E3779F9ull;
@@ -73,13 +97,13 @@ INLINE uint64_t hash_double(double first, double label, double last, int64_t y) 
 }
 
 /* A row is worked on in whole vectors: its tail is filled with a shift whose exponential is 3e-308, which adds nothing. */
-enum { LANES = 8 };
+enum { LANES = 8, SHORT = 128 };
 #define NOTHING -708.0
 
 typedef struct {
     int64_t rows, classes, bins, groups;
     int deal;                                                 /* deal the rows to groups, or take group as it comes */
-    const int64_t *labels;                                    /* NULL: confidence and predicted only */
+    const int64_t *labels;                                    /* NULL in the confidence pass */     
     double *confidence, *nll, *brier, *entropy, *label_prob;  /* a number a row */
     int64_t *predicted;
     const double *cuts;                                       /* bins - 1; p lies in bin #{cuts < p} */
@@ -89,7 +113,7 @@ typedef struct {
     double *scratch;                                          /* classes + LANES numbers */
 } Pass;
 
-#define DEFINE_PASS(NAME, REAL, HASH)                                                                                     \
+#define DEFINE_PASS(NAME, REAL, INT, HASH)                                                                                \
     BEST_CPU static void NAME(const REAL *logits, const Pass *p) {                                                        \
         const int64_t K = p->classes, B = p->bins;                                                                        \
         double *e = p->scratch;                                                                                           \
@@ -100,18 +124,13 @@ typedef struct {
             REAL top = z[0];                                                                                              \
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 1; k < K; k++) top = z[k] > top ? z[k] : top;                                                \
-            int64_t best = 0;                                                                                             \
-            while (z[best] != top) best++;                                                                                \
+            INT best = (INT)K; /* the lowest place of the largest logit, without a branch to mispredict */                \
+            _Pragma("omp simd reduction(min : best)")                                                                     \
+            for (INT k = 0; k < (INT)K; k++) best = z[k] == top && k < best ? k : best;                                   \
             p->predicted[i] = best;                                                                                       \
             const double m = (double)top;                                                                                 \
             double sum = 0.0, dot = 0.0, square = 0.0;                                                                    \
             for (int64_t k = 0; k < K; k++) e[k] = (double)z[k] - m;                                                      \
-            if (!p->labels) {                                                                                             \
-                _Pragma("omp simd reduction(+ : sum)")                                                                    \
-                for (int64_t k = 0; k < padded; k++) sum += exp_nonpositive(e[k]);                                        \
-                p->confidence[i] = 1.0 / sum;                                                                             \
-                continue;                                                                                                 \
-            }                                                                                                             \
             _Pragma("omp simd reduction(+ : sum, dot, square)")                                                           \
             for (int64_t k = 0; k < padded; k++) {                                                                        \
                 double d = e[k], x = exp_nonpositive(d);                                                                  \
@@ -161,8 +180,164 @@ typedef struct {
         }                                                                                                                 \
     }
 
-DEFINE_PASS(pass_float, float, hash_float)
-DEFINE_PASS(pass_double, double, hash_double)
+/* Confidence and predicted class alone, in the input's own precision: an ECE needs no more, and this is its whole cost.
+ * Short sums of exponentials are taken in that precision, and added up in double. */
+#define DEFINE_CONFIDENCE(NAME, REAL, INT, EXP, WIDTH, LEAST)                                                             \
+    BEST_CPU static void NAME(const REAL *logits, const Pass *p) {                                                        \
+        const int64_t K = p->classes, whole = K / WIDTH * WIDTH;                                                          \
+        REAL tail[WIDTH];                                                                                                 \
+        for (int64_t i = 0; i < p->rows; i++) {                                                                           \
+            const REAL *z = logits + i * K;                                                                               \
+            REAL top = z[0];                                                                                              \
+            _Pragma("omp simd reduction(max : top)")                                                                      \
+            for (int64_t k = 1; k < K; k++) top = z[k] > top ? z[k] : top;                                                \
+            INT best = (INT)K; /* the lowest place of the largest logit, without a branch to mispredict */                \
+            _Pragma("omp simd reduction(min : best)")                                                                     \
+            for (INT k = 0; k < (INT)K; k++) best = z[k] == top && k < best ? k : best;                                   \
+            double sum = 0.0;                                                                                             \
+            for (int64_t from = 0; from < whole; from += 256) {                                                           \
+                const int64_t to = from + 256 < whole ? from + 256 : whole;                                               \
+                REAL part = 0;                                                                                            \
+                _Pragma("omp simd reduction(+ : part)")                                                                   \
+                for (int64_t k = from; k < to; k++) part += EXP(z[k] - top);                                              \
+                sum += (double)part;                                                                                      \
+            }                                                                                                             \
+            for (int64_t k = 0; k < WIDTH; k++) tail[k] = whole + k < K ? z[whole + k] - top : (REAL)LEAST;               \
+            REAL part = 0;                                                                                                \
+            _Pragma("omp simd reduction(+ : part)")                                                                       \
+            for (int64_t k = 0; k < WIDTH; k++) part += EXP(tail[k]);                                                     \
+            p->confidence[i] = 1.0 / (sum + (double)part);                                                                \
+            p->predicted[i] = best;                                                                                       \
+        }                                                                                                                 \
+    }
+
+/* The same for short rows, a vector of rows side by side: a row alone would not fill a vector. */
+#define DEFINE_SHORT(NAME, REAL, INT, EXP, WIDTH)                                                                         \
+    BEST_CPU static void NAME(const REAL *logits, const Pass *p) {                                                        \
+        const int64_t K = p->classes;                                                                                     \
+        REAL d[SHORT * WIDTH], top[WIDTH], part[WIDTH];                                                                   \
+        double sum[WIDTH];                                                                                                \
+        INT best[WIDTH];                                                                                                  \
+        for (int64_t i = 0; i < p->rows; i += WIDTH) {                                                                    \
+            const int64_t rows = p->rows - i < WIDTH ? p->rows - i : WIDTH;                                               \
+            for (int64_t r = 0; r < WIDTH; r++) {                                                                         \
+                const REAL *z = logits + (i + (r < rows ? r : 0)) * K;                                                    \
+                for (int64_t k = 0; k < K; k++) d[k * WIDTH + r] = z[k];                                                  \
+            }                                                                                                             \
+            for (int64_t r = 0; r < WIDTH; r++) top[r] = d[r], sum[r] = 0, best[r] = 0;                                   \
+            for (INT k = 1; k < (INT)K; k++) {                                                                            \
+                _Pragma("omp simd")                                                                                       \
+                for (int64_t r = 0; r < WIDTH; r++) {                                                                     \
+                    best[r] = d[k * WIDTH + r] > top[r] ? k : best[r];                                                    \
+                    top[r] = d[k * WIDTH + r] > top[r] ? d[k * WIDTH + r] : top[r];                                       \
+                }                                                                                                         \
+            }                                                                                                             \
+            for (int64_t from = 0; from < K; from += 16) {                                                                \
+                const int64_t to = from + 16 < K ? from + 16 : K;                                                         \
+                for (int64_t r = 0; r < WIDTH; r++) part[r] = 0;                                                          \
+                for (int64_t k = from; k < to; k++) {                                                                     \
+                    _Pragma("omp simd")                                                                                   \
+                    for (int64_t r = 0; r < WIDTH; r++) part[r] += EXP(d[k * WIDTH + r] - top[r]);                        \
+                }                                                                                                         \
+                for (int64_t r = 0; r < WIDTH; r++) sum[r] += (double)part[r];                                            \
+            }                                                                                                             \
+            for (int64_t r = 0; r < rows; r++) p->confidence[i + r] = 1.0 / sum[r], p->predicted[i + r] = best[r];        \
+        }                                                                                                                 \
+    }
+
+DEFINE_CONFIDENCE(confidence_float, float, int32_t, expf_nonpositive, 16, -87.0)
+DEFINE_CONFIDENCE(confidence_double, double, int64_t, exp_nonpositive, 8, -708.0)
+DEFINE_SHORT(short_float, float, int32_t, expf_nonpositive, 16)
+DEFINE_SHORT(short_double, double, int64_t, exp_nonpositive, 8)
+
+DEFINE_PASS(pass_float, float, int32_t, hash_float)
+DEFINE_PASS(pass_double, double, int64_t, hash_double)
+
+/* Sum over the rows of L = ln sum exp(beta z) - beta z_y and of its first two derivatives in beta:
+ * sum p z - z_y, and the variance of z under p. z is taken from its row's maximum, which changes none of the three. */
+#define DEFINE_TEMPERATURE(NAME, REAL)                                                                                    \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta, double *e, \
+                              double *out) {                                                                              \
+        const int64_t padded = (K + LANES - 1) / LANES * LANES;                                                           \
+        double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
+        for (int64_t i = 0; i < rows; i++) {                                                                              \
+            const REAL *z = logits + i * K;                                                                               \
+            REAL top = z[0];                                                                                              \
+            _Pragma("omp simd reduction(max : top)")                                                                      \
+            for (int64_t k = 1; k < K; k++) top = z[k] > top ? z[k] : top;                                                \
+            const double m = (double)top;                                                                                 \
+            for (int64_t k = 0; k < K; k++) e[k] = (double)z[k] - m;                                                      \
+            for (int64_t k = K; k < padded; k++) e[k] = NOTHING / beta;                                                   \
+            double sum = 0.0, first = 0.0, second = 0.0;                                                                  \
+            _Pragma("omp simd reduction(+ : sum, first, second)")                                                         \
+            for (int64_t k = 0; k < padded; k++) {                                                                        \
+                double d = e[k], x = exp_nonpositive(beta * d);                                                           \
+                sum += x;                                                                                                 \
+                first += x * d;                                                                                           \
+                second += x * d * d;                                                                                      \
+            }                                                                                                             \
+            const double label = (double)z[labels[i]] - m, mean = first / sum;                                            \
+            value += log(sum) - beta * label;                                                                             \
+            slope += mean - label;                                                                                        \
+            curvature += second / sum - mean * mean;                                                                      \
+        }                                                                                                                 \
+        out[0] = value;                                                                                                   \
+        out[1] = slope;                                                                                                   \
+        out[2] = curvature;                                                                                               \
+    }
+
+DEFINE_TEMPERATURE(temperature_float, float)
+DEFINE_TEMPERATURE(temperature_double, double)
+
+static PyObject *run_temperature(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long logits, labels;
+    long long rows, classes;
+    int is_double;
+    double beta, out[3];
+    if (!PyArg_ParseTuple(args, "KpKLLd", &logits, &is_double, &labels, &rows, &classes, &beta)) return NULL;
+    double *scratch = malloc(((size_t)classes + LANES) * sizeof(double));
+    if (!scratch) return PyErr_NoMemory();
+    const int64_t *y = (const int64_t *)(uintptr_t)labels;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_double)
+        temperature_double((const double *)(uintptr_t)logits, y, rows, classes, beta, scratch, out);
+    else
+        temperature_float((const float *)(uintptr_t)logits, y, rows, classes, beta, scratch, out);
+    free(scratch);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("ddd", out[0], out[1], out[2]);
+}
+
+/* For each value the number of cuts below it: few cuts are all compared, many are searched by halves. */
+BEST_CPU static void locate(const double *values, int64_t n, const double *cuts, int64_t m, int64_t *out) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t below = 0, width = m;
+        if (m <= 32) {
+            _Pragma("omp simd reduction(+ : below)")
+            for (int64_t j = 0; j < m; j++) below += cuts[j] < values[i];
+        } else {
+            while (width > 0) {
+                const int64_t half = width / 2;
+                const int above = cuts[below + half] < values[i];
+                below += above ? half + 1 : 0;
+                width = above ? width - half - 1 : half;
+            }
+        }
+        out[i] = below;
+    }
+}
+
+static PyObject *run_locate(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long values, cuts, out;
+    long long n, m;
+    if (!PyArg_ParseTuple(args, "KLKLK", &values, &n, &cuts, &m, &out)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    locate((const double *)(uintptr_t)values, n, (const double *)(uintptr_t)cuts, m, (int64_t *)(uintptr_t)out);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
 
 /* Addresses come as integers (Tensor.data_ptr()); rows.py owns the memory, checks it and keeps it alive. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
@@ -195,16 +370,20 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
     p.scratch = malloc(((size_t)classes + LANES) * sizeof(double));
     if (!p.scratch) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
+    const void *logits = (const void *)(uintptr_t)a[0];
+    const int with_labels = p.labels != NULL, is_short = classes <= SHORT;
     if (is_double)
-        pass_double((const double *)(uintptr_t)a[0], &p);
+        (with_labels ? pass_double : is_short ? short_double : confidence_double)((const double *)logits, &p);
     else
-        pass_float((const float *)(uintptr_t)a[0], &p);
+        (with_labels ? pass_float : is_short ? short_float : confidence_float)((const float *)logits, &p);
     free(p.scratch);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see rows.py."},
+                                {"run_temperature", run_temperature, METH_VARARGS, "Loss, slope and curvature in 1/T."},
+                                {"run_locate", run_locate, METH_VARARGS, "How many cuts lie below each value."},
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

@@ -91,7 +91,8 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
 def from_probs(probs: A, *, name: str = "probs") -> A:
     """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
 
-    Rounding up to 1e-6 is tolerated (for half precision, up to the type's own epsilon); anything worse is refused.
+    Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
+    vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
     Exact zeros become log(1e-30), and a warning counts them.
 
     >>> from_probs(np.array([[0.5, 0.5]]))
@@ -102,6 +103,7 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
         raise ValueError(f"{name} must have shape (n, classes) with at least 2 classes, got {_shape(p)}")
     dtype, half = p.dtype, _is_half(p.dtype)
     tolerance = torch.finfo(dtype).eps if half else ROUNDING
+    in_sum = tolerance if half else ROUNDING * max(1.0, p.shape[1] / 1000)
     p = _check_finite(p.float() if half else p, name)
     if p.numel():
         low, high = p.min().item(), p.max().item()
@@ -109,7 +111,7 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
             raise ValueError(f"{name} must lie in [0, 1], got {low:.6g}..{high:.6g}; logits need no from_probs")
         off = (p.sum(dim=1, dtype=torch.float64) - 1).abs()
         row = int(off.argmax())
-        if off[row] > tolerance:
+        if off[row] > in_sum:
             raise ValueError(f"{name} must sum to 1 in each row, got {p[row].double().sum().item():.8g} in row {row}")
     zeros = int((p <= 0).sum())
     if zeros:
@@ -200,11 +202,11 @@ def _tensor(x: Any, name: str) -> Tensor:
         raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
     if a.dtype.kind not in "fiub" or a.dtype.itemsize > 8:
         raise ValueError(f"{name} must be an array of real numbers, got {type(x).__name__} of dtype {a.dtype}")
-    if literal and name == "logits" and a.dtype.kind in "iu":
+    if literal and name != "labels" and a.dtype.kind in "iu":
         a = a.astype(np.float64)
     if not a.dtype.isnative:
         a = a.astype(a.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in a.strides):
+    if any(stride < 0 or stride % a.itemsize for stride in a.strides):
         a = np.ascontiguousarray(a)
     return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
 
@@ -223,8 +225,10 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
     # A sum reads memory once and makes no copy; it is finite only if every entry is. (Finite entries may overflow it:
-    # then the exact check decides.)
-    if not torch.isfinite(x.sum(dtype=torch.float32 if _is_half(x.dtype) else None)):
+    # then the exact check decides.) A sum of half precision would overflow, or be made of a copy in float32.
+    if not x.numel():
+        return x
+    if not all(torch.isfinite(s) for s in (torch.aminmax(x) if _is_half(x.dtype) else (x.sum(),))):
         bad = ~torch.isfinite(x)
         if bad.any():
             at = tuple(int(i) for i in bad.nonzero()[0])

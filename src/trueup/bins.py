@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from trueup.arrays import as_tensors, as_vector, computable
-from trueup.rows import Cells, confidences_and_hits, rows_and_classes
+from trueup.rows import Cells, confidences_and_hits, count_below, rows_and_classes
 
 Closed = Literal["right", "left"]
 
@@ -35,7 +35,7 @@ def equal_width(bins: int = BINS) -> np.ndarray:
     >>> equal_width(4)
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
     """
-    if int(bins) != bins or bins < 1:
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
         raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
     edges: np.ndarray = np.arange(int(bins) + 1) / int(bins)
     return edges
@@ -94,7 +94,7 @@ def cuts(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) 
 
 def locate(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
     """The bin of each value, 0..B−1; exact at the edges."""
-    return np.searchsorted(cuts(edges, closed=closed, rounding=rounding), values, side="left")
+    return count_below(cuts(edges, closed=closed, rounding=rounding), values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +290,7 @@ def folded_mean(mean: np.ndarray, sigma: np.ndarray) -> np.ndarray:
 
 def _edges(bins: int | np.ndarray) -> np.ndarray:
     if isinstance(bins, (int, np.integer)):
-        return equal_width(int(bins))
+        return equal_width(bins)
     edges = np.asarray(bins, dtype=np.float64)
     if edges.ndim != 1 or len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not (np.diff(edges) > 0).all():
         raise ValueError(f"bins must be a whole number, or edges that rise from 0 to 1, got {bins!r}")

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +18,7 @@ import numpy as np
 import torch
 
 from trueup.arrays import Array, as_pair, as_tensors, from_probs
+from trueup.disk import blaming, existing, replacing
 from trueup.formats import FORMATS, files
 
 PROBABILITIES = re.compile(r"(.*_)?prob(s|_\d+)")
@@ -110,45 +108,14 @@ def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
     _, write = _format(Path(path))
     z, y = as_tensors(*predictions)
     z = z.float() if z.dtype == torch.bfloat16 else z
-    targets = [Path(os.path.realpath(file)) for file in files(Path(path))]  # a link keeps pointing to its file
-    for file in targets:
-        if not file.parent.is_dir():
-            raise FileNotFoundError(f"{file}: there is no folder {file.parent}")
-    drafts = [file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp") for file in targets]
-    try:
+    with replacing(*files(Path(path))) as drafts:
         write(np.ascontiguousarray(z.cpu().numpy()), np.ascontiguousarray(y.cpu().numpy()), *drafts)
-        for draft, file in zip(drafts, targets, strict=True):
-            _sync(draft, os.O_RDWR)
-            if file.exists():
-                shutil.copymode(file, draft)
-        for draft, file in zip(drafts, targets, strict=True):
-            os.replace(draft, file)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        for folder in {file.parent for file in targets}:
-            _sync(folder, os.O_RDONLY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _parsed(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     _format(file)
-    if not file.exists():
-        raise FileNotFoundError(f"{file}: no such file")
-    if not file.is_file():
-        raise ValueError(f"{file}: wanted a file, this is none")
-    if not file.stat().st_size:
-        raise ValueError(f"{file}: the file is empty")
-    return file
+    return existing(file)
 
 
 def _format(path: Path) -> Any:
@@ -166,7 +133,7 @@ def _chunks(
     reader, _ = _format(path)
     start = 0
     classes: int | None = None
-    with _blaming(path), reader(path) as source:
+    with blaming(path), reader(path) as source:
         names, label = _resolve(source.columns, logits, labels, probs, split)
         for z, y in source.read(names, label, rows):
             try:
@@ -186,19 +153,6 @@ def _checked(logits: np.ndarray, labels: np.ndarray, probs: bool) -> Predictions
     z, y = as_pair(logits, labels)
     # A memory map stays one: the door's view of it would forget that it is read-only.
     return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)
-
-
-@contextmanager
-def _blaming(path: Path) -> Iterator[None]:
-    """Turn any failure to read into one ValueError that names the file; strange bytes make parsers raise anything."""
-    try:
-        yield
-    except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        ours = type(error) is ValueError
-        raise ValueError(f"{path}: {'' if ours else f'not a readable {path.suffix} file: '}{reason}") from None
 
 
 def _resolve(

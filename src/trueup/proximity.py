@@ -29,6 +29,8 @@ def proximity(
     >>> proximity(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), neighbours=1).round(4)
     array([1.    , 1.    , 0.2431])
     """
+    if rule not in ("distance", "similarity"):
+        raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
     x = _unit(as_matrix(features, "features", rows=len(features)))
     base = x if reference is None else _unit(as_matrix(reference, "reference", rows=len(reference))).to(x)
     if base.shape[1] != x.shape[1]:

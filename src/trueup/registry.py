@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,7 @@ class Lazy(Mapping[str, Any]):
             module, attribute = self._where[name].split(":")
         except KeyError:
             raise KeyError(f"no {self._kind} is called {name!r}; there are: {', '.join(self)}") from None
-        return getattr(import_module(module), attribute)
+        return reduce(getattr, attribute.split("."), import_module(module))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

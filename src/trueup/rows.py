@@ -6,12 +6,13 @@ nothing was compiled. Results are float64 NumPy arrays: n numbers each, small be
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ except ImportError:  # no C compiler at installation
     _native = None
 
 _CHUNK = 1 << 18  # numbers a chunk where a copy is needed: small enough for the second-level cache
-_ONE_THREAD = 1 << 20  # below this many numbers, starting threads costs more than it saves
+_ONE_THREAD = 1 << 19  # below this many numbers, starting threads costs more than it saves
 
 
 class Rows(NamedTuple):
@@ -149,54 +150,111 @@ def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, sco
     classes = logits.shape[1]
     y = None if labels is None else labels.contiguous()
 
-    def part(chunk: Tensor, first: int, start: int, stop: int) -> _Sums:
-        mine = _Sums.zero(classes, cells)
-        at = first + start
-        _native.run_pass(
-            chunk.data_ptr() + start * classes * chunk.element_size(),
-            chunk.dtype == torch.float64,
-            stop - start,
-            classes,
-            mine.counts.shape[0],
-            mine.gap.shape[0],
-            cells is not None and cells.group is None,
-            0 if y is None else y.data_ptr() + 8 * at,
-            _address(scored.confidence, at),
-            _address(scored.predicted, at),
-            _address(scored.nll, at),
-            _address(scored.brier, at),
-            _address(scored.entropy, at),
-            _address(scored.label_prob, at),
-            0 if cells is None else _address(cells.cuts),
-            _address(scored.group, at),
-            *(0 if cells is None else _address(array) for array in mine),
-        )
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> _Sums:
+        mine = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        for at, chunk in chunks:
+            _native.run_pass(
+                chunk.data_ptr(),
+                chunk.dtype == torch.float64,
+                len(chunk),
+                classes,
+                mine.counts.shape[0],
+                mine.gap.shape[0],
+                cells is not None and cells.group is None,
+                0 if y is None else y.data_ptr() + 8 * at,
+                _address(scored.confidence, at),
+                _address(scored.predicted, at),
+                _address(scored.nll, at),
+                _address(scored.brier, at),
+                _address(scored.entropy, at),
+                _address(scored.label_prob, at),
+                0 if cells is None else _address(cells.cuts),
+                _address(scored.group, at),
+                *(0 if cells is None else _address(array) for array in mine),
+            )
         return mine
 
-    for first, chunk in _contiguous_chunks(logits):
-        workers = 1 if chunk.numel() < _ONE_THREAD else max(1, torch.get_num_threads())
-        if workers == 1:
-            sums.add(part(chunk, first, 0, len(chunk)))
-            continue
-        bounds = [len(chunk) * i // workers for i in range(workers + 1)]
-        with ThreadPoolExecutor(workers) as pool:
-            jobs = [pool.submit(part, chunk, first, a, b) for a, b in itertools.pairwise(bounds)]
-            for job in jobs:
-                sums.add(job.result())
+    for mine in _in_threads(logits, part):
+        sums.add(mine)
+
+
+def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
+    """Σ_i ln Σ_k exp(β z_ik) − β z_iy, and its first two derivatives in β, in one pass."""
+    y = labels.contiguous()
+    if _native is None or logits.device.type != "cpu":
+        return _torch_temperature(logits, labels, beta)
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
+        return [
+            _native.run_temperature(
+                chunk.data_ptr(), chunk.dtype == torch.float64, y.data_ptr() + 8 * at, *chunk.shape, beta
+            )
+            for at, chunk in chunks
+        ]
+
+    sums = chain.from_iterable(_in_threads(logits, part))
+    value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
+    return value, slope, curvature
+
+
+def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
+    value = slope = curvature = 0.0
+    step = max(1, _CHUNK // logits.shape[1])
+    for start in range(0, len(logits), step):
+        z = computable(logits[start : start + step])
+        z = z - z.max(dim=1, keepdim=True).values
+        label = z.gather(1, labels[start : start + step, None])[:, 0]
+        log_p = beta * z
+        log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)
+        p = torch.exp(log_p - log_sum)
+        mean = (p * z).sum(dim=1)
+        value += float(_double(log_sum[:, 0] - beta * label).sum())
+        slope += float(_double(mean - label).sum())
+        curvature += float(_double((p * (z - mean[:, None]).square()).sum(dim=1)).sum())
+    return value, slope, curvature
+
+
+T = TypeVar("T")
+
+
+def _in_threads(logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T]) -> Iterator[T]:
+    """Call `part` with the chunks of a share of the rows, on as many threads as torch uses."""
+    workers = 1 if logits.numel() < _ONE_THREAD else max(1, torch.get_num_threads())
+    bounds = [len(logits) * i // workers for i in range(workers + 1)]
+    shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
+    if workers == 1:
+        yield part(shares[0])
+        return
+    with ThreadPoolExecutor(workers - 1) as pool:
+        others = [pool.submit(part, share) for share in shares[1:]]
+        yield part(shares[0])
+        yield from (other.result() for other in others)
+
+
+def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many of the sorted cuts lie below each value."""
+    if _native is None or not (values.flags.c_contiguous and values.dtype == np.float64):
+        return np.searchsorted(cuts, values, side="left")
+    found = np.empty(len(values), np.int64)
+    _native.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(found))
+    return found
 
 
 def _address(array: np.ndarray, row: int = 0) -> int:
     return int(array.ctypes.data) + 8 * row
 
 
-def _contiguous_chunks(logits: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Row ranges as contiguous float32 or float64; whole if it is that already, else copied a chunk at a time."""
+def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
+
+    They come whole if they are that already, else copied a chunk at a time.
+    """
     if logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64):
-        yield 0, logits
+        yield start, logits[start:stop]
         return
     step = max(1, _CHUNK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        yield start, computable(logits[start : start + step]).contiguous()
+    for at in range(start, max(stop, start + 1), step):
+        yield at, computable(logits[at : min(at + step, stop)]).contiguous()
 
 
 def _torch_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, scored: Rows, sums: _Sums) -> None:

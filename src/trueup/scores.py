@@ -39,14 +39,19 @@ class Test:
     expected: float
     """The ECE that a calibrated network with these confidences would show on average."""
     spiegelhalter: float
-    """Spiegelhalter's z: positive for overconfidence."""
+    """Spiegelhalter's z."""
     spiegelhalter_p: float
+    lean: float
+    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
 
     @classmethod
     def of(cls, tally: Tally, *, resamples: int, seed: int) -> Test:
         """Run both tests on a tally."""
         found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
-        return cls(found.p_value, found.expected, normal.z, normal.p_value)
+        excess = tally.confidence.total - tally.accuracy.total
+        variance = tally.confidence.total - tally.confidence.squares
+        lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
+        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean if tally.n else math.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +103,9 @@ class Scores:
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
-        side = "overconfident" if test.spiegelhalter > 0 else "underconfident"
-        lean = f" and {side}" if test.spiegelhalter_p <= 0.05 else ""
+        # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
+        side = "overconfident" if test.lean > 0 else "underconfident"
+        lean = f" and {side}" if abs(test.lean) > 1.96 else ""
         return f"{says}It is miscalibrated{lean} ({shown})."
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,6 +252,8 @@ def compare(
     named = {**(pairs or {}), **methods}
     if not named:
         raise ValueError("compare needs at least one method: compare(raw=(logits, labels), …)")
+    if isinstance(metrics, str):
+        raise ValueError(f"metrics must be several names, such as ({metrics!r},), got {metrics!r}")
     wanted = tuple(metrics)
     for metric in wanted:
         if metric not in TABLE and metric not in METRICS:
@@ -261,7 +269,9 @@ def compare(
         z, y = _pair(name, pair)
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y.cpu().numpy())
-        scored = Scored.of(z, y, bins=bins, group=None if first is None else first.rows.group)
+            if z.shape[1] != classes:
+                raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
+        scored = Scored.of(z, y, bins=bins, beside=first)
         found = intervals(
             scored.tally, {m: scored.value(m) for m in tabled}, level=level, replicates=replicates, seed=seed
         )
@@ -310,8 +320,8 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 
 
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
+def _percent(share: float, digits: int | None = None) -> str:
+    return f"{100 * share:g} %" if digits is None else f"{100 * share:.{digits}f} %"
 
 
 def _number(x: float, *, sign: bool = False) -> str:

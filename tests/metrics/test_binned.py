@@ -158,3 +158,16 @@ def test_piece_is_at_least_ece_and_by_hand():
 def test_unknown_options_are_refused(name):
     with pytest.raises(ValueError, match="compat must be"):
         metrics.METRICS[name](*calibrated(10, 3), compat="nonsense")
+
+
+def test_compat_of_no_rows_is_undefined():
+    none = np.zeros((0, 3)), np.zeros(0, int)
+    assert np.isnan(metrics.aece(*none, compat="mukhoti"))
+    assert np.isnan(metrics.sce(*none, compat="nctoolkit"))
+    assert np.isnan(metrics.ece(*none, compat="guo"))
+    assert np.isnan(metrics.ece(*none, compat="torchmetrics"))
+
+
+def test_an_unknown_rule_of_proximity_is_refused():
+    with pytest.raises(ValueError, match='rule must be "distance" or "similarity", got \'cosine\''):
+        proximity(np.eye(12), rule="cosine")

@@ -64,3 +64,9 @@ def test_sweep_with_all_right_uses_as_many_bins_as_it_may():
 def test_sweep_refuses_other_norms():
     with pytest.raises(ValueError, match="norm must be 1 or 2, got 3"):
         metrics.ece_sweep(*calibrated(10, 3), norm=3)
+
+
+def test_the_sweep_of_a_large_set_without_an_error_ends():
+    logits = np.random.default_rng(0).normal(size=(200_000, 3))
+    confidence = softmax(logits).max(axis=1)
+    assert metrics.ece_sweep(logits, logits.argmax(axis=1)) == pytest.approx(1 - confidence.mean())

@@ -97,3 +97,11 @@ def test_decomposition_by_hand():
     assert parts.resolution == pytest.approx(2 * (0.25**2 + 0.25**2) / 2)
     assert parts.uncertainty == pytest.approx(2 * 0.25 * 0.75)
     assert parts.within_variance == pytest.approx(0, abs=1e-15)
+
+
+def test_top_k_of_many_rows():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.integers(0, 9, (7000, 100)) * 1.0, rng.integers(0, 100, 7000)
+    first = np.argsort(-logits, axis=1, kind="stable")[:, :7]
+    assert metrics.top_k(logits, labels, k=7) == (first == labels[:, None]).any(axis=1).mean()
+    assert np.isnan(metrics.top_k(logits[:0], labels[:0]))

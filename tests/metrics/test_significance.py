@@ -131,7 +131,7 @@ class TestPaired:
         for seed in range(60):
             logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
             one = Scored.of(logits, labels)
-            two = Scored.of(logits / 1.6, labels, group=one.rows.group)
+            two = Scored.of(logits / 1.6, labels, beside=one)
             found = differences(one, two, ("ece", "sce", "nll"), replicates=200, seed=seed)
             # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
             covered["ece"] += found["ece"].low <= truth <= found["ece"].high
@@ -154,8 +154,14 @@ class TestPaired:
             assert found.value == found.low == found.high == pytest.approx(0, abs=1e-12), metric
 
     def test_rows_must_be_the_same(self):
-        with pytest.raises(ValueError, match="paired methods must have the same rows, got 50 and 40"):
+        with pytest.raises(ValueError, match=r"the same \(rows, classes, bins\), got \(50, 3, 15\) and \(40, 3, 15\)"):
             metrics.paired_bootstrap(calibrated(50, 3), calibrated(40, 3))
+
+    def test_classes_must_be_the_same(self):
+        logits, labels = calibrated(50, 3)
+        wider = np.pad(logits, [(0, 0), (0, 2)])
+        with pytest.raises(ValueError, match=r"got \(50, 3, 15\) and \(50, 5, 15\)"):
+            metrics.paired_bootstrap((logits, labels), (wider, labels))
 
 
 def test_seeds_decide_and_the_global_generator_is_left_alone():
@@ -219,3 +225,33 @@ def test_solve():
     flat = lambda t: min(max(t, 0.2), 0.6)  # noqa: E731
     assert solve(flat, 0.6) == pytest.approx(0.6, abs=1e-6)
     assert solve(flat, 0.2, last=True) == pytest.approx(0.2, abs=1e-6)
+
+
+def test_repeated_rows_do_not_blow_up_the_class_wise_interval():
+    rng = np.random.default_rng(3)
+    logits = np.log(np.full((2000, 3), [0.4, 0.3, 0.3]))
+    labels = rng.choice(3, size=2000, p=[0.1, 0.6, 0.3])
+    found = metrics.bootstrap(logits, labels, metric="sce")
+    assert found.low < 0.2 < found.high
+    assert found.high - found.low < 0.05
+    other = np.log(np.full((2000, 3), [0.1, 0.6, 0.3]))
+    change = metrics.paired_bootstrap((logits, labels), (other, labels), metric="sce")
+    assert change.low < -0.2 < change.high < -0.1
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, True])
+def test_resamples_must_be_a_number_of_them(number):
+    pair = calibrated(50, 3)
+    for call in (
+        lambda: metrics.bootstrap(*pair, replicates=number),
+        lambda: metrics.paired_bootstrap(pair, pair, replicates=number),
+        lambda: metrics.consistency(*pair, resamples=number),
+    ):
+        with pytest.raises(ValueError, match=f"must be a whole number of at least 1, got {number}"):
+            call()
+
+
+def test_spiegelhalter_of_rounded_halves_is_undefined():
+    others = np.random.default_rng(0).dirichlet(np.ones(5), size=50) / 2
+    logits = np.log(np.hstack([np.full((50, 1), 0.5), others]))
+    assert np.isnan(metrics.spiegelhalter(logits, np.arange(50) % 2).z)

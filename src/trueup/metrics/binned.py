@@ -222,6 +222,8 @@ def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | No
 
 def _mukhoti(c: np.ndarray, a: np.ndarray, bins: int) -> float:
     n = len(c)
+    if not n:
+        return float("nan")
     edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), np.sort(c))
     index = np.searchsorted(edges, c, side="left") - 1
     kept = (index >= 0) & (index < bins)

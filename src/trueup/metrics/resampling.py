@@ -105,6 +105,8 @@ class Classwise(NamedTuple):
     sigma: np.ndarray
     scale: float
     influence: np.ndarray
+    limit: float
+    """The most that the standard error can be."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
@@ -119,7 +121,10 @@ class Classwise(NamedTuple):
         groups = int((rows > 0).sum())
         shares = tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel()
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
-        return cls(gap, np.sqrt(cells.count * rate * (1 - rate)), scale, influence)
+        # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
+        # exceed this where rows repeat (a calibrator that gives few distinct outputs): equal rows share a group.
+        limit = 2 * math.sqrt(max(tally.brier.total, 0.0)) / scale
+        return cls(gap, np.sqrt(cells.count * rate * (1 - rate)), scale, influence, limit)
 
     @property
     def observed(self) -> float:
@@ -132,7 +137,7 @@ class Classwise(NamedTuple):
 
     def interval(self, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, tail)
+        reach = _reach(self.influence, self.limit, tail)
         return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
 
 
@@ -142,7 +147,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, tail)
+    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail)
 
     def seen(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
@@ -191,8 +196,8 @@ def _quantile(values: np.ndarray, quantile: float) -> float:
     return float(np.quantile(values, quantile))
 
 
-def _reach(influence: np.ndarray, tail: float) -> float:
-    return float(-ndtri(tail)) * math.sqrt(float((influence**2).sum()))
+def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
+    return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
 
 
 def gathered(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

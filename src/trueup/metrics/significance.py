@@ -76,12 +76,15 @@ class Scored(NamedTuple):
     rounding: float
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, group: np.ndarray | None = None) -> Scored:
-        """Pass over a pair; rows fall into `group`s, if given, as those of another method did."""
+    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, beside: Scored | None = None) -> Scored:
+        """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_tensors(logits, labels)
-        if group is not None and len(group) != len(z):
-            raise ValueError(f"paired methods must have the same rows, got {len(group)} and {len(z)}")
+        if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != (*z.shape, bins):
+            raise ValueError(
+                f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
+            )
         unit = rounding(z)
+        group = None if beside is None else beside.rows.group
         rows, classes = rows_and_classes(z, y, cells(z.shape[1], bins, unit, group))
         return cls(rows, Tally.scored(rows, classes, bins, unit), unit)
 
@@ -137,6 +140,7 @@ def intervals(
 ) -> dict[str, Interval]:
     """Intervals of several metrics from one tally; `values` may hold better values than the tally's own."""
     tail = _tail(level)
+    _check_resamples(replicates, "replicates")
     known = dict(values) if isinstance(values, Mapping) else {name: tally.value(name) for name in values}
     noisy: dict[bool, Noisy] = {}
     found = {}
@@ -152,7 +156,9 @@ def intervals(
             if adaptive not in noisy:
                 noisy[adaptive] = Noisy.of_grid(tally.grid, adaptive, replicates, seed)
             low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
-        found[name] = Interval(value, low, high if name in ("nll", "entropy", "brier") else min(high, 1.0), level)
+        # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
+        high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
+        found[name] = Interval(value, max(low, 0.0), high, level)
     return found
 
 
@@ -176,7 +182,7 @@ def paired_bootstrap(
     True
     """
     one = Scored.of(*first, bins=bins)
-    two = Scored.of(*second, bins=bins, group=one.rows.group)
+    two = Scored.of(*second, bins=bins, beside=one)
     return differences(one, two, (metric,), level=level, replicates=replicates, seed=seed)[metric]
 
 
@@ -185,6 +191,7 @@ def differences(
 ) -> dict[str, Interval]:
     """Paired intervals of second − first for several metrics; both must have been dealt the same groups."""
     tail = _tail(level)
+    _check_resamples(replicates, "replicates")
     joint: dict[bool, tuple[Noisy, Noisy]] = {}
     found = {}
     for name in metrics:
@@ -239,6 +246,7 @@ def consistency_of(
 ) -> Consistency:
     """Test calibration from a tally, as `consistency` does."""
     tail = _tail(level)
+    _check_resamples(resamples, "resamples")
     if metric not in (*ERRORS, "aece"):
         raise ValueError(f"metric must be one of {', '.join((*ERRORS, 'aece'))}, got {metric!r}")
     if not tally.n:
@@ -261,7 +269,8 @@ def consistency_of(
 def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
     """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
 
-    NaN where every confidence is ½ or 1 and nothing can be learnt. Spiegelhalter (1986).
+    Above ½ a positive z means overconfidence, below ½ a negative one. NaN where every confidence is ½ or 1 and nothing
+    can be learnt. Spiegelhalter (1986).
 
     >>> spiegelhalter([[0.0, 0.0]], [1]).z
     nan
@@ -274,7 +283,8 @@ def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
 def spiegelhalter_of(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     variance = tally.calibration_variance.total
-    z = tally.calibration_gap.total / math.sqrt(variance) if variance > 0 else float("nan")
+    # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
+    z = tally.calibration_gap.total / math.sqrt(variance) if variance > 1e-24 * tally.n else float("nan")
     return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
 
 
@@ -282,6 +292,11 @@ def _tail(level: float) -> float:
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     return (1 - level) / 2
+
+
+def _check_resamples(number: int, name: str) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}")
 
 
 def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:

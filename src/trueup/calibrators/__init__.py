@@ -1,0 +1,1 @@
+"""Calibrators: fitted maps from logits to logits, one method a file."""

@@ -1,0 +1,131 @@
+"""What a calibrator is: a fitted map from logits to logits."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trueup.arrays import as_logits, computable, like
+from trueup.optimise import Certificate
+
+HAIR = 1e-5
+"""By how much of itself the predicted class's probability stays above the others where it would not by itself."""
+
+
+class Calibrator(nn.Module):
+    """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
+
+    NumPy in, NumPy out; torch in, torch out; dtype out = dtype in. Half precision is computed in float32.
+    """
+
+    keeps_argmax: ClassVar[bool]
+    """The predicted class stays the same."""
+    shift_invariant: ClassVar[bool]
+    """Adding a constant to a row of logits changes nothing."""
+    sample_invariant: ClassVar[bool]
+    """Order and duplication of samples do not change the fit."""
+    differentiable: ClassVar[bool]
+    """The output has a useful gradient in the input."""
+
+    certificate: Certificate | None = None
+    """How the fit ended; None where the calibrator was made from its parameters, or the fit needs no search."""
+
+    def __call__(self, logits: Any, **extra: Any) -> Any:
+        """Map logits (n, classes), of any kind of array."""
+        if isinstance(logits, Tensor):
+            return super().__call__(logits, **extra)
+        return like(super().__call__(as_logits(logits), **extra), logits)
+
+    def forward(self, logits: Tensor, **extra: Any) -> Tensor:
+        """Map a tensor of logits (n, classes)."""
+        if logits.ndim != 2:
+            raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
+        return self.map(computable(logits), **extra).to(logits.dtype)
+
+    @abstractmethod
+    def map(self, logits: Tensor) -> Tensor:
+        """Map logits in float32 or float64."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments: `type(c)(**c.config())` equals `c`."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name != "self"}
+
+    def extra_repr(self) -> str:
+        """Small parameters in full, large ones by their shape."""
+        return ", ".join(f"{name}={_brief(value)}" for name, value in self.config().items())
+
+    def keep(self, name: str, value: Any) -> None:
+        """Register a parameter as a float64 buffer: moved with the module, saved with it, never trained."""
+        self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
+
+    def _check_classes(self, logits: Tensor, classes: int) -> None:
+        if logits.shape[1] != classes:
+            raise ValueError(f"logits must have the {classes} classes of the fit, got {logits.shape[1]}")
+
+
+class TopLabel(Calibrator):
+    """A calibrator of the predicted class's confidence alone; the other classes share the rest."""
+
+    keeps_argmax = True
+    shift_invariant = True
+
+    def confidence(self, logits: Any) -> Any:
+        """The calibrated confidence itself, (n,), as the method gives it."""
+        z = as_logits(logits)
+        top = torch.softmax(computable(z).double(), dim=1).amax(dim=1)
+        return like(self.calibrated(top).to(computable(z).dtype), logits)
+
+    @abstractmethod
+    def calibrated(self, confidence: Tensor) -> Tensor:
+        """Map confidences (n,)."""
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Give the predicted class its calibrated confidence and share the rest."""
+        confidence = torch.softmax(logits, dim=1).amax(dim=1)
+        return spread(logits, self.calibrated(confidence))
+
+
+def spread(logits: Tensor, confidence: Tensor) -> Tensor:
+    """Log-probabilities with this confidence on the predicted class, which stays the predicted one.
+
+    The rest is shared in proportion to the other probabilities, none of them above the confidence: what exceeds it goes
+    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to 1/K and a hair.
+    """
+    classes = logits.shape[1]
+    best = logits.argmax(dim=1, keepdim=True)
+    least = (1 + HAIR) / classes
+    top = confidence.to(logits.dtype).clamp(min=least, max=1.0)[:, None]
+    cap = top * (1 - HAIR / 2)
+    others = logits.scatter(1, best, -math.inf)
+    share = torch.softmax(others, dim=1)
+    tiny = torch.finfo(logits.dtype).tiny
+    rest = (1 - top).clamp(min=tiny)
+    log_shared = torch.log_softmax(others, dim=1) + torch.log(rest)
+    over = (share * rest).amax(dim=1, keepdim=True) > cap
+    if torch.compiler.is_compiling() or bool(over.any()):
+        log_shared = torch.where(over, torch.log(_capped(share * rest, rest, cap).clamp(min=tiny)), log_shared)
+    return log_shared.scatter(1, best, torch.log(top))
+
+
+def _capped(mass: Tensor, total: Tensor, cap: Tensor) -> Tensor:
+    """Scale the masses up and cap them so that they still add up to the total: find how many reach the cap."""
+    ordered = mass.sort(dim=1, descending=True).values
+    number = torch.arange(mass.shape[1], device=mass.device, dtype=mass.dtype)
+    below = ordered.flip(1).cumsum(dim=1).flip(1)  # what lies from each place on
+    tiny = torch.finfo(mass.dtype).tiny
+    scale = (total - number * cap).clamp(min=0) / below.clamp(min=tiny)
+    fits = ordered * scale <= cap
+    first = fits.to(torch.int64).argmax(dim=1, keepdim=True)  # the fewest capped with which the others fit
+    return torch.minimum(mass * scale.gather(1, first), cap)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.item():.6g}" if value.ndim == 0 else f"tensor{tuple(value.shape)}"
+    return repr(value)

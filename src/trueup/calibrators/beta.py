@@ -1,0 +1,105 @@
+"""Beta calibration, for two classes and one against the rest."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from trueup.arrays import as_tensors
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.platt import (
+    class_blocks,
+    drawn_in,
+    joined,
+    keep_classes,
+    log_probs_and_rests,
+    logistic,
+    normalised,
+)
+from trueup.optimise import Certificate
+
+
+class Beta(Calibrator):
+    """Fit to each class q_k ∝ σ(a ln p_k − b ln(1 − p_k) + c), a and b not negative, which rises with p_k.
+
+    It is the likelihood ratio of two beta distributions; a = b = 1, c = 0 is the identity, and a = b is Platt's curve.
+    Labels are drawn in as Platt's, so that separable and missing classes have finite curves. Not for many classes with
+    few samples each, where three numbers a class are too many.
+    Kull et al., "Beta calibration" (2017).
+
+    >>> p = torch.linspace(0.05, 0.95, 1000, dtype=torch.float64)
+    >>> z = torch.stack([torch.log1p(-p), torch.log(p)], dim=1)
+    >>> beta = Beta.fit(z, (torch.arange(1000) * 37 % 100 < 100 * p).long())  # nearly calibrated
+    >>> f"{beta.a[1]:.2f} {beta.b[1]:.2f} {beta.c[1]:.2f}"
+    '1.08 0.93 -0.10'
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
+    differentiable = True
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    def __init__(self, a: Any, b: Any, c: Any) -> None:
+        super().__init__()
+        keep_classes(self, a=a, b=b, c=c)
+        if bool((self.a < 0).any()) or bool((self.b < 0).any()):
+            raise ValueError(f"a and b must not be negative, got a = {a} and b = {b}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.a))
+        log_p, log_rest = log_probs_and_rests(logits.double())
+        return normalised(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Minimise each class's cross-entropy; a coefficient that comes out negative is dropped and the rest refitted."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        parts, certificates = [], []
+        for classes, log_p, log_rest in class_blocks(z):
+            found, certificate = _rising(log_p, -log_rest, drawn_in(y, classes))
+            parts.append(found)
+            certificates.append(certificate)
+        fitted = cls(*torch.cat(parts, dim=1))
+        fitted.certificate = joined(certificates)
+        return fitted
+
+
+def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Certificate]:
+    """The best a, b ≥ 0 and c of each column, (3, columns).
+
+    The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it is
+    the better of the two curves with one coefficient; of one that is negative too, the constant.
+    """
+    weights, offset, certificate = logistic([first, second], targets)
+    found = torch.cat([weights, offset[None]])
+    falling = (weights < 0).any(dim=0).nonzero()[:, 0]
+    if not len(falling):
+        return found, certificate
+    x, t = torch.stack([first[:, falling], second[:, falling]]), targets[:, falling]
+    least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
+    ends = [certificate]
+    for only in (0, 1):
+        weight, offset, end = logistic([x[only]], t)
+        rises = weight[0] > 0
+        candidate = torch.zeros(3, len(falling), dtype=t.dtype, device=t.device)
+        candidate[only] = torch.where(rises, weight[0], 0.0)
+        candidate[2] = torch.where(rises, offset, torch.logit(t.mean(dim=0)))
+        loss = _loss(candidate, *x, t)
+        found[:, falling[loss < least]] = candidate[:, loss < least]
+        least = torch.minimum(loss, least)
+        ends.append(end)
+    gradient, iterations = max(end.gradient for end in ends), max(end.iterations for end in ends)
+    loss = _loss(found, first, second, targets).sum()
+    return found, Certificate("converged", gradient, iterations, sum(end.passes for end in ends), float(loss))
+
+
+def _loss(curve: Tensor, first: Tensor, second: Tensor, targets: Tensor) -> Tensor:
+    odds = curve[0] * first + curve[1] * second + curve[2]
+    return (torch.nn.functional.softplus(odds) - targets * odds).mean(dim=0)

@@ -1,0 +1,192 @@
+"""Ensemble temperature scaling: a mixture of the scaled, the original and the uniform distribution."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.arrays import as_tensors, computable
+from trueup.calibrators.base import HAIR, Calibrator
+from trueup.calibrators.temperature import inverse_temperature
+from trueup.optimise import Certificate, FitError, newton
+
+Loss = Literal["brier", "nll"]
+
+_CHUNK = 1 << 20
+_SUBSAMPLE = 2000
+_RANGE = 1e3
+"""How far from the logits' own scale T is searched: for the usual networks far beyond the published 0.05 … 5."""
+
+
+class EnsembleTemperature(Calibrator):
+    """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1.
+
+    T minimises the Brier score (or the NLL), then w does, exactly. The ranking stays, and no rare error can cost more
+    than ln(K/w₃). Not for networks whose miscalibration differs between classes.
+    Zhang et al., "Mix-n-match: ensemble and compositional methods for uncertainty calibration in deep learning" (2020).
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 10))
+    >>> y = np.where(rng.random(5000) < 0.2, rng.integers(0, 10, 5000), (z + rng.gumbel(size=z.shape)).argmax(axis=1))
+    >>> ets = EnsembleTemperature.fit(z, y, loss="nll")
+    >>> ets.weights.numpy().round(2)
+    array([0.  , 0.82, 0.18])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = True
+    differentiable = True
+
+    temperature: Tensor
+    weights: Tensor
+
+    def __init__(self, temperature: Tensor | float, weights: Any) -> None:
+        super().__init__()
+        self.keep("temperature", temperature)
+        self.keep("weights", weights)
+        if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
+            raise ValueError(f"temperature must be one positive number, got {temperature}")
+        w = self.weights
+        if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and w[2] < 1):
+            raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {weights}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The logarithm of the mixture."""
+        z = logits.double()
+        uniform = torch.full_like(z, -math.log(z.shape[1]))
+        parts = torch.stack([torch.log_softmax(z / self.temperature, dim=1), torch.log_softmax(z, dim=1), uniform])
+        return torch.logsumexp(parts + torch.log(self.weights)[:, None, None], dim=0).to(logits.dtype)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "brier") -> Self:
+        """Minimise the loss in T alone, then in the weights."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        if loss == "brier":
+            beta, certificate = brier_inverse_temperature(z, y)
+            weights = _brier_weights(z, y, beta)
+        elif loss == "nll":
+            beta, certificate = inverse_temperature(z, y)
+            weights = _nll_weights(z, y, beta)
+        else:
+            raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
+        if weights[2] > 1 - HAIR:  # a trace of the scaled distribution keeps the predicted class where it was
+            weights = np.array([HAIR, 0.0, 1 - HAIR])
+        if certificate.status == "bound" and weights[0] > HAIR:
+            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: the loss falls beyond it", stacklevel=2)
+        fitted = cls(1 / beta, weights)
+        fitted.certificate = certificate
+        return fitted
+
+
+def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+    """1/T of least Brier score, in trusted tensors.
+
+    The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
+    """
+    every = max(1, len(z) // _SUBSAMPLE)
+    some, labels = computable(z[::every]), y[::every]
+    scale = float(some.double().std(dim=1, correction=0).median())
+    if scale == 0:
+        return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
+    grid = np.geomspace(1 / _RANGE, _RANGE, 31) / scale
+    deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
+    low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
+    while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
+        low -= 1
+    while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
+        high += 1
+    return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
+
+
+def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """The w ≥ 0 of sum 1 that minimises wᵀ(square)w − 2(linear)ᵀw: the best of the minima on all faces of the simplex.
+
+    >>> simplex_minimum(np.eye(3), np.array([1.0, 0.5, 0.0]))
+    array([0.75, 0.25, 0.  ])
+    """
+    size = len(linear)
+    best, least = np.full(size, 1 / size), math.inf
+    for number in range(1, size + 1):
+        for face in map(list, itertools.combinations(range(size), number)):
+            # Stationary with a multiplier for the sum; least squares, as the parts may be one and the same.
+            system = np.ones((number + 1, number + 1))
+            system[:number, :number] = square[np.ix_(face, face)]
+            system[number, number] = 0.0
+            inner = np.linalg.lstsq(system, np.append(linear[face], 1.0), rcond=1e-13)[0][:number]
+            if inner.min() < -1e-12:
+                continue
+            w = np.zeros(size)
+            w[face] = np.maximum(inner, 0.0) / np.maximum(inner, 0.0).sum()
+            value = float(w @ square @ w - 2 * linear @ w)
+            if value < least - 1e-14:  # of equal ones the fewest parts
+                best, least = w, value
+    return best
+
+
+def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
+    """The mean Brier score of softmax(βz), and its first two derivatives in β."""
+    sums = np.zeros(3)
+    for part, labels in _chunks(z, y):
+        p = torch.softmax(beta * part, dim=1)
+        off = part - (p * part).sum(dim=1, keepdim=True)
+        rise = p * off
+        bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
+        p_y, rise_y, bend_y = (x.gather(1, labels).sum() for x in (p, rise, bend))
+        sums[0] += float((p * p).sum() - 2 * p_y) + len(part)
+        sums[1] += float(2 * (p * rise).sum() - 2 * rise_y)
+        sums[2] += float(2 * (rise * rise + p * bend).sum() - 2 * bend_y)
+    value, slope, curvature = (sums / len(z)).tolist()
+    return value, slope, curvature
+
+
+def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
+    n, classes = z.shape
+    square, linear = np.full((3, 3), 1 / classes), np.array([0.0, 0.0, 1 / classes])
+    square[:2, :2] = 0.0
+    for part, labels in _chunks(z, y):
+        both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
+        square[:2, :2] += (torch.einsum("ank,bnk->ab", both, both) / n).cpu().numpy()
+        linear[:2] += (both.gather(2, labels.expand(2, -1, -1)).sum(dim=(1, 2)) / n).cpu().numpy()
+    return simplex_minimum(square, linear)
+
+
+def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarray:
+    """Newton's steps on −mean ln(w·a), a the three probabilities of the label; each model is minimised on the simplex."""
+    columns = [
+        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in _chunks(z, y)])
+        for b in (beta, 1.0)
+    ]
+    a = torch.cat([*columns, torch.full_like(columns[0], 1 / z.shape[1])], dim=1).cpu().numpy()
+    w = np.full(3, 1 / 3)
+    for _ in range(most):
+        mixed = a @ w
+        scaled = a / mixed[:, None]
+        slope, bend = -scaled.mean(axis=0), scaled.T @ scaled / len(a)
+        step = simplex_minimum(bend, bend @ w - slope) - w
+        if -slope @ step < 1e-13:
+            return w
+        length = 1.0
+        with np.errstate(divide="ignore"):
+            while not np.mean(np.log(a @ (w + length * step) / mixed)) >= -1e-4 * length * (slope @ step):
+                length /= 2
+                if length < 1e-12:
+                    return w
+        w = np.maximum(w + length * step, 0.0)
+        w /= w.sum()
+    raise FitError(f"no weights were found in {most} steps: the loss can still fall by {-slope @ step:g}")
+
+
+def _chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows in double, less their largest logit, with their labels as a column."""
+    step = max(1, _CHUNK // z.shape[1])
+    for part, labels in zip(z.split(step), y.split(step), strict=True):
+        double = computable(part).double()
+        yield double - double.amax(dim=1, keepdim=True), labels[:, None]

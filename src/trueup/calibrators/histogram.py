@@ -1,0 +1,128 @@
+"""Histogram binning: what a confidence of this size was worth."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import numpy as np
+from torch import Tensor
+
+from trueup.arrays import as_tensors
+from trueup.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
+from trueup.calibrators.base import Calibrator, TopLabel
+from trueup.calibrators.per_class import clipped, keep_curve, one_vs_rest, step
+from trueup.rows import confidences_and_hits
+
+Empty = Literal["midpoint", "zero", "mean"]
+
+
+class Histogram(TopLabel):
+    """Replace the confidence by the accuracy of its bin: c′ = Σ_{i∈b} a_i / n_b, one set of bins for all classes.
+
+    Bins are right-closed, of equal width or of equal mass. Not for ranking: confidences of one bin become equal.
+    Zadrozny & Elkan, "Obtaining calibrated probability estimates" (2001).
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7]])
+    >>> binned = Histogram.fit(logits, [0, 1, 0, 1], bins=4)
+    >>> binned.confidence(logits).round(4)
+    array([0.5, 0.5, 1. , 1. ])
+    """
+
+    sample_invariant = False  # equal-mass bins of doubled samples may be cut elsewhere; those of equal width are invariant
+    differentiable = False
+
+    edges: Tensor
+    values: Tensor
+
+    def __init__(self, edges: Any, values: Any) -> None:
+        super().__init__()
+        keep_curve(self, "edges", edges, values, more=-1)
+
+    def calibrated(self, confidence: Tensor) -> Tensor:
+        """The bin's accuracy."""
+        return step(confidence.double(), self.edges[1:-1], self.values)
+
+    @classmethod
+    def fit(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        bins: int = BINS,
+        edges: Literal["width", "mass"] = "width",
+        empty: Empty = "midpoint",
+    ) -> Self:
+        """Count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        confidence, hits = confidences_and_hits(z, y)
+        if edges not in ("width", "mass"):
+            raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
+        places = equal_mass(confidence, bins) if edges == "mass" else _slack_edges(bins, z)
+        tally = Bins.tallied(confidence, hits, places)
+        return cls(places, _frequency(tally.count, tally.hits, places, empty))
+
+    @classmethod
+    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
+        """Fit with bins of equal mass, none of which is empty."""
+        return cls.fit(logits, labels, bins=bins, edges="mass")
+
+
+class HistogramOvR(Calibrator):
+    """Replace each class's probability by the frequency of that class in its bin, then normalise the row.
+
+    q_k ∝ Σ_{i: p_ik∈b} 1[y_i = k] / n_kb, with bins of equal width, kept in [1/(n+2), 1 − 1/(n+2)]. Not for many classes
+    with few samples each, nor where the predicted class must stay: it may change.
+    Guo et al., "On calibration of modern neural networks" (2017).
+
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]])
+    >>> binned = HistogramOvR.fit(logits, [0, 1, 0, 1], bins=2)
+    >>> np.exp(binned(logits)).round(4)
+    array([[0.6667, 0.3333],
+           [0.6667, 0.3333],
+           [0.6667, 0.3333],
+           [0.1667, 0.8333]])
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and frequencies come closer to 0 and 1
+    differentiable = False
+
+    edges: Tensor
+    values: Tensor
+
+    def __init__(self, edges: Any, values: Any) -> None:
+        super().__init__()
+        keep_curve(self, "edges", edges, values, more=-1)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' frequencies, normalised."""
+        self._check_classes(logits, len(self.values))
+        bins = self.edges.shape[-1] - 1
+        every = self.edges[1:-1].expand(len(self.values), bins - 1).contiguous()
+        return one_vs_rest(logits, lambda p: step(p, every, self.values))
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint") -> Self:
+        """Count each class's labels in the bins of its probability; an empty bin gets its midpoint, zero, or the mean."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        places = _slack_edges(bins, z)
+        tally = Bins.of(z, y, bins=bins, classwise=True)
+        return cls(places, clipped(_frequency(tally.count, tally.hits, places, empty), len(z)))
+
+
+def _slack_edges(bins: int, z: Tensor) -> np.ndarray:
+    """Edges of equal width, each moved by the rounding of the logits, so that what lies on one stays below it."""
+    return np.concatenate([[0.0], cuts(equal_width(bins), rounding=rounding(z)), [1.0]])
+
+
+def _frequency(count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty) -> np.ndarray:
+    """Hits per count in each bin, on the last axis."""
+    fallbacks = {
+        "midpoint": (edges[1:] + edges[:-1]) / 2,
+        "zero": np.zeros(1),
+        "mean": hits.sum(axis=-1, keepdims=True) / count.sum(axis=-1, keepdims=True),
+    }
+    if empty not in fallbacks:
+        raise ValueError(f'empty must be "midpoint", "zero" or "mean", got {empty!r}')
+    return np.where(count > 0, hits / np.maximum(count, 1.0), fallbacks[empty])

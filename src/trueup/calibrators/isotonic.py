@@ -1,0 +1,201 @@
+"""Isotonic regression: the non-decreasing curve nearest to what came true."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from trueup.arrays import as_tensors
+from trueup.bins import tie_ends
+from trueup.calibrators.base import Calibrator, TopLabel
+from trueup.calibrators.per_class import (
+    BEYOND,
+    class_probs,
+    clipped,
+    interpolate,
+    keep_curve,
+    members,
+    one_vs_rest,
+    table,
+)
+from trueup.calibrators.temperature import Temperature
+from trueup.optimise import Certificate
+from trueup.rows import confidences_and_hits
+
+
+class Isotonic(TopLabel):
+    """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², straight between its blocks.
+
+    g is constant outside the confidences of the fit, and kept in [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it
+    follows the noise.
+    Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002).
+
+    >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    >>> curve = Isotonic.fit(logits, [1, 0, 1, 0])
+    >>> curve.confidence(np.log([[0.65, 0.35], [0.75, 0.25], [0.85, 0.15]])).round(4)
+    array([0.3333, 0.5   , 0.6667])
+    """
+
+    sample_invariant = False  # twice the samples, and the curve's ends come closer to 0 and 1
+    differentiable = False
+
+    knots: Tensor
+    values: Tensor
+
+    def __init__(self, knots: Any, values: Any) -> None:
+        super().__init__()
+        keep_curve(self, "knots", knots, values)
+
+    def calibrated(self, confidence: Tensor) -> Tensor:
+        """The curve."""
+        return interpolate(confidence.double(), self.knots, self.values)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Pool adjacent violators."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        confidence, hits = confidences_and_hits(z, y)
+        knots, values = pooled(confidence, confidence[hits > 0])
+        return cls(knots, clipped(values, len(z)))
+
+
+class IsotonicOvR(Calibrator):
+    """Map each class's probability by its own isotonic curve, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
+
+    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. Not for many classes with few samples each, nor
+    where the predicted class must stay: it may change.
+    Zadrozny & Elkan (2002); Zhang et al., "Mix-n-Match" (2020).
+
+    >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    >>> curves = IsotonicOvR.fit(logits, [1, 0, 1, 0])
+    >>> np.exp(curves(logits)).round(4)
+    array([[0.1667, 0.8333],
+           [0.5   , 0.5   ],
+           [0.5   , 0.5   ],
+           [0.8333, 0.1667]])
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the curves' ends come closer to 0 and 1
+    differentiable = False
+
+    knots: Tensor
+    values: Tensor
+    temperature: Tensor
+
+    def __init__(self, knots: Any, values: Any, temperature: Tensor | float = 1.0) -> None:
+        super().__init__()
+        keep_curve(self, "knots", knots, values)
+        self.keep("temperature", Temperature(temperature).temperature)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.knots))
+        scaled = logits / self.temperature.to(logits.dtype)
+        return one_vs_rest(scaled, lambda p: interpolate(p, self.knots, self.values))
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Pool adjacent violators in each class."""
+        return cls._fitted(*as_tensors(logits, labels, at_least=1), temperature=1.0)
+
+    @classmethod
+    def fit_scaled(cls, logits: Any, labels: Any) -> Self:
+        """Fit a temperature first, then the curves to what it gives."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        scaler = Temperature.fit(z, y)
+        return cls._fitted(scaler(z), y, float(scaler.temperature), scaler.certificate)
+
+    @classmethod
+    def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:
+        of_class = members(y, z.shape[1])
+        curves = [
+            pooled(scores, scores[of_class[k]]) for first, block in class_probs(z) for k, scores in enumerate(block, first)
+        ]
+        knots, values = zip(*curves, strict=True)
+        found = cls(table(knots, BEYOND), clipped(table(values), len(z)), temperature)
+        found.certificate = certificate
+        return found
+
+
+class IsotonicPooled(Calibrator):
+    """Map every class's probability by one isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
+
+    g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes' order.
+    Not for networks whose miscalibration differs between classes.
+    Zhang et al., "Mix-n-Match: ensemble and compositional methods for uncertainty calibration" (2020).
+
+    >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    >>> curve = IsotonicPooled.fit(logits, [1, 0, 1, 0])
+    >>> np.exp(curve(logits)).round(4)
+    array([[0.5, 0.5],
+           [0.5, 0.5],
+           [0.5, 0.5],
+           [0.9, 0.1]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the curve's ends come closer to 0 and 1
+    differentiable = False
+
+    knots: Tensor
+    values: Tensor
+
+    def __init__(self, knots: Any, values: Any) -> None:
+        super().__init__()
+        keep_curve(self, "knots", knots, values)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The curve of every class, normalised."""
+        out = one_vs_rest(logits, lambda p: interpolate(p, self.knots, self.values))
+        # Where rounding leaves another class level with the predicted one, it goes below by a few units of rounding.
+        best = logits.argmax(dim=1, keepdim=True)
+        top = out.gather(1, best)
+        below = top - 4 * torch.finfo(out.dtype).eps * (1 + top.abs())
+        return torch.where(logits < logits.gather(1, best), torch.minimum(out, below), out)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Pool adjacent violators among all classes' probabilities."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        of_class = members(y, z.shape[1])
+        blocks = [(first, block) for first, block in class_probs(z)]
+        positive = [block[k - first, of_class[k]] for first, block in blocks for k in range(first, first + len(block))]
+        scores = np.concatenate([block.ravel() for _, block in blocks])
+        knots, values = pooled(scores, np.concatenate(positive))
+        return cls(knots, clipped(values, z.numel()))
+
+
+def pooled(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Isotonic regression of what came true, given all scores and those that did: first and last score of each block.
+
+    The curve can only rise where a run of equal scores that holds a positive begins. So a group reaches from one such
+    run to the next, there are no more groups than positives, and nothing below the lowest positive need be sorted.
+    """
+    if len(positive) == 0:
+        return np.zeros(1), np.zeros(1)
+    low = scores < positive.min() * (1 - 1e-14)  # less a little more than rounding, so that no run of ties is cut
+    upper = np.sort(scores[~low])
+    ends = np.flatnonzero(tie_ends(upper))
+    run = np.searchsorted(ends, np.searchsorted(upper, positive))
+    starts, hits = np.unique(np.where(run > 0, ends[run - 1] + 1, 0), return_counts=True)
+    if starts[0] > 0:
+        starts, hits = np.append(0, starts), np.append(0, hits)
+    counts = np.diff(starts, append=len(upper))
+    blocks = isotonic_regression(hits / counts, weights=counts).blocks[:-1]
+    first = starts[blocks]
+    last = np.append(first[1:], len(upper)) - 1
+    value = np.add.reduceat(hits, blocks) / np.add.reduceat(counts, blocks)
+    knots = upper[np.stack([first, last], axis=1).ravel()]
+    wanted = np.stack([first >= 0, last > first], axis=1).ravel()  # a block of one score has one knot
+    values = np.repeat(value, 2)
+    if low.any():
+        lowest = np.concatenate([[scores[low].max()], knots[wanted]]), np.concatenate([[0.0], values[wanted]])
+        return lowest
+    return knots[wanted], values[wanted]

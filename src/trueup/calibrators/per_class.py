@@ -1,0 +1,97 @@
+"""Curves from a probability to a calibrated one, and their application to all classes of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.rows import confidences
+
+ORDER = 1e-9
+"""How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
+BEYOND = 2.0
+"""Where places that only fill up a row of a table lie: above every probability."""
+
+_BLOCK = 1 << 22  # numbers worked on at a time
+
+
+def one_vs_rest(logits: Tensor, curve: Callable[[Tensor], Tensor]) -> Tensor:
+    """Log-probabilities in proportion to curve(p_k) + 1e-9 p_k; the curve takes and gives (classes, rows) in float64."""
+    # In single precision 1e-9 would vanish beside the curve's value; eight units of rounding do not.
+    weight = max(ORDER, 8 * torch.finfo(logits.dtype).eps)
+
+    def part(z: Tensor) -> Tensor:
+        p = torch.softmax(z.double(), dim=1).T.contiguous()
+        q = (curve(p) + weight * p).T
+        return torch.log(q / q.sum(dim=1, keepdim=True)).to(z.dtype)
+
+    step = max(1, _BLOCK // logits.shape[1])
+    if torch.compiler.is_compiling() or len(logits) <= step:
+        return part(logits)
+    return torch.cat([part(z) for z in logits.split(step)])
+
+
+def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Go straight between the knots, and stay constant outside; one curve for all x, or one for each of its rows."""
+    above = torch.searchsorted(knots, x, right=True)
+    low, high = (above - 1).clamp(min=0), above.clamp(max=knots.shape[-1] - 1)
+    left, right = _take(knots, low), _take(knots, high)
+    share = (x - left) / torch.where(right > left, right - left, 1.0)
+    start = _take(values, low)
+    return start + share.clamp(0.0, 1.0) * (_take(values, high) - start)
+
+
+def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
+    """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each of its rows."""
+    return _take(values, torch.searchsorted(cuts, x, right=right))
+
+
+def class_probs(z: Tensor) -> Iterator[tuple[int, np.ndarray]]:
+    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
+    confidence, predicted = confidences(z)
+    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
+    scale = torch.from_numpy(confidence)
+    classes = max(1, _BLOCK // max(1, len(z)))
+    for first in range(0, z.shape[1], classes):
+        shifted = z[:, first : first + classes].double().T - top
+        yield first, (shifted.cpu().exp_() * scale).contiguous().numpy()
+
+
+def members(y: Tensor, classes: int) -> list[np.ndarray]:
+    """The rows of each class."""
+    labels = y.cpu().numpy()
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def table(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
+    """Curves of different lengths as one array, filled up with a number or with each one's last value."""
+    width = max(len(curve) for curve in curves)
+    return np.stack([np.pad(c, (0, width - len(c)), constant_values=c[-1] if fill is None else fill) for c in curves])
+
+
+def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int = 0) -> None:
+    """Keep rising places under `name`, and as many values in [0, 1], or one more (fewer) of them."""
+    to.keep(name, places)
+    to.keep("values", values)
+    x, v = (to.get_buffer(key) for key in (name, "values"))
+    if x.ndim not in (1, 2) or not torch.isfinite(x).all() or (x.diff(dim=-1) < 0).any():
+        raise ValueError(f"{name} must be finite numbers that rise, (places,) or (classes, places), got {places!r}")
+    if v.shape[-1:] != (x.shape[-1] + more,) or (x.ndim == 2 and v.shape[:-1] != x.shape[:-1]):
+        raise ValueError(f"values must go with {name} {tuple(x.shape)}, one a place {more:+d}, got {tuple(v.shape)}")
+    if not ((v >= 0) & (v <= 1)).all():
+        raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")
+
+
+def clipped(values: np.ndarray, n: int) -> np.ndarray:
+    """Keep frequencies among n samples off 0 and 1: at least 1/(n+2), at most 1 − 1/(n+2)."""
+    return np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values[index] if values.ndim == 1 else values.gather(1, index)

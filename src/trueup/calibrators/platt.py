@@ -1,0 +1,178 @@
+"""Platt scaling, and the logistic regressions, one for each class, that it shares with beta calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from trueup.arrays import as_tensors, computable
+from trueup.calibrators.base import Calibrator
+from trueup.optimise import Certificate, FitError
+
+_BLOCK = 1 << 21
+"""Numbers of one feature in a block of classes that is fitted together."""
+_TOLERANCE = 1e-10
+"""How far from its minimum a class's mean loss may be left: half the square of Newton's step in the loss's own metric."""
+
+
+class Platt(Calibrator):
+    """Fit a logistic curve to each class's log-odds: q_k ∝ σ(A_k s_k + B_k), s_k = z_k − ln Σ_{j≠k} exp z_j.
+
+    With two classes the curves complement each other and q_1 = σ(A s_1 + B). Labels are drawn in to (N₊+1)/(N₊+2) and
+    1/(N₋+2), so that separable and missing classes have finite curves. Not for many classes with few samples each: the
+    curves are fitted apart, and drawn-in labels then flatten them.
+    Platt, "Probabilistic outputs for support vector machines" (1999).
+
+    >>> z = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, -1.0], [0.0, -3.0]])
+    >>> platt = Platt.fit(z, torch.tensor([1, 0, 1, 0]))
+    >>> f"{platt.slope[1]:.4f} {platt.offset[1]:.4f}"
+    '0.2057 0.0000'
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
+    differentiable = True
+
+    slope: Tensor
+    offset: Tensor
+
+    def __init__(self, slope: Any, offset: Any) -> None:
+        super().__init__()
+        keep_classes(self, slope=slope, offset=offset)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.slope))
+        log_p, log_rest = log_probs_and_rests(logits.double())
+        return normalised(self.slope * (log_p - log_rest) + self.offset).to(logits.dtype)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Minimise each class's cross-entropy against the drawn-in labels."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        slopes, offsets, certificates = [], [], []
+        for classes, log_p, log_rest in class_blocks(z):
+            weights, offset, certificate = logistic([log_p - log_rest], drawn_in(y, classes))
+            slopes.append(weights[0])
+            offsets.append(offset)
+            certificates.append(certificate)
+        fitted = cls(torch.cat(slopes), torch.cat(offsets))
+        fitted.certificate = joined(certificates)
+        return fitted
+
+
+def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:
+    """ln p_k and ln(1 − p_k) of each entry, without cancellation."""
+    return _columns(z, torch.arange(z.shape[1], device=z.device), *_row_sums(z))
+
+
+def _row_sums(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row: ln Σ_k exp z_k, the largest class, and ln(1 − p) of that class, which is the others' sum."""
+    best = z.argmax(dim=1, keepdim=True)
+    others = torch.logsumexp(z.scatter(1, best, -torch.inf), dim=1, keepdim=True)
+    return torch.logsumexp(z, dim=1, keepdim=True), best, -torch.nn.functional.softplus(z.gather(1, best) - others)
+
+
+def _columns(z: Tensor, classes: Tensor, total: Tensor, best: Tensor, rest_of_best: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = z - total
+    # Any class but the best has p of at most a half. The best's is held off one, or its unused gradient would be NaN.
+    rest = torch.log1p(-torch.exp(log_p).clamp(max=0.75))
+    return log_p, torch.where(best == classes, rest_of_best, rest)
+
+
+def normalised(odds: Tensor) -> Tensor:
+    """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds that the classes have one by one."""
+    return torch.log_softmax(torch.nn.functional.logsigmoid(odds), dim=1)
+
+
+def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of classes, with their columns of ln p and ln(1 − p) in double."""
+    rows = [_row_sums(computable(part).double()) for part in z.split(max(1, _BLOCK // z.shape[1]))]
+    sums = [torch.cat(column) for column in zip(*rows, strict=True)]
+    for classes in torch.arange(z.shape[1], device=z.device).split(max(1, _BLOCK // len(z))):
+        yield classes, *_columns(computable(z[:, classes]).double(), classes, *sums)
+
+
+def drawn_in(y: Tensor, classes: Tensor) -> Tensor:
+    """Platt's targets of each class, (n, classes): (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others."""
+    mine = y[:, None] == classes
+    positive = mine.sum(dim=0).double()
+    return torch.where(mine, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
+
+
+def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[Tensor, Tensor, Certificate]:
+    """Fit σ(Σ_f w_f x_f + offset) to the targets, apart for each column: weights (features, columns), offsets (columns,).
+
+    Newton's steps, each column's own, halved until its loss falls. (L-BFGS over all columns at once ends at the same
+    point, but sees one ill-conditioned problem where there are many tiny ones, and takes 7 to 30 times the passes.)
+    """
+    n, columns = targets.shape
+    # Features on one scale: the Hessian at the start is then well conditioned. A constant one gets no weight.
+    middle = torch.stack([x.mean(dim=0) for x in features]) if features else targets.new_empty(0, columns)
+    width = torch.stack([x.std(dim=0, correction=0) for x in features]) if features else middle
+    width = torch.where(width > 1e-12 * (1 + middle.abs()), width, torch.inf)
+    x = torch.stack([*((f - m) / s for f, m, s in zip(features, middle, width, strict=True)), torch.ones_like(targets)])
+    at = torch.zeros(len(x), columns, dtype=targets.dtype, device=targets.device)
+    at[-1] = torch.logit(targets.mean(dim=0))
+    value = _loss(x, targets, at)
+    going = torch.ones(columns, dtype=torch.bool, device=targets.device)
+    passes = 1
+    for iteration in range(1, most + 1):
+        probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
+        slope = (x * (probs - targets)).mean(dim=1)
+        bend = torch.einsum("fnc,gnc->cfg", x * (probs * (1 - probs)), x) / n
+        # Nearly collinear features leave a direction without curvature: a trace of ridge stops it.
+        ridge = 1e-12 * bend.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] + 1e-300
+        bend = bend + ridge * torch.eye(len(x), dtype=bend.dtype, device=bend.device)
+        step = -torch.linalg.solve(bend, slope.T[..., None])[..., 0].T
+        gain = -(step * slope).sum(dim=0)
+        passes += 1
+        if not bool(torch.isfinite(gain).all()):
+            raise FitError("the features leave no finite step: are they of one scale?")
+        going = gain > 2 * _TOLERANCE * value.clamp(max=1.0)
+        # The last step is taken too: it leaves an error of about its square.
+        length = torch.ones_like(value)
+        for _ in range(40):
+            following = _loss(x, targets, at + length * step)
+            passes += 1
+            worse = ~(following <= value - 1e-4 * length * gain + 1e-15 * value)
+            if not bool(worse.any()):
+                break
+            length = torch.where(worse, length / 2, length)
+        at, value = at + torch.where(worse, 0.0, length) * step, torch.where(worse, value, following)
+        if not bool((going & ~worse).any()):
+            break
+    else:
+        raise FitError(f"no minimum was found in {most} steps: the loss can still fall by {gain.max() / 2:g}")
+    weights = at[:-1] / width
+    offset = at[-1] - (weights * middle).sum(dim=0)
+    slopes = float(torch.linalg.vector_norm((x * (torch.sigmoid((x * at[:, None]).sum(dim=0)) - targets)).mean(dim=1)))
+    return weights, offset, Certificate("converged", slopes, iteration, passes + 1, float(value.sum()))
+
+
+def joined(certificates: list[Certificate]) -> Certificate:
+    """One certificate for blocks of columns: gradients and losses together, the most steps any took."""
+    gradient = sum(c.gradient**2 for c in certificates) ** 0.5
+    iterations, passes = max(c.iterations for c in certificates), max(c.passes for c in certificates)
+    return Certificate("converged", gradient, iterations, passes, sum(c.loss for c in certificates))
+
+
+def keep_classes(calibrator: Calibrator, **vectors: Any) -> None:
+    """Keep vectors of one number a class, checked to be finite and of one length."""
+    for name, value in vectors.items():
+        calibrator.keep(name, value)
+        kept = calibrator.get_buffer(name)
+        if kept.ndim != 1 or len(kept) < 2 or not bool(torch.isfinite(kept).all()):
+            raise ValueError(f"{name} must be finite, one number for each of at least 2 classes, got {value}")
+    shapes = {name: len(calibrator.get_buffer(name)) for name in vectors}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"{' and '.join(shapes)} must have the same classes, got {shapes}")
+
+
+def _loss(x: Tensor, targets: Tensor, at: Tensor) -> Tensor:
+    odds = (x * at[:, None]).sum(dim=0)
+    return (torch.nn.functional.softplus(odds) - targets * odds).mean(dim=0)

@@ -1,0 +1,164 @@
+"""The only minimisers: a safeguarded Newton in one dimension, and L-BFGS in many. Each returns a certificate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How a fit ended, and what it cost."""
+
+    status: Literal["converged", "bound"]
+    gradient: float
+    """Size of the gradient of the mean loss at the end."""
+    iterations: int
+    passes: int
+    """How often the data were read whole."""
+    loss: float
+    """The objective at the end, per row."""
+
+
+class FitError(ValueError):
+    """A fit that did not end at a minimum; the message names the cause."""
+
+
+def newton(
+    derivatives: Callable[[float], tuple[float, float, float]],
+    start: float,
+    *,
+    low: float,
+    high: float,
+    tolerance: float = 1e-6,
+    most: int = 100,
+) -> tuple[float, Certificate]:
+    """Minimise a convex function of one positive number, given its value, slope and curvature.
+
+    Newton's step in ln x, kept inside a bracket of the slope's root that every evaluation tightens; where it leaves the
+    bracket, or the slope has hardly fallen, the bracket is cut in the middle (of the logarithm). Ends with a step of
+    less than `tolerance`, which is taken and leaves an error of about its square; or at an end of [low, high].
+    """
+    left, right = low, high
+    x = min(max(start, low), high)
+    last_slope = math.inf
+    for iteration in range(1, most + 1):
+        value, slope, curvature = derivatives(x)
+        if not math.isfinite(value + slope + curvature):
+            raise FitError(f"the loss is not finite at {x:g}: value {value}, slope {slope}, curvature {curvature}")
+        left, right = (x, right) if slope < 0 else (left, x)
+        # In u = ln x the slope is x·f′ and the curvature x²f″ + x·f′; where that is not positive, x²f″ alone is.
+        bend = curvature * x + slope if curvature * x + slope > 0 else curvature * x
+        step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
+        if slope == 0 or abs(step) <= tolerance:
+            return x * math.exp(step if slope else 0.0), Certificate(
+                "converged", abs(slope), iteration, iteration, value
+            )
+        if right <= left * (1 + tolerance):
+            status: Literal["converged", "bound"] = "bound" if left <= low or right >= high else "converged"
+            return x, Certificate(status, abs(slope), iteration, iteration, value)
+        following = x * math.exp(min(max(step, -50.0), 50.0))
+        if not left < following < right or abs(slope) > 0.9 * last_slope:
+            following = math.sqrt(left * right)
+        last_slope = abs(slope)
+        x = following
+    raise FitError(f"no minimum was found in {most} steps: slope {slope:g} at {x:g}")
+
+
+def lbfgs(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    *,
+    tolerance: float = 1e-7,
+    most: int = 500,
+    memory: int = 20,
+) -> tuple[np.ndarray, Certificate]:
+    """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
+
+    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
+    allows no further descent and the gradient is within a thousand tolerances; anything else raises.
+    Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
+    """
+    x = start.astype(np.float64).copy()
+    value, gradient = objective(x)
+    passes = 1
+    steps: list[np.ndarray] = []
+    changes: list[np.ndarray] = []
+    for iteration in range(most + 1):
+        size = float(np.linalg.norm(gradient))
+        if not math.isfinite(value + size):
+            raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
+        if size <= tolerance:
+            return x, Certificate("converged", size, iteration, passes, value)
+        direction = -_two_loops(gradient, steps, changes)
+        if direction @ gradient >= 0:
+            steps, changes, direction = [], [], -gradient
+        first = 1.0 if steps else min(1.0, 1.0 / size)
+        found = _line_search(objective, x, value, gradient, direction, first)
+        passes += found.evaluations
+        if found.value >= value and found.length == 0:
+            if steps:  # the curvature collected may be stale: once more along the gradient
+                steps, changes = [], []
+                continue
+            if size <= 1000 * tolerance:
+                return x, Certificate("converged", size, iteration, passes, value)
+            raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
+        step, change = found.length * direction, found.gradient - gradient
+        if step @ change > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
+            steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
+        x, value, gradient = x + step, found.value, found.gradient
+    raise FitError(f"no minimum was found in {most} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
+
+
+def _two_loops(gradient: np.ndarray, steps: list[np.ndarray], changes: list[np.ndarray]) -> np.ndarray:
+    """The inverse Hessian, as the last steps show it, times the gradient."""
+    q = gradient.copy()
+    weights = []
+    for step, change in zip(reversed(steps), reversed(changes), strict=True):
+        weight = (step @ q) / (step @ change)
+        q -= weight * change
+        weights.append(weight)
+    if steps:
+        q *= (steps[-1] @ changes[-1]) / (changes[-1] @ changes[-1])
+    for step, change, weight in zip(steps, changes, reversed(weights), strict=True):
+        q += (weight - (change @ q) / (step @ change)) * step
+    return q
+
+
+@dataclass(frozen=True)
+class _Found:
+    length: float
+    value: float
+    gradient: np.ndarray
+    evaluations: int
+
+
+def _line_search(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    x: np.ndarray,
+    value: float,
+    gradient: np.ndarray,
+    direction: np.ndarray,
+    length: float,
+) -> _Found:
+    """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
+    slope = float(gradient @ direction)
+    low, high = 0.0, math.inf
+    rounding = 1e-15 * abs(value)
+    best = _Found(0.0, value, gradient, 0)
+    for evaluation in range(1, 31):
+        new_value, new_gradient = objective(x + length * direction)
+        new_slope = float(new_gradient @ direction)
+        lower = math.isfinite(new_value) and new_value <= value + 1e-4 * length * slope + rounding
+        if lower:
+            if new_value <= best.value + rounding:
+                best = _Found(length, new_value, new_gradient, evaluation)
+            if abs(new_slope) <= -0.9 * slope:
+                return _Found(length, new_value, new_gradient, evaluation)
+        low, high = (length, high) if lower and new_slope < 0 else (low, length)
+        length = 2 * length if math.isinf(high) else (low + high) / 2
+    return _Found(best.length, best.value, best.gradient, 30)
