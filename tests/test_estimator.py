@@ -2,28 +2,25 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax, softmax
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import check_estimator
+
 from strategies import calibrated
-
-sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'trueup[sklearn]'")
-
-from scipy.special import log_softmax, softmax  # noqa: E402
-from sklearn.base import clone  # noqa: E402
-from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
-from sklearn.datasets import make_classification  # noqa: E402
-from sklearn.ensemble import RandomForestClassifier  # noqa: E402
-from sklearn.exceptions import NotFittedError  # noqa: E402
-from sklearn.frozen import FrozenEstimator  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score  # noqa: E402
-from sklearn.naive_bayes import GaussianNB  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
-from sklearn.svm import SVC  # noqa: E402
-from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
-
-from trueup import METHODS, metrics  # noqa: E402
-from trueup.calibrators.temperature import Temperature  # noqa: E402
-from trueup.estimator import CalibratedClassifier, LogitCalibrator  # noqa: E402
+from trueup import METHODS, metrics
+from trueup.calibrators.temperature import Temperature
+from trueup.estimator import CalibratedClassifier, LogitCalibrator
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 
@@ -48,7 +45,7 @@ EXCEPTIONS = dict.fromkeys(
 
 
 class AnyWidth(LogitCalibrator):
-    """Takes X of any width, by making a column of each class from it, so that the excepted checks reach our code too."""
+    """Takes X of any width, making a column for each class of it, so that the excepted checks reach our code too."""
 
     def fit(self, X, y):
         self._columns = max(2, len(np.unique(y)) if isinstance(y, (list, np.ndarray)) else 2)
@@ -78,7 +75,7 @@ class TestChecks:
     def test_logit_calibrator_of_any_width(self):
         assert checks(AnyWidth()) == {}
 
-    @pytest.mark.parametrize("estimator", [LogisticRegression(), GaussianNB()], ids=["decision", "proba"])
+    @pytest.mark.parametrize("estimator", [RidgeClassifier(), GaussianNB()], ids=["decision", "proba"])
     def test_calibrated_classifier(self, estimator):
         # One check has fewer than five rows in a class, so that five folds are refused by right.
         assert checks(CalibratedClassifier(estimator, cv=3)) == {}

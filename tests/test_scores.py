@@ -146,3 +146,8 @@ def test_levels_are_printed_as_they_are():
 def test_no_interval_reaches_below_zero():
     scores = evaluate([[1.0, 2.0], [3.0, 4.0]], [0, 1])
     assert all(found.low >= 0 for found in scores.values["network"].values())
+
+
+def test_too_few_resamples_judge_nothing():
+    assert "18 resamples are too few" in evaluate(*PAIR, replicates=18).verdict()
+    assert "miscalibrated" in evaluate(*PAIR, replicates=19).verdict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.registry import METRICS
+from trueup.registry import METHODS, METRICS
 
 if TYPE_CHECKING:
     from trueup import metrics
@@ -34,6 +34,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "METHODS",
     "METRICS",
     "Predictions",
     "Scores",

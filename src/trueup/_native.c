@@ -1,6 +1,6 @@
 /* One pass over a matrix of logits, fused: maximum, normaliser, scores and class-wise tallies of a row while it is
  * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values;
- * only the confidence pass, which is all that an ECE costs, works in the input's own precision.
+ * only the quick confidence pass, which is all that an ECE costs, works on float in float.
  * trueup/rows.py holds the same pass in torch: the reference, and what runs where this file was not compiled. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -110,6 +110,7 @@ typedef struct {
     int64_t *group;                                           /* which part of gap a row adds to */
     double *count, *hits;                                     /* (bins, classes); bin 0 of count is left to the caller */
     double *gap;                                              /* (groups, bins, classes): sum of hits - p; NULL: no class-wise tally */
+    double beta;                                              /* multiplies the logits in the confidence pass */
     double *scratch;                                          /* classes + LANES numbers */
 } Pass;
 
@@ -180,12 +181,13 @@ typedef struct {
         }                                                                                                                 \
     }
 
-/* Confidence and predicted class alone, in the input's own precision: an ECE needs no more, and this is its whole cost.
- * Short sums of exponentials are taken in that precision, and added up in double. */
-#define DEFINE_CONFIDENCE(NAME, REAL, INT, EXP, WIDTH, LEAST)                                                             \
+/* Confidence and predicted class alone: an ECE needs no more. The quick ones work on float in float, taking short sums of
+ * exponentials in that precision and adding them up in double: right to 4e-7. */
+#define DEFINE_CONFIDENCE(NAME, REAL, WORK, INT, EXP, WIDTH, LEAST)                                                       \
     BEST_CPU static void NAME(const REAL *logits, const Pass *p) {                                                        \
         const int64_t K = p->classes, whole = K / WIDTH * WIDTH;                                                          \
-        REAL tail[WIDTH];                                                                                                 \
+        const WORK beta = (WORK)p->beta;                                                                                  \
+        WORK tail[WIDTH];                                                                                                 \
         for (int64_t i = 0; i < p->rows; i++) {                                                                           \
             const REAL *z = logits + i * K;                                                                               \
             REAL top = z[0];                                                                                              \
@@ -197,13 +199,14 @@ typedef struct {
             double sum = 0.0;                                                                                             \
             for (int64_t from = 0; from < whole; from += 256) {                                                           \
                 const int64_t to = from + 256 < whole ? from + 256 : whole;                                               \
-                REAL part = 0;                                                                                            \
+                WORK part = 0;                                                                                            \
                 _Pragma("omp simd reduction(+ : part)")                                                                   \
-                for (int64_t k = from; k < to; k++) part += EXP(z[k] - top);                                              \
+                for (int64_t k = from; k < to; k++) part += EXP(((WORK)z[k] - (WORK)top) * beta);                         \
                 sum += (double)part;                                                                                      \
             }                                                                                                             \
-            for (int64_t k = 0; k < WIDTH; k++) tail[k] = whole + k < K ? z[whole + k] - top : (REAL)LEAST;               \
-            REAL part = 0;                                                                                                \
+            for (int64_t k = 0; k < WIDTH; k++) tail[k] = (WORK)LEAST;                                                    \
+            for (int64_t k = whole; k < K; k++) tail[k - whole] = ((WORK)z[k] - (WORK)top) * beta;                        \
+            WORK part = 0;                                                                                                \
             _Pragma("omp simd reduction(+ : part)")                                                                       \
             for (int64_t k = 0; k < WIDTH; k++) part += EXP(tail[k]);                                                     \
             p->confidence[i] = 1.0 / (sum + (double)part);                                                                \
@@ -212,17 +215,18 @@ typedef struct {
     }
 
 /* The same for short rows, a vector of rows side by side: a row alone would not fill a vector. */
-#define DEFINE_SHORT(NAME, REAL, INT, EXP, WIDTH)                                                                         \
+#define DEFINE_SHORT(NAME, REAL, WORK, INT, EXP, WIDTH)                                                                   \
     BEST_CPU static void NAME(const REAL *logits, const Pass *p) {                                                        \
         const int64_t K = p->classes;                                                                                     \
-        REAL d[SHORT * WIDTH], top[WIDTH], part[WIDTH];                                                                   \
+        const WORK beta = (WORK)p->beta;                                                                                  \
+        WORK d[SHORT * WIDTH], top[WIDTH], part[WIDTH];                                                                   \
         double sum[WIDTH];                                                                                                \
         INT best[WIDTH];                                                                                                  \
         for (int64_t i = 0; i < p->rows; i += WIDTH) {                                                                    \
             const int64_t rows = p->rows - i < WIDTH ? p->rows - i : WIDTH;                                               \
             for (int64_t r = 0; r < WIDTH; r++) {                                                                         \
                 const REAL *z = logits + (i + (r < rows ? r : 0)) * K;                                                    \
-                for (int64_t k = 0; k < K; k++) d[k * WIDTH + r] = z[k];                                                  \
+                for (int64_t k = 0; k < K; k++) d[k * WIDTH + r] = (WORK)z[k];                                            \
             }                                                                                                             \
             for (int64_t r = 0; r < WIDTH; r++) top[r] = d[r], sum[r] = 0, best[r] = 0;                                   \
             for (INT k = 1; k < (INT)K; k++) {                                                                            \
@@ -237,7 +241,7 @@ typedef struct {
                 for (int64_t r = 0; r < WIDTH; r++) part[r] = 0;                                                          \
                 for (int64_t k = from; k < to; k++) {                                                                     \
                     _Pragma("omp simd")                                                                                   \
-                    for (int64_t r = 0; r < WIDTH; r++) part[r] += EXP(d[k * WIDTH + r] - top[r]);                        \
+                    for (int64_t r = 0; r < WIDTH; r++) part[r] += EXP((d[k * WIDTH + r] - top[r]) * beta);               \
                 }                                                                                                         \
                 for (int64_t r = 0; r < WIDTH; r++) sum[r] += (double)part[r];                                            \
             }                                                                                                             \
@@ -245,10 +249,12 @@ typedef struct {
         }                                                                                                                 \
     }
 
-DEFINE_CONFIDENCE(confidence_float, float, int32_t, expf_nonpositive, 16, -87.0)
-DEFINE_CONFIDENCE(confidence_double, double, int64_t, exp_nonpositive, 8, -708.0)
-DEFINE_SHORT(short_float, float, int32_t, expf_nonpositive, 16)
-DEFINE_SHORT(short_double, double, int64_t, exp_nonpositive, 8)
+DEFINE_CONFIDENCE(confidence_quick, float, float, int32_t, expf_nonpositive, 16, -87.0)
+DEFINE_CONFIDENCE(confidence_float, float, double, int32_t, exp_nonpositive, 8, -708.0)
+DEFINE_CONFIDENCE(confidence_double, double, double, int64_t, exp_nonpositive, 8, -708.0)
+DEFINE_SHORT(short_quick, float, float, int32_t, expf_nonpositive, 16)
+DEFINE_SHORT(short_float, float, double, int64_t, exp_nonpositive, 8)
+DEFINE_SHORT(short_double, double, double, int64_t, exp_nonpositive, 8)
 
 DEFINE_PASS(pass_float, float, int32_t, hash_float)
 DEFINE_PASS(pass_double, double, int64_t, hash_double)
@@ -309,6 +315,70 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
     return Py_BuildValue("ddd", out[0], out[1], out[2]);
 }
 
+/* Sum over the rows of the likelihood loss of softmax(w * u + b), u = scale * z - shift, and its gradient in w and b.
+ * out holds the loss, then K slopes in w, then K slopes in b. shift may be NULL. */
+#define DEFINE_VECTOR(NAME, REAL)                                                                                         \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, const double *w,        \
+                              const double *b, double scale, const double *shift, double *scratch, double *out) {         \
+        double *restrict u = scratch, *restrict e = scratch + K, *restrict dw = out + 1, *restrict db = out + 1 + K;      \
+        for (int64_t i = 0; i < rows; i++) {                                                                              \
+            const REAL *z = logits + i * K;                                                                               \
+            const double s = shift ? shift[i] : 0.0;                                                                      \
+            double top = -INFINITY;                                                                                       \
+            _Pragma("omp simd reduction(max : top)")                                                                      \
+            for (int64_t k = 0; k < K; k++) {                                                                             \
+                u[k] = scale * (double)z[k] - s;                                                                          \
+                e[k] = w[k] * u[k] + b[k];                                                                                \
+                top = e[k] > top ? e[k] : top;                                                                            \
+            }                                                                                                             \
+            const int64_t y = labels[i];                                                                                  \
+            const double label = e[y] - top;                                                                              \
+            double sum = 0.0;                                                                                             \
+            _Pragma("omp simd reduction(+ : sum)")                                                                        \
+            for (int64_t k = 0; k < K; k++) {                                                                             \
+                e[k] = exp_nonpositive(e[k] - top);                                                                       \
+                sum += e[k];                                                                                              \
+            }                                                                                                             \
+            const double inverse = 1.0 / sum;                                                                             \
+            _Pragma("omp simd")                                                                                           \
+            for (int64_t k = 0; k < K; k++) {                                                                             \
+                const double p = e[k] * inverse;                                                                          \
+                dw[k] += p * u[k];                                                                                        \
+                db[k] += p;                                                                                               \
+            }                                                                                                             \
+            out[0] += log(sum) - label;                                                                                   \
+            dw[y] -= u[y];                                                                                                \
+            db[y] -= 1.0;                                                                                                 \
+        }                                                                                                                 \
+    }
+
+DEFINE_VECTOR(vector_float, float)
+DEFINE_VECTOR(vector_double, double)
+
+static PyObject *run_vector(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long logits, labels, w, b, shift, out;
+    long long rows, classes;
+    int is_double;
+    double scale;
+    if (!PyArg_ParseTuple(args, "KpKLLKKdKK", &logits, &is_double, &labels, &rows, &classes, &w, &b, &scale, &shift, &out))
+        return NULL;
+    double *scratch = malloc((size_t)classes * 2 * sizeof(double));
+    if (!scratch) return PyErr_NoMemory();
+#define AT(X, TYPE) ((TYPE *)(uintptr_t)X)
+    Py_BEGIN_ALLOW_THREADS
+    if (is_double)
+        vector_double(AT(logits, const double), AT(labels, const int64_t), rows, classes, AT(w, const double),
+                      AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
+    else
+        vector_float(AT(logits, const float), AT(labels, const int64_t), rows, classes, AT(w, const double),
+                     AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
+    free(scratch);
+    Py_END_ALLOW_THREADS
+#undef AT
+    Py_RETURN_NONE;
+}
+
 /* For each value the number of cuts below it: few cuts are all compared, many are searched by halves. */
 BEST_CPU static void locate(const double *values, int64_t n, const double *cuts, int64_t m, int64_t *out) {
     for (int64_t i = 0; i < n; i++) {
@@ -344,9 +414,10 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long a[13];
     long long rows, classes, bins, groups;
-    int is_double, deal;
-    if (!PyArg_ParseTuple(args, "KpLLLLpKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal, &a[1], &a[2],
-                          &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12]))
+    int is_double, deal, quick;
+    double beta;
+    if (!PyArg_ParseTuple(args, "KpLLLLppdKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal,
+                          &quick, &beta, &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12]))
         return NULL;
 #define AT(I, TYPE) ((TYPE *)(uintptr_t)a[I])
     Pass p = {.rows = rows,
@@ -354,6 +425,7 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
               .bins = bins,
               .groups = groups,
               .deal = deal,
+              .beta = beta,
               .labels = AT(1, const int64_t),
               .confidence = AT(2, double),
               .predicted = AT(3, int64_t),
@@ -374,6 +446,8 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
     const int with_labels = p.labels != NULL, is_short = classes <= SHORT;
     if (is_double)
         (with_labels ? pass_double : is_short ? short_double : confidence_double)((const double *)logits, &p);
+    else if (quick)
+        (is_short ? short_quick : confidence_quick)((const float *)logits, &p);
     else
         (with_labels ? pass_float : is_short ? short_float : confidence_float)((const float *)logits, &p);
     free(p.scratch);
@@ -383,6 +457,7 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see rows.py."},
                                 {"run_temperature", run_temperature, METH_VARARGS, "Loss, slope and curvature in 1/T."},
+                                {"run_vector", run_vector, METH_VARARGS, "Loss of vector scaling and its gradient."},
                                 {"run_locate", run_locate, METH_VARARGS, "How many cuts lie below each value."},
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

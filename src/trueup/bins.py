@@ -134,7 +134,7 @@ class Bins:
             inner = cuts(edges, closed=closed, rounding=rounding(z))
             tally = rows_and_classes(z, y, Cells(inner))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
-        return cls.tallied(*confidences_and_hits(z, y), edges, closed, rounding(z))
+        return cls.tallied(*confidences_and_hits(z, y, quick=True), edges, closed, rounding(z))
 
     @classmethod
     def of_scores(cls, scores: Any, hits: Any, *, bins: int | np.ndarray = BINS, closed: Closed = "right") -> Bins:

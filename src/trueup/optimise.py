@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,23 @@ def newton(
     raise FitError(f"no minimum was found in {most} steps: slope {slope:g} at {x:g}")
 
 
+def minimise(
+    function: Callable[[float], float], *, low: float, high: float, starts: int = 3, tolerance: float = 1e-7
+) -> tuple[float, Certificate]:
+    """Minimise a function of one number that need not be convex, by Brent's method in each of `starts` equal ranges."""
+    bounds = np.linspace(low, high, starts + 1)
+    found = [
+        minimize_scalar(function, bounds=(a, b), method="bounded", options={"xatol": tolerance})
+        for a, b in pairwise(bounds.tolist())
+    ]
+    best = min(found, key=lambda result: result.fun)
+    evaluations = sum(result.nfev for result in found)
+    reach = 1e-4 * (high - low)
+    status: Literal["converged", "bound"] = "bound" if min(best.x - low, high - best.x) < reach else "converged"
+    slope = abs(function(best.x + 1e-5) - function(best.x - 1e-5)) / 2e-5
+    return float(best.x), Certificate(status, slope, evaluations, evaluations + 2, float(best.fun))
+
+
 def lbfgs(
     objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
     start: np.ndarray,
@@ -76,11 +95,13 @@ def lbfgs(
     tolerance: float = 1e-7,
     most: int = 500,
     memory: int = 20,
+    precondition: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[np.ndarray, Certificate]:
     """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
 
-    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
-    allows no further descent and the gradient is within a thousand tolerances; anything else raises.
+    `precondition` multiplies a gradient by a rough inverse of the curvature, if one is known. Limited-memory BFGS with
+    a line search that satisfies the Wolfe conditions. Ends converged, also where rounding allows no further descent and
+    the gradient is within a thousand tolerances; anything else raises.
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """
     x = start.astype(np.float64).copy()
@@ -94,15 +115,15 @@ def lbfgs(
             raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
         if size <= tolerance:
             return x, Certificate("converged", size, iteration, passes, value)
-        direction = -_two_loops(gradient, steps, changes)
+        direction = -_two_loops(gradient, steps, changes, precondition)
         if direction @ gradient >= 0:
-            steps, changes, direction = [], [], -gradient
-        first = 1.0 if steps else min(1.0, 1.0 / size)
+            steps, changes, precondition, direction = [], [], None, -gradient
+        first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
         found = _line_search(objective, x, value, gradient, direction, first)
         passes += found.evaluations
         if found.value >= value and found.length == 0:
-            if steps:  # the curvature collected may be stale: once more along the gradient
-                steps, changes = [], []
+            if steps or precondition:  # the curvature collected may be stale: once more along the gradient
+                steps, changes, precondition = [], [], None
                 continue
             if size <= 1000 * tolerance:
                 return x, Certificate("converged", size, iteration, passes, value)
@@ -114,7 +135,12 @@ def lbfgs(
     raise FitError(f"no minimum was found in {most} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
 
 
-def _two_loops(gradient: np.ndarray, steps: list[np.ndarray], changes: list[np.ndarray]) -> np.ndarray:
+def _two_loops(
+    gradient: np.ndarray,
+    steps: list[np.ndarray],
+    changes: list[np.ndarray],
+    precondition: Callable[[np.ndarray], np.ndarray] | None,
+) -> np.ndarray:
     """The inverse Hessian, as the last steps show it, times the gradient."""
     q = gradient.copy()
     weights = []
@@ -122,7 +148,9 @@ def _two_loops(gradient: np.ndarray, steps: list[np.ndarray], changes: list[np.n
         weight = (step @ q) / (step @ change)
         q -= weight * change
         weights.append(weight)
-    if steps:
+    if precondition is not None:
+        q = precondition(q)
+    elif steps:
         q *= (steps[-1] @ changes[-1]) / (changes[-1] @ changes[-1])
     for step, change, weight in zip(steps, changes, reversed(weights), strict=True):
         q += (weight - (change @ q) / (step @ change)) * step

@@ -1,4 +1,4 @@
-"""Names of metrics, resolved on first use, so that listing them imports nothing heavy."""
+"""Names of metrics and methods, resolved on first use, so that listing them imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -62,3 +62,59 @@ METRICS = Lazy(
         **_in("ranking", "auroc", "aupr", "fpr95", "aurc", "eaurc"),
     },
 )
+
+
+def _fits(module: str, **names: str) -> dict[str, str]:
+    return {name: f"trueup.calibrators.{module}:{attribute}" for name, attribute in names.items()}
+
+
+METHODS = Lazy(
+    "method",
+    {
+        **_fits("identity", identity="Identity.fit"),
+        **_fits(
+            "temperature",
+            temperature="Temperature.fit",
+            temperature_ece="Temperature.fit_ece",
+            temperature_ece_wide="Temperature.fit_ece_wide",
+            temperature_focal="Temperature.fit_focal",
+            temperature_brier="Temperature.fit_brier",
+        ),
+        **_fits(
+            "linear",
+            vector="Vector.fit",
+            matrix="Matrix.fit",
+            ms_odir="Matrix.fit_odir",
+            dirichlet="Dirichlet.fit",
+            dirichlet_odir="Dirichlet.fit_odir",
+            svs="Structured.fit_vector",
+            sms="Structured.fit_matrix",
+        ),
+        **_fits("ets", ets="EnsembleTemperature.fit"),
+        **_fits("platt", platt="Platt.fit"),
+        **_fits("beta", beta="Beta.fit"),
+        **_fits(
+            "isotonic",
+            isotonic="Isotonic.fit",
+            isotonic_ovr="IsotonicOvR.fit",
+            isotonic_ovr_ts="IsotonicOvR.fit_scaled",
+            isotonic_pooled="IsotonicPooled.fit",
+        ),
+        **_fits(
+            "histogram",
+            histogram="Histogram.fit",
+            histogram_mass="Histogram.fit_mass",
+            histogram_ovr="HistogramOvR.fit",
+        ),
+        **_fits("scaling_binning", scaling_binning="ScalingBinning.fit"),
+        **_fits("bbq", bbq="BBQ.fit"),
+        **_fits("imax", imax="IMax.fit", imax_shared="IMaxShared.fit"),
+        **_fits("spline", spline="Spline.fit"),
+        **_fits("order", order_invariant="OrderInvariant.fit"),
+        **_fits("diagonal", diagonal="Diagonal.fit"),
+        **_fits("density", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
+        "temperature_histogram": "trueup.combine:temperature_histogram",
+        "auto": "trueup.combine:auto",
+    },
+)
+"""Method → `fit(logits, labels) -> Calibrator`."""

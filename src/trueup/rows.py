@@ -27,6 +27,7 @@ except ImportError:  # no C compiler at installation
     _native = None
 
 _CHUNK = 1 << 18  # numbers a chunk where a copy is needed: small enough for the second-level cache
+_SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 _ONE_THREAD = 1 << 19  # below this many numbers, starting threads costs more than it saves
 
 
@@ -63,6 +64,14 @@ class Cells:
     group: np.ndarray | None = None
 
 
+class _How(NamedTuple):
+    """Options of the confidence pass."""
+
+    beta: float = 1.0
+    quick: bool = False
+    threads: int | None = None
+
+
 class ClassTally(NamedTuple):
     """Sums over the rows for each class and bin of its probability, arrays (classes, bins)."""
 
@@ -95,15 +104,17 @@ def rows(logits: Tensor, labels: Tensor) -> Rows:
     return _run(logits, labels, None)[0]
 
 
-def confidences(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence and predicted class of each row."""
-    scored = _run(logits, None, None)[0]
+def confidences(
+    logits: Tensor, *, beta: float = 1.0, quick: bool = False, threads: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
+    scored = _run(logits, None, None, _How(beta, quick, threads))[0]
     return scored.confidence, scored.predicted
 
 
-def confidences_and_hits(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
-    confidence, predicted = confidences(logits)
+    confidence, predicted = confidences(logits, quick=quick)
     return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
 
 
@@ -135,18 +146,20 @@ def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     return (mixed % np.uint64(groups)).astype(np.int64)
 
 
-def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None) -> tuple[Rows, _Sums]:
+def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How | None = None) -> tuple[Rows, _Sums]:
     scored, sums = Rows.empty(len(logits)), _Sums.zero(logits.shape[1], cells)
     if cells is not None and cells.group is not None:
         scored.group[:] = cells.group
     one_pass = _native_pass if _native is not None and logits.device.type == "cpu" else _torch_pass
-    one_pass(logits, labels, cells, scored, sums)
+    one_pass(logits, labels, cells, how or _How(), scored, sums)
     if labels is not None:
         np.equal(scored.predicted, labels.cpu().numpy(), out=scored.correct)
     return scored, sums
 
 
-def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, scored: Rows, sums: _Sums) -> None:
+def _native_pass(
+    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+) -> None:
     classes = logits.shape[1]
     y = None if labels is None else labels.contiguous()
 
@@ -161,6 +174,8 @@ def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, sco
                 mine.counts.shape[0],
                 mine.gap.shape[0],
                 cells is not None and cells.group is None,
+                how.quick,
+                how.beta,
                 0 if y is None else y.data_ptr() + 8 * at,
                 _address(scored.confidence, at),
                 _address(scored.predicted, at),
@@ -174,7 +189,9 @@ def _native_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, sco
             )
         return mine
 
-    for mine in _in_threads(logits, part):
+    # Each thread has sums of its own: with many classes let few threads hold them.
+    most = how.threads or max(2, _SUMS // max(sums.gap.size, 1))
+    for mine in _in_threads(logits, part, most=most):
         sums.add(mine)
 
 
@@ -197,6 +214,61 @@ def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float
     return value, slope, curvature
 
 
+def vector_sums(
+    logits: Tensor,
+    labels: Tensor,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    *,
+    scale: float = 1.0,
+    shift: np.ndarray | None = None,
+) -> np.ndarray:
+    """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,)."""
+    y = labels.contiguous()
+    if _native is None or logits.device.type != "cpu":
+        return _torch_vector(logits, labels, weight, bias, scale, shift)
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        mine = np.zeros(1 + 2 * logits.shape[1])
+        for at, chunk in chunks:
+            _native.run_vector(
+                chunk.data_ptr(),
+                chunk.dtype == torch.float64,
+                y.data_ptr() + 8 * at,
+                *chunk.shape,
+                _address(weight),
+                _address(bias),
+                scale,
+                0 if shift is None else _address(shift, at),
+                _address(mine),
+            )
+        return mine
+
+    total: np.ndarray = sum(_in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
+    return total
+
+
+def _torch_vector(
+    logits: Tensor, labels: Tensor, weight: np.ndarray, bias: np.ndarray, scale: float, shift: np.ndarray | None
+) -> np.ndarray:
+    classes = logits.shape[1]
+    total = np.zeros(1 + 2 * classes)
+    step = max(1, _CHUNK // classes)
+    w, b = (torch.from_numpy(v).to(computable(logits[:0])) for v in (weight, bias))
+    for start in range(0, len(logits), step):
+        u = scale * computable(logits[start : start + step])
+        if shift is not None:
+            u = u - torch.from_numpy(shift[start : start + step]).to(u)[:, None]
+        label = labels[start : start + step, None]
+        log_q = torch.log_softmax(u * w + b, dim=1)
+        residual = torch.exp(log_q)
+        residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
+        total[0] -= float(_double(log_q.gather(1, label)).sum())
+        total[1 : 1 + classes] += _double((residual * u).sum(dim=0))
+        total[1 + classes :] += _double(residual.sum(dim=0))
+    return total
+
+
 def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
     value = slope = curvature = 0.0
     step = max(1, _CHUNK // logits.shape[1])
@@ -217,9 +289,12 @@ def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[flo
 T = TypeVar("T")
 
 
-def _in_threads(logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T]) -> Iterator[T]:
-    """Call `part` with the chunks of a share of the rows, on as many threads as torch uses."""
+def _in_threads(
+    logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, most: int | None = None
+) -> Iterator[T]:
+    """Call `part` with the chunks of a share of the rows, on as many threads as torch uses, or at most so many."""
     workers = 1 if logits.numel() < _ONE_THREAD else max(1, torch.get_num_threads())
+    workers = workers if most is None else min(workers, most)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
     shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
     if workers == 1:
@@ -257,10 +332,12 @@ def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[
         yield at, computable(logits[at : min(at + step, stop)]).contiguous()
 
 
-def _torch_pass(logits: Tensor, labels: Tensor | None, cells: Cells | None, scored: Rows, sums: _Sums) -> None:
+def _torch_pass(
+    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+) -> None:
     step = max(1, _CHUNK // logits.shape[1])
     for start in range(0, len(logits), step):
-        z = computable(logits[start : start + step])
+        z = how.beta * computable(logits[start : start + step])
         at = slice(start, start + len(z))
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]

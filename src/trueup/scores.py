@@ -43,6 +43,8 @@ class Test:
     spiegelhalter_p: float
     lean: float
     """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
+    resamples: int = 1000
+    """Of the consistency test."""
 
     @classmethod
     def of(cls, tally: Tally, *, resamples: int, seed: int) -> Test:
@@ -51,7 +53,8 @@ class Test:
         excess = tally.confidence.total - tally.accuracy.total
         variance = tally.confidence.total - tally.confidence.squares
         lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
-        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean if tally.n else math.nan)
+        lean = lean if tally.n else math.nan
+        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean, resamples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,8 @@ class Scores:
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        if test.resamples < 19:
+            return f"{says}{test.resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
         # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.

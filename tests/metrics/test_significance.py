@@ -255,3 +255,11 @@ def test_spiegelhalter_of_rounded_halves_is_undefined():
     others = np.random.default_rng(0).dirichlet(np.ones(5), size=50) / 2
     logits = np.log(np.hstack([np.full((50, 1), 0.5), others]))
     assert np.isnan(metrics.spiegelhalter(logits, np.arange(50) % 2).z)
+
+
+def test_low_ends_keep_the_order_of_the_errors():
+    found = intervals(Tally.of(*calibrated(3000, 10, temperature=2)), ("ece", "rmsce", "mce"))
+    assert 0 < found["ece"].low <= found["rmsce"].low <= found["mce"].low + 1e-12
+    crowded = metrics.bootstrap(*calibrated(300, 4), metric="mce", bins=1000)
+    assert crowded.high >= crowded.low
+    assert crowded.high > 0

@@ -53,8 +53,9 @@ class Calibrator(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: `type(c)(**c.config())` equals `c`."""
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name != "self"}
+        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(type(self)).parameters.values()
+        return {p.name: getattr(self, p.name) for p in parameters if p.kind is named}
 
     def extra_repr(self) -> str:
         """Small parameters in full, large ones by their shape."""

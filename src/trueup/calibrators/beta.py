@@ -33,7 +33,7 @@ class Beta(Calibrator):
     >>> z = torch.stack([torch.log1p(-p), torch.log(p)], dim=1)
     >>> beta = Beta.fit(z, (torch.arange(1000) * 37 % 100 < 100 * p).long())  # nearly calibrated
     >>> f"{beta.a[1]:.2f} {beta.b[1]:.2f} {beta.c[1]:.2f}"
-    '1.08 0.93 -0.10'
+    '0.93 1.08 -0.10'
     """
 
     keeps_argmax = False
@@ -59,7 +59,7 @@ class Beta(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise each class's cross-entropy; a coefficient that comes out negative is dropped and the rest refitted."""
+        """Minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the rest refitted."""
         z, y = as_tensors(logits, labels, at_least=1)
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
@@ -74,8 +74,8 @@ class Beta(Calibrator):
 def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Certificate]:
     """The best a, b ≥ 0 and c of each column, (3, columns).
 
-    The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it is
-    the better of the two curves with one coefficient; of one that is negative too, the constant.
+    The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it
+    is the better of the two curves with one coefficient; of one that is negative too, the constant.
     """
     weights, offset, certificate = logistic([first, second], targets)
     found = torch.cat([weights, offset[None]])
@@ -91,7 +91,7 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Cer
         candidate = torch.zeros(3, len(falling), dtype=t.dtype, device=t.device)
         candidate[only] = torch.where(rises, weight[0], 0.0)
         candidate[2] = torch.where(rises, offset, torch.logit(t.mean(dim=0)))
-        loss = _loss(candidate, *x, t)
+        loss = _loss(candidate, x[0], x[1], t)
         found[:, falling[loss < least]] = candidate[:, loss < least]
         least = torch.minimum(loss, least)
         ends.append(end)

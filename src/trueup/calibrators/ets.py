@@ -159,7 +159,7 @@ def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
 
 
 def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarray:
-    """Newton's steps on −mean ln(w·a), a the three probabilities of the label; each model is minimised on the simplex."""
+    """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
     columns = [
         torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in _chunks(z, y)])
         for b in (beta, 1.0)
@@ -187,6 +187,6 @@ def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarr
 def _chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
     step = max(1, _CHUNK // z.shape[1])
-    for part, labels in zip(z.split(step), y.split(step), strict=True):
+    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
         double = computable(part).double()
         yield double - double.amax(dim=1, keepdim=True), labels[:, None]

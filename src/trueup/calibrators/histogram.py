@@ -10,7 +10,7 @@ from torch import Tensor
 from trueup.arrays import as_tensors
 from trueup.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
 from trueup.calibrators.base import Calibrator, TopLabel
-from trueup.calibrators.per_class import clipped, keep_curve, one_vs_rest, step
+from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
 from trueup.rows import confidences_and_hits
 
 Empty = Literal["midpoint", "zero", "mean"]
@@ -19,7 +19,8 @@ Empty = Literal["midpoint", "zero", "mean"]
 class Histogram(TopLabel):
     """Replace the confidence by the accuracy of its bin: c′ = Σ_{i∈b} a_i / n_b, one set of bins for all classes.
 
-    Bins are right-closed, of equal width or of equal mass. Not for ranking: confidences of one bin become equal.
+    Bins are right-closed, of equal width or of equal mass. In the row of log-probabilities c′ is kept in
+    [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin become equal.
     Zadrozny & Elkan, "Obtaining calibrated probability estimates" (2001).
 
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7]])
@@ -28,15 +29,22 @@ class Histogram(TopLabel):
     array([0.5, 0.5, 1. , 1. ])
     """
 
-    sample_invariant = False  # equal-mass bins of doubled samples may be cut elsewhere; those of equal width are invariant
+    sample_invariant = (
+        False  # equal-mass bins of doubled samples may be cut elsewhere; those of equal width are invariant
+    )
     differentiable = False
 
     edges: Tensor
     values: Tensor
 
-    def __init__(self, edges: Any, values: Any) -> None:
+    def __init__(self, edges: Any, values: Any, margin: float = 0.0) -> None:
         super().__init__()
         keep_curve(self, "edges", edges, values, more=-1)
+        self.margin = checked_margin(margin)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Give the predicted class its bin's accuracy and share the rest."""
+        return on_top(logits, self.calibrated, self.margin)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The bin's accuracy."""
@@ -59,7 +67,7 @@ class Histogram(TopLabel):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
         places = equal_mass(confidence, bins) if edges == "mass" else _slack_edges(bins, z)
         tally = Bins.tallied(confidence, hits, places)
-        return cls(places, _frequency(tally.count, tally.hits, places, empty))
+        return cls(places, _frequency(tally.count, tally.hits, places, empty), 1 / (len(z) + 2))
 
     @classmethod
     def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
@@ -70,8 +78,8 @@ class Histogram(TopLabel):
 class HistogramOvR(Calibrator):
     """Replace each class's probability by the frequency of that class in its bin, then normalise the row.
 
-    q_k ∝ Σ_{i: p_ik∈b} 1[y_i = k] / n_kb, with bins of equal width, kept in [1/(n+2), 1 − 1/(n+2)]. Not for many classes
-    with few samples each, nor where the predicted class must stay: it may change.
+    q_k ∝ Σ_{i: p_ik∈b} 1[y_i = k] / n_kb, with bins of equal width, kept in [1/(n+2), 1 − 1/(n+2)]. Not for many
+    classes with few samples each, nor where the predicted class must stay: it may change.
     Guo et al., "On calibration of modern neural networks" (2017).
 
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]])
@@ -104,7 +112,7 @@ class HistogramOvR(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint") -> Self:
-        """Count each class's labels in the bins of its probability; an empty bin gets its midpoint, zero, or the mean."""
+        """Count each class's labels in the bins of its probability; an empty one gets midpoint, zero or mean."""
         z, y = as_tensors(logits, labels, at_least=1)
         places = _slack_edges(bins, z)
         tally = Bins.of(z, y, bins=bins, classwise=True)

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.arrays import as_tensors
+from trueup.arrays import as_tensors, computable
 from trueup.bins import tie_ends
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import (
@@ -19,6 +19,7 @@ from trueup.calibrators.per_class import (
     interpolate,
     keep_curve,
     members,
+    on_top,
     one_vs_rest,
     table,
 )
@@ -49,6 +50,10 @@ class Isotonic(TopLabel):
     def __init__(self, knots: Any, values: Any) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Give the predicted class the curve's value and share the rest."""
+        return on_top(logits, self.calibrated)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The curve."""
@@ -109,13 +114,15 @@ class IsotonicOvR(Calibrator):
         """Fit a temperature first, then the curves to what it gives."""
         z, y = as_tensors(logits, labels, at_least=1)
         scaler = Temperature.fit(z, y)
-        return cls._fitted(scaler(z), y, float(scaler.temperature), scaler.certificate)
+        return cls._fitted(scaler(computable(z)), y, float(scaler.temperature), scaler.certificate)
 
     @classmethod
     def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:
         of_class = members(y, z.shape[1])
         curves = [
-            pooled(scores, scores[of_class[k]]) for first, block in class_probs(z) for k, scores in enumerate(block, first)
+            pooled(scores, scores[of_class[k]])
+            for first, block in class_probs(z)
+            for k, scores in enumerate(block, first)
         ]
         knots, values = zip(*curves, strict=True)
         found = cls(table(knots, BEYOND), clipped(table(values), len(z)), temperature)
@@ -126,8 +133,8 @@ class IsotonicOvR(Calibrator):
 class IsotonicPooled(Calibrator):
     """Map every class's probability by one isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
 
-    g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes' order.
-    Not for networks whose miscalibration differs between classes.
+    g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes'
+    order. Not for networks whose miscalibration differs between classes.
     Zhang et al., "Mix-n-Match: ensemble and compositional methods for uncertainty calibration" (2020).
 
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
@@ -165,7 +172,7 @@ class IsotonicPooled(Calibrator):
         """Pool adjacent violators among all classes' probabilities."""
         z, y = as_tensors(logits, labels, at_least=1)
         of_class = members(y, z.shape[1])
-        blocks = [(first, block) for first, block in class_probs(z)]
+        blocks = list(class_probs(z))
         positive = [block[k - first, of_class[k]] for first, block in blocks for k in range(first, first + len(block))]
         scores = np.concatenate([block.ravel() for _, block in blocks])
         knots, values = pooled(scores, np.concatenate(positive))
@@ -183,7 +190,7 @@ def pooled(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.nda
     low = scores < positive.min() * (1 - 1e-14)  # less a little more than rounding, so that no run of ties is cut
     upper = np.sort(scores[~low])
     ends = np.flatnonzero(tie_ends(upper))
-    run = np.searchsorted(ends, np.searchsorted(upper, positive))
+    run = np.searchsorted(ends, np.searchsorted(upper, np.sort(positive)))  # sorted ones are found faster
     starts, hits = np.unique(np.where(run > 0, ends[run - 1] + 1, 0), return_counts=True)
     if starts[0] > 0:
         starts, hits = np.append(0, starts), np.append(0, hits)
@@ -193,9 +200,8 @@ def pooled(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.nda
     last = np.append(first[1:], len(upper)) - 1
     value = np.add.reduceat(hits, blocks) / np.add.reduceat(counts, blocks)
     knots = upper[np.stack([first, last], axis=1).ravel()]
-    wanted = np.stack([first >= 0, last > first], axis=1).ravel()  # a block of one score has one knot
-    values = np.repeat(value, 2)
+    distinct = np.diff(knots, prepend=-1.0) > 0  # a block of one score has one knot
+    knots, values = knots[distinct], np.repeat(value, 2)[distinct]
     if low.any():
-        lowest = np.concatenate([[scores[low].max()], knots[wanted]]), np.concatenate([[0.0], values[wanted]])
-        return lowest
-    return knots[wanted], values[wanted]
+        return np.append(scores[low].max(), knots), np.append(0.0, values)
+    return knots, values

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, spread
 from trueup.rows import confidences
 
 ORDER = 1e-9
@@ -20,20 +20,35 @@ BEYOND = 2.0
 _BLOCK = 1 << 22  # numbers worked on at a time
 
 
-def one_vs_rest(logits: Tensor, curve: Callable[[Tensor], Tensor]) -> Tensor:
-    """Log-probabilities in proportion to curve(p_k) + 1e-9 p_k; the curve takes and gives (classes, rows) in float64."""
+def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
+    """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin]; the rest is shared.
+
+    The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
+    """
+    confidence = torch.softmax(logits.double(), dim=1).amax(dim=1)
+    return spread(logits, curve(confidence).clamp(margin, 1 - margin))
+
+
+def one_vs_rest(
+    logits: Tensor, curve: Callable[[Tensor], Tensor], *, score: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Log-probabilities in proportion to curve(p_k) + 1e-9 p_k; the curve takes and gives (classes, rows) in float64.
+
+    With `score`, which takes logits, the curve is of that instead of the probabilities.
+    """
     # In single precision 1e-9 would vanish beside the curve's value; eight units of rounding do not.
     weight = max(ORDER, 8 * torch.finfo(logits.dtype).eps)
 
     def part(z: Tensor) -> Tensor:
-        p = torch.softmax(z.double(), dim=1).T.contiguous()
-        q = (curve(p) + weight * p).T
+        p = torch.softmax(z.double(), dim=1)
+        x = p if score is None else score(z.double())
+        q = curve(x.T.contiguous()).T + weight * p
         return torch.log(q / q.sum(dim=1, keepdim=True)).to(z.dtype)
 
-    step = max(1, _BLOCK // logits.shape[1])
-    if torch.compiler.is_compiling() or len(logits) <= step:
+    size = max(1, _BLOCK // logits.shape[1])
+    if torch.compiler.is_compiling() or len(logits) <= size:
         return part(logits)
-    return torch.cat([part(z) for z in logits.split(step)])
+    return torch.cat([part(logits[start : start + size]) for start in range(0, len(logits), size)])
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
@@ -47,7 +62,7 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
-    """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each of its rows."""
+    """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each row."""
     return _take(values, torch.searchsorted(cuts, x, right=right))
 
 
@@ -72,7 +87,11 @@ def members(y: Tensor, classes: int) -> list[np.ndarray]:
 def table(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
     """Curves of different lengths as one array, filled up with a number or with each one's last value."""
     width = max(len(curve) for curve in curves)
-    return np.stack([np.pad(c, (0, width - len(c)), constant_values=c[-1] if fill is None else fill) for c in curves])
+    rows = np.empty((len(curves), width))
+    for row, curve in zip(rows, curves, strict=True):
+        row[: len(curve)] = curve
+        row[len(curve) :] = curve[-1] if fill is None else fill
+    return rows
 
 
 def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int = 0) -> None:
@@ -86,6 +105,13 @@ def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int
         raise ValueError(f"values must go with {name} {tuple(x.shape)}, one a place {more:+d}, got {tuple(v.shape)}")
     if not ((v >= 0) & (v <= 1)).all():
         raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")
+
+
+def checked_margin(margin: float) -> float:
+    """How far a row's confidence stays from 0 and 1."""
+    if not 0 <= margin < 0.5:
+        raise ValueError(f"margin must lie in [0, 0.5), got {margin!r}")
+    return float(margin)
 
 
 def clipped(values: np.ndarray, n: int) -> np.ndarray:

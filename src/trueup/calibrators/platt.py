@@ -15,7 +15,7 @@ from trueup.optimise import Certificate, FitError
 _BLOCK = 1 << 21
 """Numbers of one feature in a block of classes that is fitted together."""
 _TOLERANCE = 1e-10
-"""How far from its minimum a class's mean loss may be left: half the square of Newton's step in the loss's own metric."""
+"""By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
 
 
 class Platt(Calibrator):
@@ -91,9 +91,9 @@ def normalised(odds: Tensor) -> Tensor:
 
 def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of classes, with their columns of ln p and ln(1 − p) in double."""
-    rows = [_row_sums(computable(part).double()) for part in z.split(max(1, _BLOCK // z.shape[1]))]
+    rows = [_row_sums(computable(part).double()) for part in torch.split(z, max(1, _BLOCK // z.shape[1]))]
     sums = [torch.cat(column) for column in zip(*rows, strict=True)]
-    for classes in torch.arange(z.shape[1], device=z.device).split(max(1, _BLOCK // len(z))):
+    for classes in torch.split(torch.arange(z.shape[1], device=z.device), max(1, _BLOCK // len(z))):
         yield classes, *_columns(computable(z[:, classes]).double(), classes, *sums)
 
 
@@ -105,7 +105,7 @@ def drawn_in(y: Tensor, classes: Tensor) -> Tensor:
 
 
 def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[Tensor, Tensor, Certificate]:
-    """Fit σ(Σ_f w_f x_f + offset) to the targets, apart for each column: weights (features, columns), offsets (columns,).
+    """Fit σ(Σ_f w_f x_f + offset) to the targets of each column: weights (features, columns), offsets (columns,).
 
     Newton's steps, each column's own, halved until its loss falls. (L-BFGS over all columns at once ends at the same
     point, but sees one ill-conditioned problem where there are many tiny ones, and takes 7 to 30 times the passes.)
@@ -119,9 +119,8 @@ def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[
     at = torch.zeros(len(x), columns, dtype=targets.dtype, device=targets.device)
     at[-1] = torch.logit(targets.mean(dim=0))
     value = _loss(x, targets, at)
-    going = torch.ones(columns, dtype=torch.bool, device=targets.device)
-    passes = 1
-    for iteration in range(1, most + 1):
+    iterations, passes = 0, 1
+    for iterations in range(1, most + 1):  # noqa: B007 (how many there were is told)
         probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
         slope = (x * (probs - targets)).mean(dim=1)
         bend = torch.einsum("fnc,gnc->cfg", x * (probs * (1 - probs)), x) / n
@@ -139,7 +138,7 @@ def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[
         for _ in range(40):
             following = _loss(x, targets, at + length * step)
             passes += 1
-            worse = ~(following <= value - 1e-4 * length * gain + 1e-15 * value)
+            worse = ~(following <= value - 1e-4 * length * gain + 1e-13 * value)
             if not bool(worse.any()):
                 break
             length = torch.where(worse, length / 2, length)
@@ -151,7 +150,7 @@ def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[
     weights = at[:-1] / width
     offset = at[-1] - (weights * middle).sum(dim=0)
     slopes = float(torch.linalg.vector_norm((x * (torch.sigmoid((x * at[:, None]).sum(dim=0)) - targets)).mean(dim=1)))
-    return weights, offset, Certificate("converged", slopes, iteration, passes + 1, float(value.sum()))
+    return weights, offset, Certificate("converged", slopes, iterations, passes + 1, float(value.sum()))
 
 
 def joined(certificates: list[Certificate]) -> Certificate:

@@ -145,7 +145,7 @@ def intervals(
     noisy: dict[bool, Noisy] = {}
     found = {}
     for name, value in known.items():
-        if not tally.n:
+        if tally.n < 2 and name != "accuracy":  # one row shows no spread
             low, high = float("nan"), float("nan")
         elif name in MEANS:
             low, high = _mean_interval(name, getattr(tally, name), tail)
@@ -156,6 +156,10 @@ def intervals(
             if adaptive not in noisy:
                 noisy[adaptive] = Noisy.of_grid(tally.grid, adaptive, replicates, seed)
             low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
+            # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
+            smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
+            low = max([low, *(noisy[adaptive].interval(other, tail)[0] for other in smaller)])
+            high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
         found[name] = Interval(value, max(low, 0.0), high, level)
@@ -304,6 +308,8 @@ def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
     if name != "accuracy":
         return mean.value - z * mean.error, mean.value + z * mean.error
     n, p = mean.count, mean.value
+    if not n:
+        return float("nan"), float("nan")
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, centre - reach), min(1.0, centre + reach)

@@ -1,0 +1,96 @@
+"""Train on scikit-learn's digits with Lightning, and watch the calibration from epoch to epoch.
+
+pip install 'trueup[torchmetrics,sklearn]' lightning
+"""
+
+import logging
+
+import lightning
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trueup.streaming import ECE, NLL, CalibrationTable
+
+
+class Digits(lightning.LightningModule):
+    """A two-layer network that learns digits by heart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.ece, self.nll = ECE(), NLL()  # Lightning moves, resets and synchronises them, as any metric of a module
+        self.table = CalibrationTable(10)
+
+    def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
+        """Cross-entropy."""
+        images, labels = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+    def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
+        """Add the batch to the epoch's tallies."""
+        images, labels = batch
+        logits = self.network(images)
+        self.ece(logits, labels)
+        self.nll(logits, labels)
+        self.log_dict({"ece": self.ece, "nll": self.nll}, on_step=False, on_epoch=True)
+
+    def test_step(self, batch: list[torch.Tensor], number: int) -> None:
+        """Add the batch to the whole table."""
+        images, labels = batch
+        self.table.update(self.network(images), labels)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the table as soon as all rows are in."""
+        self.log_dict({f"test_{name}": value.float() for name, value in self.table.compute().items()})
+        self.table.reset()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def loaders(seed: int = 0) -> tuple[DataLoader, DataLoader]:
+    """300 digits to learn, the others to be asked about."""
+    images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    rows = TensorDataset(images.float()[order] / 16, labels[order])
+    learn, ask = (torch.utils.data.Subset(rows, range(*ends)) for ends in ((0, 300), (300, len(rows))))
+    return DataLoader(learn, batch_size=100), DataLoader(ask, batch_size=500)
+
+
+class Printed(lightning.Callback):
+    """Print what was logged of each validation."""
+
+    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """One line an epoch."""
+        logged = trainer.callback_metrics
+        print(f"epoch {trainer.current_epoch + 1:3d}   nll {logged['nll']:.3f}   ece {logged['ece']:.3f}")
+
+
+def main(epochs: int = 40) -> None:
+    """Print a line every ten epochs, then the table."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    lightning.seed_everything(0, verbose=False)
+    learn, ask = loaders()
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        callbacks=[Printed()],
+        check_val_every_n_epoch=10,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    model = Digits()
+    trainer.fit(model, learn, ask)
+    (table,) = trainer.test(model, ask, verbose=False)
+    print("\nThe table of the last:")
+    print("\n".join(f"{name.removeprefix('test_'):16s} {value:.4f}" for name, value in table.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Bayesian binning into quantiles: the average of many histograms, each weighted by its evidence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from scipy.special import gammaln
+from torch import Tensor
+
+from trueup.arrays import as_tensors
+from trueup.bins import tie_ends
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.per_class import BEYOND, class_probs, keep_curve, members, one_vs_rest, step, table
+
+_PRIOR = 2.0  # pseudo-counts N′, shared by a binning's bins
+_EDGE = 1e-6  # how near to 0 and 1 a bin's prior mean may come
+_NEGLIGIBLE = 1e-12  # weight below which a binning is left out
+
+
+class BBQ(Calibrator):
+    """Average equal-mass binnings of each class's probability, weighted by their evidence, then normalise the row.
+
+    For every number of bins B from n^⅓/10 to 10·n^⅓, with m_b labels of the class among N_b, prior mean p_b the bin's
+    midpoint, α_b = 2p_b/B and β_b = 2(1 − p_b)/B: θ_b = (m_b + α_b)/(N_b + 2/B), weighted by
+    S_B = Π_b Beta(m_b + α_b, N_b − m_b + β_b)/Beta(α_b, β_b). Not for many classes with few samples each, nor where the
+    predicted class must stay: it may change.
+    Naeini, Cooper & Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning" (2015).
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 2))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> averaged = BBQ.fit(3 * z, y)
+    >>> p = np.array([[0.05, 0.95], [0.3, 0.7], [0.5, 0.5]])
+    >>> np.exp(averaged(np.log(p))).round(3)
+    array([[0.29 , 0.71 ],
+           [0.426, 0.574],
+           [0.481, 0.519]])
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples are more evidence
+    differentiable = False
+
+    cuts: Tensor
+    values: Tensor
+
+    def __init__(self, cuts: Any, values: Any) -> None:
+        super().__init__()
+        keep_curve(self, "cuts", cuts, values, more=1)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' averaged histograms, normalised."""
+        self._check_classes(logits, len(self.values))
+        return one_vs_rest(logits, lambda p: step(p, self.cuts, self.values))
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Weigh all binnings of each class at once, on sums over its sorted probabilities."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        of_class, binnings = members(y, z.shape[1]), _binnings(len(z))
+        curves = [
+            _average(scores, scores[of_class[k]], binnings)
+            for first, block in class_probs(z)
+            for k, scores in enumerate(block, first)
+        ]
+        cuts, values = zip(*curves, strict=True)
+        return cls(table(cuts, BEYOND), table(values))
+
+
+class _Binnings(NamedTuple):
+    """Equal-mass binnings of n sorted places, one after the other; sizes in a binning differ by at most one."""
+
+    last: np.ndarray
+    """The last place of each bin."""
+    first_bin: np.ndarray
+    """Where each binning's bins begin in `last`."""
+
+
+def _binnings(n: int) -> _Binnings:
+    fewest, most = max(1, math.floor(n ** (1 / 3) / 10)), min(n, math.ceil(10 * n ** (1 / 3)))
+    numbers = np.arange(fewest, most + 1)
+    first_bin = np.cumsum(numbers) - numbers
+    bins = np.repeat(numbers, numbers)
+    place = np.arange(1, len(bins) + 1) - np.repeat(first_bin, numbers)  # of a bin in its binning, from 1
+    return _Binnings(place * (n // bins) + np.minimum(place, n % bins) - 1, first_bin)
+
+
+def _average(scores: np.ndarray, positive: np.ndarray, binnings: _Binnings) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts and values of the averaged histogram of one class."""
+    n, ordered = len(scores), np.sort(scores)
+    runs = np.flatnonzero(tie_ends(ordered))
+    last = runs[np.searchsorted(runs, binnings.last)]  # equal scores are never parted: a cut moves to their end
+    before = np.roll(last, 1)
+    before[binnings.first_bin] = -1
+    hits = np.append(0, np.cumsum(np.bincount(np.searchsorted(ordered, positive), minlength=n)))
+    middle = ordered[:-1] + np.diff(ordered) / 2
+    edges = np.concatenate([[0.0], np.where(middle < ordered[1:], middle, ordered[:-1]), [1.0]])
+
+    size = last - before
+    filled = size > 0  # a cut moved onto the next one leaves nothing between them
+    hit = hits[last + 1] - hits[before + 1]
+    lengths = np.diff(binnings.first_bin, append=len(last))
+    prior = np.repeat(_PRIOR / np.add.reduceat(filled, binnings.first_bin, dtype=np.int64), lengths)
+    alpha = prior * np.clip((edges[last + 1] + edges[before + 1]) / 2, _EDGE, 1 - _EDGE)
+    beta = prior - alpha
+    evidence = _rise(alpha, hit) + _rise(beta, size - hit) - _rise(prior, size)
+    log_weight = np.add.reduceat(evidence, binnings.first_bin)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+
+    used = filled & np.repeat(weight > _NEGLIGIBLE, lengths)
+    share = (np.repeat(weight, lengths) * (hit + alpha) / (size + prior))[used]
+    # Each bin adds its share from its first place to its last: sums of the changes give the average at every place.
+    change = np.bincount(before[used] + 1, share, n + 1) - np.bincount(last[used] + 1, share, n + 1)
+    at = np.unique(last[used])[:-1]  # the very last cut is the end
+    values = np.cumsum(change)[np.append(0, at + 1)]
+    return edges[at + 1], np.clip(values, _NEGLIGIBLE, 1.0)
+
+
+def _rise(start: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """ln Γ(start + steps) − ln Γ(start); most bins hold no label of the class, and there it is zero."""
+    out = np.zeros(len(start))
+    some = np.flatnonzero(steps)
+    out[some] = gammaln(start[some] + steps[some]) - gammaln(start[some])
+    return out

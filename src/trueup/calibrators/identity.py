@@ -1,0 +1,35 @@
+"""No change: the baseline that every method must beat."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor
+
+from trueup.arrays import as_tensors
+from trueup.calibrators.base import Calibrator
+
+
+class Identity(Calibrator):
+    """Return the logits as they are, q = softmax(z).
+
+    Not for miscalibrated networks.
+
+    >>> Identity.fit([[1.0, 2.0]], [1])([[1.0, 2.0]])
+    array([[1., 2.]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = True
+    differentiable = True
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Return them."""
+        return logits
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Check the pair, as every method does."""
+        as_tensors(logits, labels, at_least=1)
+        return cls()

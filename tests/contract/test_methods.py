@@ -1,0 +1,208 @@
+"""Laws that every calibrator obeys, run over METHODS."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from strategies import calibrated
+
+from trueup import METHODS, metrics
+from trueup.calibrators.base import Calibrator
+
+LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
+NEW = calibrated(60, 4, seed=1)[0] * 2
+SLOW = {"order_invariant", "auto", "temperature_ece"}
+names = pytest.mark.parametrize("name", METHODS)
+_fitted = {}
+
+
+def fit(name, logits=LOGITS, labels=LABELS):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return METHODS[name](logits, labels)
+
+
+def fitted(name):
+    if name not in _fitted:
+        _fitted[name] = fit(name)
+    return _fitted[name]
+
+
+def probs(logits):
+    return torch.softmax(torch.as_tensor(logits).double(), dim=1).numpy()
+
+
+@names
+def test_rows_are_finite_and_kinds_are_kept(name):
+    calibrator = fitted(name)
+    assert isinstance(calibrator, Calibrator)
+    for dtype in (np.float32, np.float64):
+        out = calibrator(NEW.astype(dtype))
+        assert isinstance(out, np.ndarray)
+        assert out.dtype == dtype
+        assert out.shape == NEW.shape
+        assert np.isfinite(out).all()
+        tensor = calibrator(torch.tensor(NEW.astype(dtype)))
+        assert np.array_equal(tensor.numpy(), out)
+    assert np.allclose(probs(calibrator(NEW.astype(np.float32))), probs(calibrator(NEW)), atol=2e-5)
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(name, dtype):
+    half = torch.tensor(NEW).to(dtype)
+    out = fitted(name)(half)
+    assert out.dtype == dtype
+    assert torch.equal(out, fitted(name)(half.float()).to(dtype))
+
+
+@names
+def test_argmax_is_kept_where_it_is_said_to_be(name):
+    calibrator = fitted(name)
+    if calibrator.keeps_argmax:
+        for logits in (NEW, LOGITS, NEW * 30, NEW * 0.01, NEW[:, ::-1].copy()):
+            assert np.array_equal(calibrator(logits).argmax(axis=1), logits.argmax(axis=1))
+
+
+@names
+def test_shifts_change_nothing_where_it_is_said_so(name):
+    calibrator = fitted(name)
+    if calibrator.shift_invariant:
+        shift = np.random.default_rng(0).normal(size=(len(NEW), 1)) * 20
+        assert np.allclose(probs(calibrator(NEW + shift)), probs(calibrator(NEW)), atol=1e-8)
+
+
+@names
+def test_order_and_copies_of_samples_change_nothing_where_it_is_said_so(name):
+    calibrator = fitted(name)
+    if not calibrator.sample_invariant:
+        pytest.skip("said to depend on order or number of samples")
+    order = np.random.default_rng(0).permutation(len(LABELS))
+    shuffled = fit(name, LOGITS[order], LABELS[order])
+    assert np.allclose(probs(shuffled(NEW)), probs(calibrator(NEW)), atol=1e-5)
+
+
+@names
+def test_classes_may_be_renamed(name):
+    if name == "order_invariant":
+        pytest.skip(
+            "trained by stochastic steps on sorted logits: equivariant by construction, tested with its own file"
+        )
+    order = np.random.default_rng(1).permutation(4)
+    renamed = fit(name, LOGITS[:, order], np.argsort(order)[LABELS])
+    assert np.allclose(probs(renamed(NEW[:, order])), probs(fitted(name)(NEW))[:, order], atol=2e-5)
+
+
+@names
+def test_overconfidence_is_repaired(name):
+    before = metrics.nll(LOGITS, LABELS)
+    after = metrics.nll(fitted(name)(LOGITS), LABELS)
+    assert after < before or name == "identity"
+
+
+@names
+def test_config_pickle_and_copy(name):
+    calibrator = fitted(name)
+    expected = calibrator(NEW)
+    for other in (
+        type(calibrator)(**calibrator.config()),
+        pickle.loads(pickle.dumps(calibrator)),
+        copy.deepcopy(calibrator),
+    ):
+        assert np.array_equal(other(NEW), expected)
+    again = type(calibrator)(**calibrator.config()).config()
+    assert list(again) == list(calibrator.config())
+
+
+@names
+def test_nothing_of_a_calibrator_is_trained(name):
+    assert list(fitted(name).parameters()) == []
+    assert not fitted(name)(torch.tensor(NEW)).requires_grad
+
+
+@names
+def test_gradients_flow_where_it_is_said_so(name):
+    calibrator = fitted(name)
+    if calibrator.differentiable:
+        z = torch.tensor(NEW, requires_grad=True)
+        calibrator(z).square().sum().backward()
+        assert torch.isfinite(z.grad).all()
+        assert z.grad.abs().sum() > 0
+
+
+@names
+@pytest.mark.parametrize("scale", [0.02, 50.0, 500.0])
+def test_scales_of_logits(name, scale):
+    if name in SLOW and scale != 50.0:
+        pytest.skip("slow: one scale is enough")
+    found = fit(name, LOGITS[:200] * scale, LABELS[:200])(NEW * scale)
+    assert np.isfinite(found).all()
+
+
+@names
+def test_enormous_logits_after_the_fit(name):
+    out = fitted(name)(np.array([[1e4, -1e4, 0.0, 5.0], [1e4 + 1, 1e4, 1e4, 1e4], [0.0, 0.0, 0.0, 0.0]]))
+    assert np.isfinite(out).all()
+
+
+@names
+def test_two_classes_and_a_missing_class(name):
+    two = calibrated(200, 2, temperature=2.0)
+    assert np.isfinite(fit(name, *two)(two[0])).all()
+    assert np.isfinite(fit(name, LOGITS[:200], np.minimum(LABELS[:200], 2))(NEW)).all()
+
+
+@names
+@pytest.mark.parametrize("n", [1, 3, 12])
+def test_tiny_sets_work_or_name_the_number_needed(name, n):
+    try:
+        found = fit(name, LOGITS[:n], LABELS[:n])
+    except ValueError as error:
+        assert "at least" in str(error) or "needs" in str(error) or "must" in str(error)
+        return
+    assert np.isfinite(found(NEW)).all()
+
+
+@names
+def test_the_input_is_untouched(name):
+    logits, labels = LOGITS[:150].copy(), LABELS[:150].copy()
+    found = fit(name, logits, labels)
+    new = NEW.copy()
+    found(new)
+    assert np.array_equal(logits, LOGITS[:150])
+    assert np.array_equal(labels, LABELS[:150])
+    assert np.array_equal(new, NEW)
+
+
+@names
+@pytest.mark.parametrize(
+    ("logits", "labels", "named"),
+    [
+        (np.where(LOGITS > 3, np.nan, LOGITS), LABELS, "logits must be finite"),
+        (LOGITS[:, 0], LABELS, "logits must have shape"),
+        (LOGITS, LABELS[:-1], "labels must have 400 entries"),
+        (LOGITS, LABELS + 1, "labels must lie in 0..3"),
+        (LOGITS[:0], LABELS[:0], "logits must have at least"),
+    ],
+)
+def test_bad_input_is_named(name, logits, labels, named):
+    with pytest.raises(ValueError, match=named):
+        METHODS[name](logits, labels)
+
+
+@names
+def test_bad_shapes_are_named_when_it_is_used(name):
+    with pytest.raises(ValueError, match="logits must have shape"):
+        fitted(name)(torch.zeros(3))
+
+
+@names
+def test_docstrings_say_when_not_to_use_it(name):
+    if name in ("auto", "temperature_histogram"):
+        return
+    text = METHODS[name].__self__.__doc__
+    assert "Not for" in text
+    assert ">>>" in text

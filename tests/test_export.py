@@ -1,0 +1,122 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trueup import METHODS, export
+from trueup.calibrators.temperature import Temperature
+from trueup.export import TOLERANCE, exportable
+
+NOT_TO_ONNX: dict[str, str] = {}
+"""Methods with an operation that ONNX Runtime lacks, and which."""
+
+ROWS, CLASSES = 400, 4
+
+
+class Stranger(Temperature):
+    """Reads a number out of the tensor, which no exporter can follow."""
+
+    def map(self, logits):
+        return logits / (2.0 if float(logits.sum()) > 0 else 3.0)
+
+
+@pytest.fixture(scope="module")
+def onnxruntime():
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason=f"{name} is not installed: trueup[onnx]")
+    return pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: trueup[onnx]")
+
+
+@pytest.fixture(scope="module")
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, CLASSES)).eval()
+
+
+@pytest.fixture(scope="module")
+def fitted(network):
+    """Every method, fitted to the network's logits: three times too large for the labels."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(ROWS, 6, generator=generator)
+    with torch.no_grad():
+        logits = 20 * network(inputs)
+    noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=generator)))
+    labels = (logits / 3 + noise).argmax(dim=1)
+    made = {}
+
+    def get(method):
+        if method not in made:
+            made[method] = METHODS[method](logits, labels)
+        return made[method], inputs, logits
+
+    return get
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_torch_export(method, fitted):
+    calibrator, _, logits = fitted(method)
+    program = torch.export.export(calibrator, (logits[:3],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    expected = calibrator(logits)
+    torch.testing.assert_close(program.module()(logits), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(program.module()(logits[:1]), expected[:1], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.filterwarnings("ignore::FutureWarning:copyreg", "ignore:.*LeafSpec:FutureWarning")
+def test_a_calibrated_network_runs_in_onnxruntime(method, fitted, network, onnxruntime):
+    calibrator, inputs, _ = fitted(method)
+    model = nn.Sequential(network, Scale(20.0), calibrator).eval()
+    rows = torch.export.Dim("rows")
+    if method in NOT_TO_ONNX:
+        assert isinstance(exportable(calibrator, inputs[:, :CLASSES])["ONNX"], str), "no longer an exception"
+        pytest.xfail(NOT_TO_ONNX[method])
+    program = torch.onnx.export(
+        model, (inputs[:3],), dynamo=True, dynamic_shapes=({0: rows},), input_names=["x"], verbose=False
+    )
+    file = io.BytesIO()
+    program.save(file)
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    for n in (1, 2, ROWS):
+        with torch.no_grad():
+            expected = model(inputs[:n]).numpy()
+        (found,) = session.run(None, {"x": inputs[:n].numpy()})
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class Scale(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return self.by * x
+
+
+def test_the_table_tells_what_was_tried(onnxruntime):
+    ways = exportable(Temperature(3.0), torch.eye(4))
+    assert ways["torch.export"] == 0.0
+    assert ways["ONNX"] <= TOLERANCE
+    ways = exportable(Stranger(1.0), torch.eye(4))
+    assert all(isinstance(why, str) for why in ways.values())
+    rows = export.table({"good": Temperature.fit, "bad": lambda z, y: Stranger(1.0)}).splitlines()
+    assert rows[0] == "| method | torch.export | ONNX |"
+    assert rows[2].startswith("| `good` | yes (0e+00) | yes (")
+    assert rows[3].startswith("| `bad` | no: ")
+
+
+def test_a_difference_is_a_no(monkeypatch):
+    monkeypatch.setattr(export, "WAYS", {"sloppy": lambda module, logits: module(logits) + 1e-4})
+    ways = exportable(Temperature(1.0), torch.ones(4, 2))
+    assert ways["sloppy"] == pytest.approx(1e-4, rel=1e-2)
+    assert "no: differs by 1e-04" in export.table({"t": Temperature.fit})
+
+
+def test_without_onnxruntime_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    ways = exportable(Temperature(1.0), torch.ones(4, 2))
+    assert ways["torch.export"] == 0.0
+    assert "pip install 'trueup[onnx]'" in ways["ONNX"]
