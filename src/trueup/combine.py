@@ -19,7 +19,7 @@ from trueup.rows import hashed_groups, rows
 
 Fit = Callable[..., Calibrator]
 
-CHOICES = ("identity", "temperature", "ets", "svs", "sms", "dirichlet_odir", "isotonic_ovr_ts")
+CHOICES = ("identity", "temperature", "ets", "svs", "sms", "isotonic_pooled")
 """What `auto` chooses from, the simplest first."""
 
 
@@ -55,7 +55,7 @@ class Chain(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Apply the steps in order."""
         for step in self.steps:
-            logits = step.map(logits)
+            logits = step(logits)
         return logits
 
     def config(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class OneVsRest(Calibrator):
         self._check_classes(logits, len(self.calibrators))
         odds = _log_odds(logits)
         binary = [
-            torch.log_softmax(calibrator.map(_binary(odds[:, k])), dim=1)[:, 1]
+            torch.log_softmax(calibrator(_binary(odds[:, k])), dim=1)[:, 1]
             for k, calibrator in enumerate(self.calibrators)
         ]
         return torch.log_softmax(torch.stack(binary, dim=1), dim=1)

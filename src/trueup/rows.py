@@ -28,6 +28,7 @@ except ImportError:  # no C compiler at installation
 
 _CHUNK = 1 << 18  # numbers a chunk where a copy is needed: small enough for the second-level cache
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
+_MATRIX = 128  # classes up to which a matrix and its gradient stay in the cache beside a row
 _ONE_THREAD = 1 << 19  # below this many numbers, starting threads costs more than it saves
 
 
@@ -246,6 +247,49 @@ def vector_sums(
 
     total: np.ndarray = sum(_in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
     return total
+
+
+def matrix_sums(
+    logits: Tensor,
+    labels: Tensor,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    *,
+    scale: float = 1.0,
+    shift: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """Loss of softmax(W u + b), u = scale·z − shift, summed over the rows, with its gradient: (1 + K² + K,).
+
+    None where the compiled pass cannot or should not do it: it is made for the sizes that stay in the cache.
+    """
+    classes = logits.shape[1]
+    if _native is None or logits.device.type != "cpu" or classes > _MATRIX:
+        return None
+    y = labels.contiguous()
+    padded = -(-classes // 8) * 8
+    columns, offsets = np.zeros((classes, padded)), np.full(padded, -1e300)
+    columns[:, :classes], offsets[:classes] = weight.T, bias
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        mine = np.zeros(1 + padded + classes * padded)
+        for at, chunk in chunks:
+            _native.run_matrix(
+                chunk.data_ptr(),
+                chunk.dtype == torch.float64,
+                y.data_ptr() + 8 * at,
+                *chunk.shape,
+                padded,
+                _address(columns),
+                _address(offsets),
+                scale,
+                0 if shift is None else _address(shift, at),
+                _address(mine),
+            )
+        return mine
+
+    total: np.ndarray = sum(_in_threads(logits, part), start=np.zeros(1 + padded + classes * padded))
+    slopes = total[1 + padded :].reshape(classes, padded)[:, :classes].T
+    return np.concatenate([total[:1], slopes.ravel(), total[1 : 1 + classes]])
 
 
 def _torch_vector(

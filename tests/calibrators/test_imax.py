@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.imax import IMax, IMaxShared, _boundaries, _representatives, _seeds
+from trueup.calibrators.imax import IMax, IMaxShared, _boundaries, _odds, _representatives, _seeds
 
 
 def softplus(x):
@@ -130,6 +130,14 @@ def test_single_precision_tells_high_odds_apart():
     np.testing.assert_array_equal(fitted.confidence(logits)[:4], [0.5, 0.5, 1.0, 1.0])
     np.testing.assert_allclose(fitted(logits).exp().amax(dim=1)[:4], [0.5, 0.5, 1.0, 1.0], atol=1e-5)
     assert IMax.fit(logits, labels, bins=2).cuts.item() < 60
+
+
+def test_bins_are_left_closed():
+    assert IMax([0.0], [0.6, 0.9]).confidence(np.zeros((1, 2))) == 0.9
+    logits = torch.tensor([[1.0, 0.2, -0.3]], dtype=torch.float64)
+    top = _odds(logits)[0, 0]
+    shared = IMaxShared(top[None], [0.1, 0.8])
+    np.testing.assert_allclose(shared(logits).exp(), [[0.8, 0.1, 0.1]], atol=1e-8)
 
 
 def test_errors_name_the_argument():

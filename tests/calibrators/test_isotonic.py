@@ -14,6 +14,13 @@ from trueup.calibrators.isotonic import Isotonic, IsotonicOvR, IsotonicPooled, p
 from trueup.calibrators.temperature import Temperature
 
 
+def test_a_near_miss_below_the_lowest_positive_is_a_block_of_its_own():
+    below = 0.5 * (1 - 5e-15)  # further than rounding, nearer than anything else
+    knots, values = pooled(np.array([0.1, below, 0.5]), np.array([0.5]))
+    assert knots.tolist() == [0.1, below, 0.5]
+    assert values.tolist() == [0.0, 0.0, 1.0]
+
+
 def tame(pair):
     """Logits small enough for equal probabilities to be told from near ones."""
     return np.clip(pair[0], -6, 6), pair[1]

@@ -17,6 +17,9 @@ HAIR = 1e-5
 """By how much of itself the predicted class's probability stays above the others where it would not by itself."""
 
 
+_TRACE = 1e-12
+
+
 class Calibrator(nn.Module):
     """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
 
@@ -82,6 +85,11 @@ class TopLabel(Calibrator):
         top = torch.softmax(computable(z).double(), dim=1).amax(dim=1)
         return like(self.calibrated(top).to(computable(z).dtype), logits)
 
+    def raised(self, logits: Any) -> int:
+        """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
+        confidence = torch.as_tensor(self.confidence(logits))
+        return int((confidence < (1 + HAIR) / as_logits(logits).shape[1]).sum())
+
     @abstractmethod
     def calibrated(self, confidence: Tensor) -> Tensor:
         """Map confidences (n,)."""
@@ -110,7 +118,9 @@ def spread(logits: Tensor, confidence: Tensor) -> Tensor:
     log_shared = torch.log_softmax(others, dim=1) + torch.log(rest)
     over = (share * rest).amax(dim=1, keepdim=True) > cap
     if torch.compiler.is_compiling() or bool(over.any()):
-        log_shared = torch.where(over, torch.log(_capped(share * rest, rest, cap).clamp(min=tiny)), log_shared)
+        # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
+        mass = (share + _TRACE).scatter(1, best, 0.0) / (1 + (classes - 1) * _TRACE) * rest
+        log_shared = torch.where(over, torch.log(_capped(mass, rest, cap).clamp(min=tiny)), log_shared)
     return log_shared.scatter(1, best, torch.log(top))
 
 

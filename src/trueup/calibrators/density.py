@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +91,7 @@ class DensityRatio(ProximityInformed):
     Not for networks hardly ever wrong: f₀ then rests on a few samples.
     Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
@@ -164,6 +164,7 @@ class BinMeanShift(ProximityInformed):
     Of n samples no shift leads out of [1/(n+2), 1 − 1/(n+2)]. Not for small samples: most cells are then empty.
     Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup.arrays import as_tensors, computable
-from trueup.calibrators.base import HAIR, Calibrator
+from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
 from trueup.optimise import Certificate, FitError, newton
 
@@ -21,8 +21,10 @@ Loss = Literal["brier", "nll"]
 
 _CHUNK = 1 << 20
 _SUBSAMPLE = 2000
-_RANGE = 1e3
-"""How far from the logits' own scale T is searched: for the usual networks far beyond the published 0.05 … 5."""
+_COLD, _HOT = 1e-3, 1e2
+"""Where T is searched, as multiples of the logits' own scale: for most networks beyond the published 0.05 … 5."""
+_TRACE = 1e-3
+"""What the scaled distribution keeps where the uniform would take all, so that the predicted class can be told."""
 
 
 class EnsembleTemperature(Calibrator):
@@ -55,7 +57,7 @@ class EnsembleTemperature(Calibrator):
         if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
             raise ValueError(f"temperature must be one positive number, got {temperature}")
         w = self.weights
-        if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and w[2] < 1):
+        if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
             raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {weights}")
 
     def map(self, logits: Tensor) -> Tensor:
@@ -69,17 +71,24 @@ class EnsembleTemperature(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, loss: Loss = "brier") -> Self:
         """Minimise the loss in T alone, then in the weights."""
         z, y = as_tensors(logits, labels, at_least=1)
+        scale = _scale(z)
         if loss == "brier":
+            weigh = _brier_weights
             beta, certificate = brier_inverse_temperature(z, y)
-            weights = _brier_weights(z, y, beta)
         elif loss == "nll":
+            weigh = _nll_weights
             beta, certificate = inverse_temperature(z, y)
-            weights = _nll_weights(z, y, beta)
+            beta = max(beta, 1 / (_HOT * scale)) if scale else beta
         else:
             raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
-        if weights[2] > 1 - HAIR:  # a trace of the scaled distribution keeps the predicted class where it was
-            weights = np.array([HAIR, 0.0, 1 - HAIR])
-        if certificate.status == "bound" and weights[0] > HAIR:
+        weights = weigh(z, y, beta)
+        told_apart = weights[0] * min(1.0, beta * scale) + weights[1] * min(1.0, scale)
+        if told_apart < _TRACE and (scale > 0 or weights[2] > 0):
+            # All but uniform: the predictions carry little. What they do carry shows at the logits' own scale.
+            beta = 1 / scale if scale else 1.0
+            weights = weigh(z, y, beta)
+            weights = weights if weights[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
+        elif certificate.status == "bound" and weights[0] > 0:
             warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: the loss falls beyond it", stacklevel=2)
         fitted = cls(1 / beta, weights)
         fitted.certificate = certificate
@@ -92,11 +101,11 @@ def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]
     The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
     """
     every = max(1, len(z) // _SUBSAMPLE)
-    some, labels = computable(z[::every]), y[::every]
-    scale = float(some.double().std(dim=1, correction=0).median())
+    some, labels = z[::every], y[::every]
+    scale = _scale(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
-    grid = np.geomspace(1 / _RANGE, _RANGE, 31) / scale
+    grid = np.geomspace(1 / _HOT, 1 / _COLD, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
     while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
@@ -182,6 +191,12 @@ def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarr
         w = np.maximum(w + length * step, 0.0)
         w /= w.sum()
     raise FitError(f"no weights were found in {most} steps: the loss can still fall by {-slope @ step:g}")
+
+
+def _scale(z: Tensor) -> float:
+    """The median standard deviation of a row's logits, of at most a few thousand rows."""
+    few = computable(z[:: max(1, len(z) // _SUBSAMPLE)]).double()
+    return float(few.std(dim=1, correction=0).median())
 
 
 def _chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

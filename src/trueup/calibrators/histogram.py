@@ -29,9 +29,7 @@ class Histogram(TopLabel):
     array([0.5, 0.5, 1. , 1. ])
     """
 
-    sample_invariant = (
-        False  # equal-mass bins of doubled samples may be cut elsewhere; those of equal width are invariant
-    )
+    sample_invariant = False  # twice the samples, and rows come closer to 0 and 1; equal-mass bins are cut elsewhere
     differentiable = False
 
     edges: Tensor

@@ -14,7 +14,7 @@ from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
 from trueup.optimise import Certificate, lbfgs
-from trueup.rows import hashed_groups, log_normaliser, vector_sums
+from trueup.rows import hashed_groups, log_normaliser, matrix_sums, vector_sums
 
 _CHUNK = 1 << 19
 _BLOCKS = 128  # up to so many classes each has a curvature of its own: K (K + 1)² numbers
@@ -234,13 +234,22 @@ class Problem:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
         if not isinstance(start, np.ndarray):
-            weight = np.full(classes, start) if self.vector else start * np.eye(classes)
+            weight = np.full(classes, start) if self.vector else start * (np.eye(classes) - self._even / classes)
             start = np.concatenate([weight.ravel(), np.zeros(classes)])
         objective = self._vector_objective() if self.vector else self._matrix_objective()
         x, certificate = lbfgs(objective, start, tolerance=tolerance, most=3000, precondition=self._curvature(start))
-        weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
+        found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
         # A constant added to the bias changes nothing: take the one with mean 0.
-        return weight if self.vector else weight.reshape(classes, classes), bias - bias.mean(), certificate
+        return found if self.vector else found.reshape(classes, classes), bias - bias.mean(), certificate
+
+    @property
+    def _even(self) -> bool:
+        """Whether all entries of the matrix are penalised alike.
+
+        A row of numbers added to every row of W changes no probability; the even penalty's optimum then has columns of mean
+        0, and a search that starts and stays there has no flat direction to go along.
+        """
+        return not self.vector and self.penalty.centre == 0 and self.penalty.off == self.penalty.diagonal > 0
 
     def _shift(self) -> np.ndarray | None:
         return log_normaliser(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
@@ -277,7 +286,9 @@ class Problem:
         def apply(gradient: np.ndarray) -> np.ndarray:
             g = torch.from_numpy(gradient)
             rows = torch.cat([g[:-classes].reshape(classes, -1), g[-classes:, None]], dim=1)
+            rows = rows - rows.mean(dim=0) if self._even else rows
             out = torch.bmm(inverse, rows[:, :, None])[:, :, 0]
+            out = out - out.mean(dim=0) if self._even else out
             return torch.cat([out[:, :-1].reshape(-1), out[:, -1]]).numpy()
 
         return apply
@@ -299,38 +310,39 @@ class Problem:
     def _matrix_objective(self) -> Objective:
         n, classes = self.z.shape
         shift, p = self._shift(), self.penalty
-        # Small problems are worth double precision; large ones are kept in the logits' own.
-        double = n * classes <= 1 << 23
         identity = np.eye(classes)
         weights = p.off * (1 - identity) + p.diagonal * identity
-        step = max(1, _CHUNK // classes)
-
-        def features(rows: slice) -> Tensor:
-            z = self.z[rows].double() if double else computable(self.z[rows])
-            return z if shift is None else self.scale * z - torch.from_numpy(shift[rows]).to(z)[:, None]
-
-        kept = [features(slice(i, i + step)) for i in range(0, n, step)] if double else None
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             matrix, bias = x[:-classes].reshape(classes, classes), x[-classes:]
-            loss, gradient = 0.0, torch.zeros(classes, classes, dtype=torch.float64)
-            bias_gradient = torch.zeros(classes, dtype=torch.float64)
-            for number, i in enumerate(range(0, n, step)):
-                u = kept[number] if kept else features(slice(i, i + step))
-                w, b = torch.from_numpy(matrix).to(u), torch.from_numpy(bias).to(u)
-                label = self.y[i : i + step, None]
-                log_q = torch.log_softmax(torch.addmm(b, u, w.T), dim=1)
-                loss -= float(log_q.gather(1, label).double().sum())
-                residual = log_q.exp_()
-                residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=u.dtype))
-                gradient += (residual.T @ u).double().cpu()
-                bias_gradient += residual.sum(dim=0).double().cpu()
+            sums = matrix_sums(self.z, self.y, matrix, bias, scale=self.scale, shift=shift)
+            sums = (self._by_products(matrix, bias, shift) if sums is None else sums) / n
             off_centre = matrix - p.centre * identity
-            value = loss / n + float((weights * off_centre**2).sum() + p.bias * bias @ bias)
-            full = gradient.numpy() / n + 2 * weights * off_centre
-            return value, np.concatenate([full.ravel(), bias_gradient.numpy() / n + 2 * p.bias * bias])
+            value = float(sums[0] + (weights * off_centre**2).sum() + p.bias * bias @ bias)
+            return value, sums[1:] + 2 * np.concatenate([(weights * off_centre).ravel(), p.bias * bias])
 
         return objective
+
+    def _by_products(self, matrix: np.ndarray, bias: np.ndarray, shift: np.ndarray | None) -> np.ndarray:
+        """Loss and gradient by matrix products, a chunk of rows at a time, in the logits' own precision."""
+        classes = self.z.shape[1]
+        step = max(1, _CHUNK // classes)
+        loss = 0.0
+        slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
+        for i in range(0, len(self.z), step):
+            u = self.scale * computable(self.z[i : i + step])
+            if shift is not None:
+                u = u - torch.from_numpy(shift[i : i + step]).to(u)[:, None]
+            label = self.y[i : i + step, None]
+            log_q = torch.log_softmax(
+                torch.addmm(torch.from_numpy(bias).to(u), u, torch.from_numpy(matrix).to(u).T), dim=1
+            )
+            loss -= float(log_q.gather(1, label).double().sum())
+            residual = log_q.exp_()
+            residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=u.dtype))
+            slopes[:, :-1] += (residual.T @ u).double().cpu()
+            slopes[:, -1] += residual.sum(dim=0).double().cpu()
+        return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
 
     def rows(self, keep: np.ndarray) -> Problem:
         """The same problem on some of the rows."""
@@ -368,7 +380,9 @@ def _regularised(
     whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
     if penalty is not None:
         return whole.solve(start)
-    grid = [(strength, mu) for mu in (bias_penalties or [None]) for strength in sorted(penalties, reverse=True)]
+    strengths = sorted(penalties, reverse=True)
+    offsets: Sequence[float | None] = bias_penalties or [None]
+    grid = [(strength, mu) for mu in offsets for strength in strengths]
     # Folds by content, so that the order of the rows does not matter.
     fold = hashed_groups(z, y, folds)
     losses = np.zeros(len(grid))

@@ -21,7 +21,7 @@ _BLOCK = 1 << 22  # numbers worked on at a time
 
 
 def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
-    """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin]; the rest is shared.
+    """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin].
 
     The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
     """

@@ -14,7 +14,7 @@ from trueup.arrays import as_logits, as_tensors, as_vector, computable, like
 from trueup.bins import tie_ends
 from trueup.calibrators.base import TopLabel
 from trueup.calibrators.per_class import checked_margin, interpolate, keep_curve, on_top
-from trueup.metrics.smooth import _check_place, _ranked
+from trueup.metrics.smooth import check_place, ranked
 from trueup.rows import confidences_and_hits
 
 KNOTS = 6
@@ -92,8 +92,8 @@ def spline_rank(logits: Any, labels: Any, *, rank: int = 1, monotone: bool = Fal
     Gupta et al., "Calibration of neural networks using splines" (2021).
     """
     z, y = as_tensors(logits, labels, at_least=KNOTS)
-    _check_place(rank, "rank", z)
-    scores, place = _ranked(z, y, int(rank))
+    check_place(rank, "rank", z)
+    scores, place = ranked(z, y, int(rank))
     return _recalibration(scores[:, -1], (place == rank).astype(np.float64), monotone)
 
 
@@ -112,8 +112,8 @@ def spline_within(logits: Any, labels: Any, *, top: int = 2, monotone: bool = Fa
     Gupta et al., "Calibration of neural networks using splines" (2021).
     """
     z, y = as_tensors(logits, labels, at_least=KNOTS)
-    _check_place(top, "top", z)
-    scores, place = _ranked(z, y, int(top))
+    check_place(top, "top", z)
+    scores, place = ranked(z, y, int(top))
     return _recalibration(scores.sum(axis=1), (place <= top).astype(np.float64), monotone)
 
 
@@ -137,7 +137,7 @@ def within_score(logits: Any, *, top: int = 2) -> Any:
 
 def _largest(logits: Any, count: int, name: str) -> Tensor:
     z = as_logits(logits)
-    _check_place(count, name, z)
+    check_place(count, name, z)
     return torch.softmax(computable(z).double(), dim=1).topk(count, dim=1).values
 
 

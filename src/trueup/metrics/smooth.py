@@ -35,11 +35,11 @@ def ks(logits: Any, labels: Any, *, rank: int = 1) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    _check_place(rank, "rank", z)
+    check_place(rank, "rank", z)
     if rank == 1:
         scored = rows(z, y)
         return _largest_drift(scored.confidence, scored.correct == 1)
-    scores, place = _ranked(z, y, int(rank))
+    scores, place = ranked(z, y, int(rank))
     return _largest_drift(scores[:, -1], place == rank)
 
 
@@ -55,8 +55,8 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    _check_place(top, "top", z)
-    scores, place = _ranked(z, y, int(top))
+    check_place(top, "top", z)
+    scores, place = ranked(z, y, int(top))
     return _largest_drift(scores.sum(axis=1), place <= top)
 
 
@@ -144,7 +144,7 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
     return float(np.mean(np.abs(mesh * density - hit_density)))
 
 
-def _check_place(place: Any, name: str, z: Tensor) -> None:
+def check_place(place: Any, name: str, z: Tensor) -> None:
     if not isinstance(place, (int, np.integer)) or not 1 <= place <= z.shape[1]:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {place!r}")
 
@@ -161,7 +161,7 @@ def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
     return float(np.abs(drift[tie_ends(ordered)]).max()) / n
 
 
-def _ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+def ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` largest probabilities of each row, descending (n, count), and the label's place among all, from 1."""
     n, classes = z.shape
     scores, place = np.empty((n, count)), np.empty(n, np.int64)

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueup.calibrators.base import HAIR, TopLabel, spread
+
+
+class Fixed(TopLabel):
+    """Gives every row the same confidence."""
+
+    sample_invariant = True
+    differentiable = False
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def calibrated(self, confidence):
+        return torch.full_like(confidence, self.value)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.sampled_from([1.0, 10.0, 500.0]), st.booleans())
+def test_the_confidence_is_on_the_predicted_class_which_stays_on_top(seed, confidence, scale, double):
+    rng = np.random.default_rng(seed)
+    classes = int(rng.integers(2, 12))
+    z = torch.tensor(rng.normal(size=(6, classes)) * scale, dtype=torch.float64 if double else torch.float32)
+    log_p = spread(z, torch.full((6,), confidence, dtype=z.dtype))
+    p = torch.exp(log_p.double())
+    best = z.argmax(dim=1)
+    assert torch.equal(log_p.argmax(dim=1), best)
+    assert torch.isfinite(log_p).all()
+    assert p.sum(dim=1).numpy() == pytest.approx(np.ones(6), abs=1e-5)
+    expected = max(confidence, (1 + HAIR) / classes)
+    assert p.gather(1, best[:, None])[:, 0].numpy() == pytest.approx(np.full(6, expected), abs=1e-5)
+
+
+def test_the_rest_is_shared_in_proportion_under_the_cap():
+    z = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64))
+    assert torch.exp(spread(z, torch.tensor([0.8]))).numpy() == pytest.approx(np.array([[0.8, 0.12, 0.06, 0.02]]))
+    # At .4 the second would get .36: all fit. At .3 it would get .42: it is capped at .3, and .4 is shared 3 to 1.
+    assert torch.exp(spread(z, torch.tensor([0.4]))).numpy() == pytest.approx(np.array([[0.4, 0.36, 0.18, 0.06]]))
+    capped = torch.exp(spread(z, torch.tensor([0.3]))).numpy()
+    assert capped == pytest.approx(np.array([[0.3, 0.3, 0.3, 0.1]]), abs=1e-4)
+
+
+def test_vanished_classes_can_take_what_others_may_not():
+    z = torch.tensor([[0.0, -1.0, -5000.0, -5000.0]], dtype=torch.float32)
+    p = torch.exp(spread(z, torch.tensor([0.3])))
+    assert p.sum().item() == pytest.approx(1, abs=1e-5)
+    assert p[0, 0].item() == pytest.approx(0.3, abs=1e-5)
+
+
+def test_the_raw_confidence_stays_available_and_rows_raised_are_counted():
+    low = Fixed(0.1)
+    z = np.random.default_rng(0).normal(size=(7, 4))
+    assert low.confidence(z) == pytest.approx(np.full(7, 0.1))
+    assert low.raised(z) == 7
+    assert Fixed(0.5).raised(z) == 0
+    assert np.exp(low(z)).max(axis=1) == pytest.approx(np.full(7, (1 + HAIR) / 4))
+
+
+def test_a_calibrator_shows_its_parameters():
+    assert repr(Fixed(0.25)) == "Fixed(value=0.25)"

@@ -1,0 +1,157 @@
+import numpy as np
+import pytest
+import torch
+
+from strategies import calibrated
+from trueup import load, metrics
+from trueup import rows as room
+from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Penalty, Problem, Structured, Vector
+from trueup.calibrators.temperature import Temperature
+from trueup.rows import vector_sums
+
+LOGITS, LABELS = calibrated(800, 4, temperature=2.0)
+Z, Y = torch.tensor(LOGITS), torch.tensor(LABELS)
+
+
+def autograd(problem, x):
+    """Value and gradient of the objective by torch, from its definition."""
+    classes = problem.z.shape[1]
+    x = torch.tensor(x, requires_grad=True)
+    weight, bias = x[:-classes], x[-classes:]
+    u = torch.log_softmax(problem.scale * problem.z, dim=1) if problem.on == "log_probs" else problem.z
+    p = problem.penalty
+    if problem.vector:
+        logits = u * weight + bias
+        penalty = p.diagonal * (weight - p.centre).square().sum()
+    else:
+        matrix = weight.reshape(classes, classes)
+        logits = u @ matrix.T + bias
+        diagonal = matrix.diagonal()
+        penalty = (
+            p.off * (matrix.square().sum() - diagonal.square().sum())
+            + p.diagonal * (diagonal - p.centre).square().sum()
+        )
+    loss = torch.nn.functional.cross_entropy(logits, problem.y) + penalty + p.bias * bias.square().sum()
+    loss.backward()
+    return loss.item(), x.grad.numpy()
+
+
+@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize(("on", "scale"), [("logits", 1.0), ("log_probs", 1.0), ("log_probs", 0.4)])
+@pytest.mark.parametrize("native", [True, False])
+def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch, vector, on, scale, native):
+    if not native:
+        monkeypatch.setattr(room, "_native", None)
+    problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), on=on, scale=scale, vector=vector)
+    x = np.random.default_rng(0).normal(size=8 if vector else 20)
+    objective = problem._vector_objective() if vector else problem._matrix_objective()
+    value, gradient = objective(x)
+    expected, slopes = autograd(problem, x)
+    assert value == pytest.approx(expected, rel=1e-10)
+    assert gradient == pytest.approx(slopes, rel=1e-8, abs=1e-10)
+
+
+def test_vector_sums_agree_between_passes():
+    rng = np.random.default_rng(1)
+    weight, bias, shift = rng.normal(size=4), rng.normal(size=4), rng.normal(size=800)
+    native = vector_sums(Z, Y, weight, bias, scale=0.7, shift=shift)
+    assert native == pytest.approx(room._torch_vector(Z, Y, weight, bias, 0.7, shift), rel=1e-10)
+
+
+@pytest.mark.parametrize("fit", [Vector.fit, Matrix.fit, Structured.fit_vector, Structured.fit_matrix])
+def test_fits_end_where_the_gradient_vanishes(fit):
+    found = fit(LOGITS, LABELS)
+    assert found.certificate.status == "converged"
+    assert found.certificate.gradient <= 1e-4
+    assert metrics.nll(found(LOGITS), LABELS) <= metrics.nll(Temperature.fit(LOGITS, LABELS)(LOGITS), LABELS) + 1e-9
+
+
+def test_a_known_vector_and_matrix_are_recovered():
+    rng = np.random.default_rng(2)
+    z = rng.normal(size=(60_000, 3)) * 2
+    weight, bias = np.array([0.4, 0.7, 1.1]), np.array([0.5, 0.0, -0.5])
+    y = (z * weight + bias + rng.gumbel(size=z.shape)).argmax(axis=1)
+    found = Vector.fit(z, y)
+    assert found.weight.numpy() == pytest.approx(weight, abs=0.04)
+    assert found.bias.numpy() == pytest.approx(bias, abs=0.04)
+    matrix = np.array([[0.6, 0.1, 0.0], [0.0, 0.8, -0.2], [0.1, 0.0, 0.5]])
+    y = (z @ matrix.T + rng.gumbel(size=z.shape)).argmax(axis=1)
+    fitted = Matrix.fit(z, y).weight.numpy()
+    # Rows of W are known up to a common row.
+    assert fitted - fitted.mean(axis=0) == pytest.approx(matrix - matrix.mean(axis=0), abs=0.05)
+
+
+def test_strong_penalties_leave_the_diagonal_free_and_nothing_else():
+    found = Dirichlet.fit_odir(LOGITS, LABELS, penalty=1e8)
+    off = found.weight - torch.diag(found.weight.diagonal())
+    assert off.abs().max() < 1e-5
+    assert found.bias.abs().max() < 1e-5
+
+
+def test_structured_scaling_is_temperature_under_strong_penalties_and_minimises_its_objective():
+    strong = Penalty(off=1e9, diagonal=1e9, bias=1e9, centre=1.0)
+    for vector in (True, False):
+        weight, bias, _ = Problem(Z, Y, strong, on="log_probs", scale=0.5, vector=vector).solve(1.0)
+        assert weight.numpy() == pytest.approx(np.ones(4) if vector else np.eye(4), abs=1e-6)
+        assert bias.numpy() == pytest.approx(np.zeros(4), abs=1e-6)
+    found = Structured.fit_vector(LOGITS, LABELS)
+    n, classes = LOGITS.shape
+
+    def objective(weight, bias):
+        u = torch.log_softmax(Z / found.temperature, dim=1)
+        loss = torch.nn.functional.cross_entropy(u * weight + bias, Y)
+        return (loss + classes / n * ((weight - 1).square().sum() + bias.square().sum())).item()
+
+    here = objective(found.weight, found.bias)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        nudge = torch.tensor(rng.normal(size=(2, 4)) * 1e-3)
+        assert here <= objective(found.weight + nudge[0], found.bias + nudge[1]) + 1e-12
+
+
+def test_normalised_and_plain_penalties_are_the_same_family():
+    normalised = Dirichlet.fit_odir(LOGITS, LABELS, penalty=12.0)
+    # λ/(K(K−1)) off the diagonal and μ/K on the bias, with K = 4: 1 and 3.
+    plain = Problem(Z, Y, Penalty(off=1.0, bias=3.0), on="log_probs").solve(0.5)[0]
+    assert normalised.weight.numpy() == pytest.approx(plain.numpy(), abs=1e-4)
+
+
+def test_the_penalty_is_chosen_on_rows_not_fitted_on():
+    logits, labels = calibrated(150, 6, temperature=1.5)
+    chosen = Matrix.fit_odir(logits, labels)
+    fresh = calibrated(5000, 6, temperature=1.5, seed=9)
+    assert metrics.nll(chosen(fresh[0]), fresh[1]) < metrics.nll(Matrix.fit(logits, labels)(fresh[0]), fresh[1])
+    full = Matrix.fit_odir(logits, labels, penalties=[1.0, 100.0], bias_penalties=[0.1, 10.0])
+    assert np.isfinite(full(logits)).all()
+
+
+def test_separable_data_end_at_a_finite_map():
+    logits = np.random.default_rng(0).normal(size=(60, 3))
+    for fit in (Vector.fit, Matrix.fit, Structured.fit_matrix):
+        found = fit(logits, logits.argmax(axis=1))
+        assert torch.isfinite(found.weight).all()
+
+
+def test_parameters_and_classes_are_checked():
+    with pytest.raises(ValueError, match=r"weight must have shape \(3,\) or \(3, 3\), got \(2,\)"):
+        Linear(torch.ones(2), torch.zeros(3))
+    with pytest.raises(ValueError, match="logits must have the 4 classes of the fit, got 3"):
+        Vector.fit(LOGITS, LABELS)(LOGITS[:, :3])
+
+
+def test_on_a_real_network_they_do_not_overfit(data):
+    file = data / "logits" / "cifar10_densenet40.npz"
+    val, (logits, labels) = load(file, split="val"), load(file, split="test")
+    limit = metrics.nll(Temperature.fit(*val)(logits), labels) + 0.002
+    eces = {}
+    for name, fit in {
+        "ms": Matrix.fit_odir,
+        "dir": Dirichlet.fit_odir,
+        "svs": Structured.fit_vector,
+        "sms": Structured.fit_matrix,
+    }.items():
+        found = fit(*val)(logits)
+        assert metrics.nll(found, labels) <= limit, name
+        eces[name] = metrics.ece(found, labels)
+    assert eces["ms"] == pytest.approx(0.0099, abs=0.002)
+    assert eces["dir"] == pytest.approx(0.0110, abs=0.003)

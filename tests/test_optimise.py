@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+
+from trueup.optimise import FitError, lbfgs, minimise, newton
+
+
+def counted(function):
+    def wrapped(x):
+        wrapped.calls += 1
+        return function(x)
+
+    wrapped.calls = 0
+    return wrapped
+
+
+@pytest.mark.parametrize("best", [1e-4, 0.3, 1.0, 700.0])
+@pytest.mark.parametrize("start", [1e-3, 1.0, 1e3])
+def test_newton_finds_the_minimum_of_a_convex_function(best, start):
+    # x − best·ln x is convex with its minimum at `best`.
+    derivatives = counted(lambda x: (x - best * math.log(x), 1 - best / x, best / x**2))
+    x, certificate = newton(derivatives, start, low=1e-6, high=1e6)
+    assert x == pytest.approx(best, rel=1e-9)
+    assert certificate.status == "converged"
+    assert certificate.passes == certificate.iterations == derivatives.calls < 60
+
+
+def test_newton_converges_quadratically_from_nearby():
+    derivatives = counted(lambda x: (x - math.log(x), 1 - 1 / x, 1 / x**2))
+    newton(derivatives, 1.01, low=1e-6, high=1e6)
+    assert derivatives.calls <= 4
+
+
+def test_newton_survives_a_flat_start():
+    # ln cosh is flat in curvature far from 0 of its argument: plain Newton steps would fly away.
+    def derivatives(x):
+        u = 5 * (math.log(x) - 2)
+        return math.log(math.cosh(u)), 5 * math.tanh(u) / x, max(1e-300, (25 / math.cosh(u) ** 2) / x**2)
+
+    x, _ = newton(derivatives, 1e-4, low=1e-6, high=1e6)
+    assert x == pytest.approx(math.exp(2), rel=1e-6)
+
+
+def test_newton_stops_at_a_bound():
+    x, certificate = newton(lambda x: (-x, -1.0, 0.0), 1.0, low=0.1, high=10.0)
+    assert x == pytest.approx(10.0, rel=1e-5)
+    assert certificate.status == "bound"
+
+
+def test_newton_names_what_is_not_finite():
+    with pytest.raises(FitError, match="not finite at 1"):
+        newton(lambda x: (math.nan, 1.0, 1.0), 1.0, low=0.1, high=10.0)
+
+
+def rosenbrock(x):
+    value = 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+    return value, np.array([-400 * x[0] * (x[1] - x[0] ** 2) - 2 * (1 - x[0]), 200 * (x[1] - x[0] ** 2)])
+
+
+def test_lbfgs_solves_a_curved_valley():
+    x, certificate = lbfgs(rosenbrock, np.array([-1.2, 1.0]))
+    assert x == pytest.approx([1, 1], abs=1e-6)
+    assert certificate.gradient <= 1e-7
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_lbfgs_solves_an_ill_conditioned_quadratic(preconditioned):
+    scales = np.logspace(0, 4, 30)
+    objective = counted(lambda x: (0.5 * float(scales @ (x - 1) ** 2), scales * (x - 1)))
+    precondition = (lambda g: g / scales) if preconditioned else None
+    x, certificate = lbfgs(objective, np.zeros(30), precondition=precondition, most=2000)
+    assert x == pytest.approx(np.ones(30), abs=1e-6)
+    assert certificate.passes == objective.calls
+    assert objective.calls <= (3 if preconditioned else 1000)
+
+
+def test_lbfgs_names_its_failures():
+    with pytest.raises(FitError, match="no minimum was found in 5 steps"):
+        lbfgs(rosenbrock, np.array([-1.2, 1.0]), most=5)
+    with pytest.raises(FitError, match="not finite"):
+        lbfgs(lambda x: (math.nan, x), np.ones(2))
+    with pytest.raises(FitError, match="no descent is possible"):
+        lbfgs(lambda x: (0.0, np.ones(2)), np.ones(2))
+
+
+def test_minimise_finds_the_lowest_of_several_valleys():
+    x, certificate = minimise(lambda t: math.cos(3 * t) + 0.1 * t, low=-3, high=3)
+    assert x == pytest.approx(-1.0583, abs=1e-3)
+    assert certificate.status == "converged"
+    assert minimise(lambda t: t, low=-1, high=1)[1].status == "bound"
