@@ -11,7 +11,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -253,7 +253,8 @@ def _sklearn_temperature(logits: Tensor, labels: Tensor) -> Answer:
 def _netcal_temperature(logits: Tensor, labels: Tensor) -> Answer:
     # In single precision its finite differences vanish and T stays 1, so it gets double.
     scaling = module("netcal", "netcal.scaling").TemperatureScaling()
-    scaling.fit(torch.softmax(logits.double(), 1).numpy(), labels.numpy())
+    with redirect_stdout(io.StringIO()):  # it prints that a class has no label
+        scaling.fit(torch.softmax(logits.double(), 1).numpy(), labels.numpy())
     return _temperature(scaling.weights.item())
 
 
@@ -319,7 +320,7 @@ def _probmetrics_ets(logits: Tensor, labels: Tensor) -> Answer:
 
 def _netcal_binning(name: str, logits: Tensor, labels: Tensor, **options: Any) -> Answer:
     fitted = getattr(module("netcal", "netcal.binning"), name)(**options)
-    with redirect_stderr(io.StringIO()):  # progress bars
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # progress bars, and classes without a label
         fitted.fit(_probs(logits), labels.numpy())
     return Answer(lambda z: _log(fitted.transform(_probs(z))))
 

@@ -20,3 +20,9 @@ def test_the_demo_prints_a_table():
 def test_the_benchmark_runs_small_and_without_peers():
     out = run("benchmarks/metrics.py", "--small")
     assert "log_softmax" in out
+
+
+def test_the_calibrators_benchmark_runs_small_and_without_peers():
+    out = run("benchmarks/calibrators.py", "--small")
+    assert "temperature, 500 × 20" in out
+    assert "memory" in out

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from reference import softmax
 from strategies import pairs
-from trueup import rows as room
+from trueup import native as room
 from trueup.bins import equal_width
 from trueup.rows import Cells, confidences, hashed_groups, log_normaliser, rows, rows_and_classes
 
@@ -19,9 +19,9 @@ def use(monkeypatch):
 
     def choose(native):
         if native:
-            assert room._native is not None, "the compiled pass is missing"
+            assert room.compiled is not None, "the compiled pass is missing"
         else:
-            monkeypatch.setattr(room, "_native", None)
+            monkeypatch.setattr(room, "compiled", None)
 
     return choose
 
@@ -75,13 +75,13 @@ def test_extreme_logits(use, native):
 @given(pair=pairs(max_classes=20), groups=st.integers(1, 4), bins=st.integers(1, 20))
 def test_class_tallies_equal_the_slow_loop(native, pair, groups, bins):
     logits, labels = pair
-    compiled = room._native
-    room._native = compiled if native else None
+    compiled = room.compiled
+    room.compiled = compiled if native else None
     try:
         cuts = equal_width(bins)[1:-1]
         found, tally = rows_and_classes(torch.tensor(logits), torch.tensor(labels), Cells(cuts, groups))
     finally:
-        room._native = compiled
+        room.compiled = compiled
     p = softmax(logits)
     n, classes = p.shape
     count, confidence, hits = np.zeros((3, classes, bins))
@@ -107,7 +107,7 @@ def test_both_passes_agree_on_many_rows_and_threads(monkeypatch):
     y = torch.randint(0, 401, (3000,), generator=generator)
     cells = Cells(equal_width(15)[1:-1], 7)
     native = rows_and_classes(z.double(), y, cells)
-    monkeypatch.setattr(room, "_native", None)
+    monkeypatch.setattr(room, "compiled", None)
     torch_pass = rows_and_classes(z.double(), y, cells)
     for ours, theirs in zip((*native[0], *native[1]), (*torch_pass[0], *torch_pass[1]), strict=True):
         assert np.allclose(ours, theirs, rtol=1e-12, atol=1e-12)

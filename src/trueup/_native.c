@@ -1,7 +1,7 @@
 /* One pass over a matrix of logits, fused: maximum, normaliser, scores and class-wise tallies of a row while it is
  * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values;
  * only the quick confidence pass, which is all that an ECE costs, works on float in float.
- * trueup/rows.py holds the same pass in torch: the reference, and what runs where this file was not compiled. */
+ * trueup/rows.py and sums.py hold the same passes in torch: the reference, and what runs where this was not compiled. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <math.h>
@@ -478,7 +478,7 @@ static PyObject *run_locate(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Addresses come as integers (Tensor.data_ptr()); rows.py owns the memory, checks it and keeps it alive. */
+/* Addresses come as integers (Tensor.data_ptr()); the callers in rows.py and sums.py own the memory. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long a[13];

@@ -17,7 +17,8 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from trueup.arrays import as_tensors, as_vector, computable
-from trueup.rows import Cells, confidences_and_hits, count_below, rows_and_classes
+from trueup.native import count_below
+from trueup.rows import Cells, confidences_and_hits, rows_and_classes
 
 Closed = Literal["right", "left"]
 

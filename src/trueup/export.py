@@ -75,7 +75,15 @@ def _by_onnx(module: nn.Module, logits: Tensor) -> Tensor:
     except ImportError:
         raise ImportError("ONNX needs onnx, onnxscript and onnxruntime: pip install 'trueup[onnx]'") from None
     few, shapes = _example(logits)
-    program = torch.onnx.export(module, few, dynamo=True, dynamic_shapes=shapes, input_names=["logits"], verbose=False)
+    program = torch.onnx.export(
+        module,
+        few,
+        dynamo=True,
+        dynamic_shapes=shapes,
+        input_names=["logits"],
+        output_names=["calibrated"],  # else the identity has one name twice
+        verbose=False,
+    )
     file = io.BytesIO()
     program.save(file)  # type: ignore[union-attr,arg-type]
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])

@@ -6,30 +6,19 @@ nothing was compiled. Results are float64 NumPy arrays: n numbers each, small be
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import chain, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trueup import native
 from trueup.arrays import computable
+from trueup.native import CHUNK, address, double, in_threads
 
-_native: Any
-try:
-    _native = import_module("trueup._native")
-except ImportError:  # no C compiler at installation
-    _native = None
-
-_CHUNK = 1 << 18  # numbers a chunk where a copy is needed: small enough for the second-level cache
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
-_MATRIX = 128  # classes up to which a matrix and its gradient stay in the cache beside a row
-_ONE_THREAD = 1 << 19  # below this many numbers, starting threads costs more than it saves
 
 
 class Rows(NamedTuple):
@@ -132,7 +121,7 @@ def log_normaliser(logits: Tensor) -> np.ndarray:
     """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
-    return _double(top) - np.log(confidence)
+    return double(top) - np.log(confidence)
 
 
 def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
@@ -151,7 +140,7 @@ def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How |
     scored, sums = Rows.empty(len(logits)), _Sums.zero(logits.shape[1], cells)
     if cells is not None and cells.group is not None:
         scored.group[:] = cells.group
-    one_pass = _native_pass if _native is not None and logits.device.type == "cpu" else _torch_pass
+    one_pass = _native_pass if native.usable(logits) else _torch_pass
     one_pass(logits, labels, cells, how or _How(), scored, sums)
     if labels is not None:
         np.equal(scored.predicted, labels.cpu().numpy(), out=scored.correct)
@@ -167,7 +156,7 @@ def _native_pass(
     def part(chunks: Iterator[tuple[int, Tensor]]) -> _Sums:
         mine = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
         for at, chunk in chunks:
-            _native.run_pass(
+            native.compiled.run_pass(
                 chunk.data_ptr(),
                 chunk.dtype == torch.float64,
                 len(chunk),
@@ -178,225 +167,45 @@ def _native_pass(
                 how.quick,
                 how.beta,
                 0 if y is None else y.data_ptr() + 8 * at,
-                _address(scored.confidence, at),
-                _address(scored.predicted, at),
-                _address(scored.nll, at),
-                _address(scored.brier, at),
-                _address(scored.entropy, at),
-                _address(scored.label_prob, at),
-                0 if cells is None else _address(cells.cuts),
-                _address(scored.group, at),
-                *(0 if cells is None else _address(array) for array in mine),
+                address(scored.confidence, at),
+                address(scored.predicted, at),
+                address(scored.nll, at),
+                address(scored.brier, at),
+                address(scored.entropy, at),
+                address(scored.label_prob, at),
+                0 if cells is None else address(cells.cuts),
+                address(scored.group, at),
+                *(0 if cells is None else address(array) for array in mine),
             )
         return mine
 
     # Each thread has sums of its own: with many classes let few threads hold them.
     most = how.threads or max(2, _SUMS // max(sums.gap.size, 1))
-    for mine in _in_threads(logits, part, most=most):
+    for mine in in_threads(logits, part, most=most):
         sums.add(mine)
-
-
-def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
-    """Σ_i ln Σ_k exp(β z_ik) − β z_iy, and its first two derivatives in β, in one pass."""
-    y = labels.contiguous()
-    if _native is None or logits.device.type != "cpu":
-        return _torch_temperature(logits, labels, beta)
-
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
-        return [
-            _native.run_temperature(
-                chunk.data_ptr(), chunk.dtype == torch.float64, y.data_ptr() + 8 * at, *chunk.shape, beta
-            )
-            for at, chunk in chunks
-        ]
-
-    sums = chain.from_iterable(_in_threads(logits, part))
-    value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
-    return value, slope, curvature
-
-
-def vector_sums(
-    logits: Tensor,
-    labels: Tensor,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    *,
-    scale: float = 1.0,
-    shift: np.ndarray | None = None,
-) -> np.ndarray:
-    """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,)."""
-    y = labels.contiguous()
-    if _native is None or logits.device.type != "cpu":
-        return _torch_vector(logits, labels, weight, bias, scale, shift)
-
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros(1 + 2 * logits.shape[1])
-        for at, chunk in chunks:
-            _native.run_vector(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                y.data_ptr() + 8 * at,
-                *chunk.shape,
-                _address(weight),
-                _address(bias),
-                scale,
-                0 if shift is None else _address(shift, at),
-                _address(mine),
-            )
-        return mine
-
-    total: np.ndarray = sum(_in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
-    return total
-
-
-def matrix_sums(
-    logits: Tensor,
-    labels: Tensor,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    *,
-    scale: float = 1.0,
-    shift: np.ndarray | None = None,
-) -> np.ndarray | None:
-    """Loss of softmax(W u + b), u = scale·z − shift, summed over the rows, with its gradient: (1 + K² + K,).
-
-    None where the compiled pass cannot or should not do it: it is made for the sizes that stay in the cache.
-    """
-    classes = logits.shape[1]
-    if _native is None or logits.device.type != "cpu" or classes > _MATRIX:
-        return None
-    y = labels.contiguous()
-    padded = -(-classes // 8) * 8
-    columns, offsets = np.zeros((classes, padded)), np.full(padded, -1e300)
-    columns[:, :classes], offsets[:classes] = weight.T, bias
-
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros(1 + padded + classes * padded)
-        for at, chunk in chunks:
-            _native.run_matrix(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                y.data_ptr() + 8 * at,
-                *chunk.shape,
-                padded,
-                _address(columns),
-                _address(offsets),
-                scale,
-                0 if shift is None else _address(shift, at),
-                _address(mine),
-            )
-        return mine
-
-    total: np.ndarray = sum(_in_threads(logits, part), start=np.zeros(1 + padded + classes * padded))
-    slopes = total[1 + padded :].reshape(classes, padded)[:, :classes].T
-    return np.concatenate([total[:1], slopes.ravel(), total[1 : 1 + classes]])
-
-
-def _torch_vector(
-    logits: Tensor, labels: Tensor, weight: np.ndarray, bias: np.ndarray, scale: float, shift: np.ndarray | None
-) -> np.ndarray:
-    classes = logits.shape[1]
-    total = np.zeros(1 + 2 * classes)
-    step = max(1, _CHUNK // classes)
-    w, b = (torch.from_numpy(v).to(computable(logits[:0])) for v in (weight, bias))
-    for start in range(0, len(logits), step):
-        u = scale * computable(logits[start : start + step])
-        if shift is not None:
-            u = u - torch.from_numpy(shift[start : start + step]).to(u)[:, None]
-        label = labels[start : start + step, None]
-        log_q = torch.log_softmax(u * w + b, dim=1)
-        residual = torch.exp(log_q)
-        residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
-        total[0] -= float(_double(log_q.gather(1, label)).sum())
-        total[1 : 1 + classes] += _double((residual * u).sum(dim=0))
-        total[1 + classes :] += _double(residual.sum(dim=0))
-    return total
-
-
-def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
-    value = slope = curvature = 0.0
-    step = max(1, _CHUNK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        z = computable(logits[start : start + step])
-        z = z - z.max(dim=1, keepdim=True).values
-        label = z.gather(1, labels[start : start + step, None])[:, 0]
-        log_p = beta * z
-        log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)
-        p = torch.exp(log_p - log_sum)
-        mean = (p * z).sum(dim=1)
-        value += float(_double(log_sum[:, 0] - beta * label).sum())
-        slope += float(_double(mean - label).sum())
-        curvature += float(_double((p * (z - mean[:, None]).square()).sum(dim=1)).sum())
-    return value, slope, curvature
-
-
-T = TypeVar("T")
-
-
-def _in_threads(
-    logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, most: int | None = None
-) -> Iterator[T]:
-    """Call `part` with the chunks of a share of the rows, on as many threads as torch uses, or at most so many."""
-    workers = 1 if logits.numel() < _ONE_THREAD else max(1, torch.get_num_threads())
-    workers = workers if most is None else min(workers, most)
-    bounds = [len(logits) * i // workers for i in range(workers + 1)]
-    shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
-    if workers == 1:
-        yield part(shares[0])
-        return
-    with ThreadPoolExecutor(workers - 1) as pool:
-        others = [pool.submit(part, share) for share in shares[1:]]
-        yield part(shares[0])
-        yield from (other.result() for other in others)
-
-
-def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How many of the sorted cuts lie below each value."""
-    if _native is None or not (values.flags.c_contiguous and values.dtype == np.float64):
-        return np.searchsorted(cuts, values, side="left")
-    found = np.empty(len(values), np.int64)
-    _native.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(found))
-    return found
-
-
-def _address(array: np.ndarray, row: int = 0) -> int:
-    return int(array.ctypes.data) + 8 * row
-
-
-def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
-
-    They come whole if they are that already, else copied a chunk at a time.
-    """
-    if logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64):
-        yield start, logits[start:stop]
-        return
-    step = max(1, _CHUNK // logits.shape[1])
-    for at in range(start, max(stop, start + 1), step):
-        yield at, computable(logits[at : min(at + step, stop)]).contiguous()
 
 
 def _torch_pass(
     logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
 ) -> None:
-    step = max(1, _CHUNK // logits.shape[1])
+    step = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), step):
         z = how.beta * computable(logits[start : start + step])
         at = slice(start, start + len(z))
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]
         e = torch.exp(shifted)
-        total = _double(e.sum(dim=1))
+        total = double(e.sum(dim=1))
         scored.confidence[at] = 1 / total
         scored.predicted[at] = predicted.cpu().numpy()
         if labels is None:
             continue
         y = labels[at]
-        label_shift = _double(shifted.gather(1, y[:, None])[:, 0])
+        label_shift = double(shifted.gather(1, y[:, None])[:, 0])
         scored.nll[at] = np.log(total) - label_shift
         scored.label_prob[at] = np.exp(label_shift) / total
-        scored.brier[at] = _double(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
-        scored.entropy[at] = np.log(total) - _double((e * shifted).sum(dim=1)) / total
+        scored.brier[at] = double(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
+        scored.entropy[at] = np.log(total) - double((e * shifted).sum(dim=1)) / total
         if cells is not None:
             if cells.group is None:
                 scored.group[at] = hashed_groups(z, y, cells.groups)
@@ -407,21 +216,16 @@ def _torch_pass(
 def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.ndarray, sums: _Sums) -> None:
     count, hits, gap = sums
     members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
-    gap[:, 0] -= _double(members @ probs)
+    gap[:, 0] -= double(members @ probs)
     if len(cuts):
         # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
         # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
         row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
-        p = _double(probs[row, k])
+        p = double(probs[row, k])
         b = np.searchsorted(cuts, p, side="left")
         np.add.at(count, (b, k), 1.0)
         np.add.at(gap, (group[row], b, k), -p)
         np.add.at(gap[:, 0], (group[row], k), p)
-    label_bin = np.searchsorted(cuts, _double(probs[torch.arange(len(y)), y]), side="left")
+    label_bin = np.searchsorted(cuts, double(probs[torch.arange(len(y)), y]), side="left")
     np.add.at(hits, (label_bin, y), 1.0)
     np.add.at(gap, (group, label_bin, y), 1.0)
-
-
-def _double(x: Tensor) -> np.ndarray:
-    result: np.ndarray = x.to("cpu", torch.float64).numpy()
-    return result

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference import softmax
 from strategies import calibrated, pairs
 from trueup import metrics
-from trueup.calibrators.ets import EnsembleTemperature, brier_inverse_temperature, simplex_minimum
+from trueup.calibrators.ets import EnsembleTemperature, _brier, brier_inverse_temperature, simplex_minimum
 from trueup.calibrators.temperature import Temperature
 
 CORNERS = [(i / 40, j / 40, (40 - i - j) / 40) for i in range(41) for j in range(41 - i)]
@@ -49,6 +49,15 @@ def test_the_temperature_of_least_brier_score_beats_a_grid():
         if certificate.status == "converged":
             around = [slow_brier(softmax(logits * beta * f), labels) for f in (0.999, 1.001)]
             assert min(around) >= certificate.loss - 1e-12
+
+
+def test_the_derivatives_are_those_of_finite_differences():
+    logits, labels = (torch.as_tensor(x) for x in calibrated(40, 4))
+    h, at = 1e-4, 0.7
+    low, here, high = (_brier(logits, labels, at + step) for step in (-h, 0.0, h))
+    assert here[0] == pytest.approx(slow_brier(softmax(at * logits.numpy()), labels.numpy()), abs=1e-12)
+    assert here[1] == pytest.approx((high[0] - low[0]) / (2 * h), rel=1e-6)
+    assert here[2] == pytest.approx((high[1] - low[1]) / (2 * h), rel=1e-6)
 
 
 def test_a_large_sample_takes_the_valley_of_a_small_one():

@@ -4,10 +4,11 @@ import torch
 
 from strategies import calibrated
 from trueup import load, metrics
-from trueup import rows as room
-from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Penalty, Problem, Structured, Vector
+from trueup import native as room
+from trueup.calibrators.likelihood import Penalty, Problem
+from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
-from trueup.rows import vector_sums
+from trueup.sums import _torch_vector, vector_sums
 
 LOGITS, LABELS = calibrated(800, 4, temperature=2.0)
 Z, Y = torch.tensor(LOGITS), torch.tensor(LABELS)
@@ -41,7 +42,7 @@ def autograd(problem, x):
 @pytest.mark.parametrize("native", [True, False])
 def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch, vector, on, scale, native):
     if not native:
-        monkeypatch.setattr(room, "_native", None)
+        monkeypatch.setattr(room, "compiled", None)
     problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), on=on, scale=scale, vector=vector)
     x = np.random.default_rng(0).normal(size=8 if vector else 20)
     objective = problem._vector_objective() if vector else problem._matrix_objective()
@@ -55,7 +56,7 @@ def test_vector_sums_agree_between_passes():
     rng = np.random.default_rng(1)
     weight, bias, shift = rng.normal(size=4), rng.normal(size=4), rng.normal(size=800)
     native = vector_sums(Z, Y, weight, bias, scale=0.7, shift=shift)
-    assert native == pytest.approx(room._torch_vector(Z, Y, weight, bias, 0.7, shift), rel=1e-10)
+    assert native == pytest.approx(_torch_vector(Z, Y, weight, bias, 0.7, shift), rel=1e-10)
 
 
 @pytest.mark.parametrize("fit", [Vector.fit, Matrix.fit, Structured.fit_vector, Structured.fit_matrix])
@@ -89,11 +90,11 @@ def test_strong_penalties_leave_the_diagonal_free_and_nothing_else():
 
 
 def test_structured_scaling_is_temperature_under_strong_penalties_and_minimises_its_objective():
-    strong = Penalty(off=1e9, diagonal=1e9, bias=1e9, centre=1.0)
+    strong = Penalty(off=1e4, diagonal=1e4, bias=1e4, centre=1.0)
     for vector in (True, False):
         weight, bias, _ = Problem(Z, Y, strong, on="log_probs", scale=0.5, vector=vector).solve(1.0)
-        assert weight.numpy() == pytest.approx(np.ones(4) if vector else np.eye(4), abs=1e-6)
-        assert bias.numpy() == pytest.approx(np.zeros(4), abs=1e-6)
+        assert weight.numpy() == pytest.approx(np.ones(4) if vector else np.eye(4), abs=1e-4)
+        assert bias.numpy() == pytest.approx(np.zeros(4), abs=1e-4)
     found = Structured.fit_vector(LOGITS, LABELS)
     n, classes = LOGITS.shape
 

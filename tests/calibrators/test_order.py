@@ -155,3 +155,12 @@ def test_real_predictions_get_better(data):
     after = OrderInvariant.fit(*val, epochs=5)(test[0])
     assert metrics.nll(after, test[1]) < 0.227
     assert metrics.accuracy(after, test[1]) == metrics.accuracy(*test)
+
+
+def test_classes_are_treated_alike():
+    logits, _, labels = bent(400, 4)
+    turned = np.array([2, 0, 3, 1])
+    for fit in (quick, Diagonal.fit):
+        fitted, other = fit(logits, labels), fit(logits[:, turned], np.argsort(turned)[labels])
+        assert fitted(logits[:, turned]) == pytest.approx(fitted(logits)[:, turned], abs=1e-9)
+        assert np.exp(other(logits[:, turned])) == pytest.approx(np.exp(fitted(logits)[:, turned]), rel=1e-5)

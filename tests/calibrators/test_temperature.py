@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from strategies import calibrated
 from trueup import load, metrics
-from trueup import rows as room
+from trueup import native as room
 from trueup.calibrators.temperature import FINE, WIDE, Temperature, grid_errors
 from trueup.optimise import FitError
-from trueup.rows import rows, temperature_sums
+from trueup.rows import rows
+from trueup.sums import temperature_sums
 
 
 def best_nll(logits, labels):
@@ -74,12 +75,12 @@ def test_sums_are_the_loss_and_its_derivatives(native, seed, beta):
     loss = torch.nn.functional.cross_entropy(b * z, y, reduction="sum")
     (slope,) = torch.autograd.grad(loss, b, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, b)
-    compiled = room._native
-    room._native = compiled if native else None
+    compiled = room.compiled
+    room.compiled = compiled if native else None
     try:
         found = temperature_sums(z, y, beta)
     finally:
-        room._native = compiled
+        room.compiled = compiled
     assert found == pytest.approx((loss.item(), slope.item(), curvature.item()), rel=1e-9, abs=1e-9)
 
 

@@ -130,10 +130,9 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
             system[:number, :number] = square[np.ix_(face, face)]
             system[number, number] = 0.0
             inner = np.linalg.lstsq(system, np.append(linear[face], 1.0), rcond=1e-13)[0][:number]
-            if inner.min() < -1e-12:
-                continue
             w = np.zeros(size)
-            w[face] = np.maximum(inner, 0.0) / np.maximum(inner, 0.0).sum()
+            w[face] = np.maximum(inner, 0.0)  # a minimum outside the face loses to one on its rim
+            w /= w.sum()
             value = float(w @ square @ w - 2 * linear @ w)
             if value < least - 1e-14:  # of equal ones the fewest parts
                 best, least = w, value

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
+from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem, regularised
 from trueup.calibrators.temperature import inverse_temperature
-from trueup.optimise import Certificate, lbfgs
-from trueup.rows import hashed_groups, log_normaliser, matrix_sums, vector_sums
+from trueup.optimise import Certificate
 
-_CHUNK = 1 << 19
-_BLOCKS = 128  # up to so many classes each has a curvature of its own: K (K + 1)² numbers
-TINY = 1e-8
-"""The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
-SMALL = 1e-6
-"""That of matrix scaling where none is asked for: separable data have no finite optimum without it."""
-
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 L = TypeVar("L", bound="Linear")
-
-PENALTIES = tuple(10.0**power for power in range(-2, 5))
-"""Seven coefficients from 1e-2 to 1e4, as the literature searches."""
 
 
 class Linear(Calibrator):
@@ -110,7 +96,7 @@ class Matrix(Linear):
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """MS-ODIR: penalise what is off the diagonal, and the bias."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _regularised(z, y, **options)
+        weight, bias, certificate = regularised(z, y, **options)
         return _certified(cls(weight, bias), certificate)
 
 
@@ -138,14 +124,14 @@ class Dirichlet(Linear):
     def fit(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """L2 on the whole matrix; the bias is free."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _regularised(z, y, on="log_probs", l2=True, **options)
+        weight, bias, certificate = regularised(z, y, on="log_probs", l2=True, **options)
         return _certified(cls(weight, bias), certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Penalise what is off the diagonal, and the bias."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _regularised(z, y, on="log_probs", **options)
+        weight, bias, certificate = regularised(z, y, on="log_probs", **options)
         return _certified(cls(weight, bias), certificate)
 
 
@@ -194,209 +180,6 @@ class Structured(Linear):
         problem = Problem(z, y, penalty, on="log_probs", scale=beta, vector=diagonal)
         weight, bias, certificate = problem.solve(start=1.0)
         return _certified(cls(1 / beta, weight, bias), certificate)
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """Squares added to the mean loss: off·Σ_{j≠k} w_jk² + diagonal·Σ (w_kk − centre)² + bias·Σ b_k²."""
-
-    off: float = 0.0
-    diagonal: float = 0.0
-    bias: float = 0.0
-    centre: float = 0.0
-
-    @classmethod
-    def odir(cls, strength: float, classes: int, *, bias: float | None = None, normalise: bool = True) -> Penalty:
-        """Off-diagonal and intercept regularisation; normalised, each is a mean over its entries."""
-        off = strength / (classes * (classes - 1)) if normalise else strength
-        mu = strength if bias is None else bias
-        return cls(off=off, bias=mu / classes if normalise else mu)
-
-    @classmethod
-    def l2(cls, strength: float, classes: int, *, normalise: bool = True) -> Penalty:
-        """The same weight on every entry of the matrix, none on the bias but a trace."""
-        each = strength / classes**2 if normalise else strength
-        return cls(off=each, diagonal=each, bias=TINY)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Penalised likelihood of softmax(W u + b) on trusted tensors; u = z, or ln softmax(scale·z)."""
-
-    z: Tensor
-    y: Tensor
-    penalty: Penalty
-    on: Literal["logits", "log_probs"] = "logits"
-    scale: float = 1.0
-    vector: bool = False
-
-    def solve(self, start: float | np.ndarray, *, tolerance: float = 1e-7) -> tuple[Tensor, Tensor, Certificate]:
-        """Minimise from a multiple of the identity, or from another problem's solution."""
-        classes = self.z.shape[1]
-        if not isinstance(start, np.ndarray):
-            weight = np.full(classes, start) if self.vector else start * (np.eye(classes) - self._even / classes)
-            start = np.concatenate([weight.ravel(), np.zeros(classes)])
-        objective = self._vector_objective() if self.vector else self._matrix_objective()
-        x, certificate = lbfgs(objective, start, tolerance=tolerance, most=3000, precondition=self._curvature(start))
-        found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-        # A constant added to the bias changes nothing: take the one with mean 0.
-        return found if self.vector else found.reshape(classes, classes), bias - bias.mean(), certificate
-
-    @property
-    def _even(self) -> bool:
-        """Whether all entries of the matrix are penalised alike.
-
-        A row of numbers added to every row of W changes no probability; the even penalty's optimum then has columns of mean
-        0, and a search that starts and stays there has no flat direction to go along.
-        """
-        return not self.vector and self.penalty.centre == 0 and self.penalty.off == self.penalty.diagonal > 0
-
-    def _shift(self) -> np.ndarray | None:
-        return log_normaliser(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
-
-    def _curvature(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """A rough inverse of the Hessian at x: each class by itself, Σ p_k(1 − p_k) ũũᵀ over some rows, ũ = (u, 1)."""
-        n, classes = self.z.shape
-        some = slice(None, None, max(1, n // 4096))
-        u = self.z[some].double().cpu()
-        if self.on == "log_probs":
-            u = torch.log_softmax(self.scale * u, dim=1)
-        weight, bias = torch.from_numpy(x[:-classes]), torch.from_numpy(x[-classes:])
-        p = torch.softmax((u * weight if self.vector else u @ weight.reshape(classes, classes).T) + bias, dim=1)
-        spread = (p * (1 - p)) / len(u)
-        off, diagonal, offset = (2 * v for v in (self.penalty.off, self.penalty.diagonal, self.penalty.bias))
-        if self.vector:
-            blocks = torch.stack(
-                [(spread * u * u).sum(0), (spread * u).sum(0), (spread * u).sum(0), spread.sum(0)], dim=1
-            )
-            blocks = blocks.reshape(classes, 2, 2) + torch.diag(torch.tensor([diagonal, offset], dtype=u.dtype))
-        else:
-            u = torch.cat([u, torch.ones(len(u), 1, dtype=u.dtype)], dim=1)
-            if classes <= _BLOCKS:
-                blocks = torch.stack([(u * spread[:, k : k + 1]).T @ u for k in range(classes)])
-            else:  # one shape for all classes, each to its own scale
-                blocks = (u.T @ u / len(u)) * spread.sum(0)[:, None, None]
-            ridge = torch.full((classes, classes + 1), off, dtype=u.dtype)
-            ridge[:, :-1].fill_diagonal_(diagonal)
-            ridge[:, -1] = offset
-            blocks = blocks + torch.diag_embed(ridge)
-        level = blocks.diagonal(dim1=1, dim2=2).mean() * 1e-6 + 1e-12
-        inverse = torch.linalg.inv(blocks + level * torch.eye(blocks.shape[1], dtype=u.dtype))
-
-        def apply(gradient: np.ndarray) -> np.ndarray:
-            g = torch.from_numpy(gradient)
-            rows = torch.cat([g[:-classes].reshape(classes, -1), g[-classes:, None]], dim=1)
-            rows = rows - rows.mean(dim=0) if self._even else rows
-            out = torch.bmm(inverse, rows[:, :, None])[:, :, 0]
-            out = out - out.mean(dim=0) if self._even else out
-            return torch.cat([out[:, :-1].reshape(-1), out[:, -1]]).numpy()
-
-        return apply
-
-    def _vector_objective(self) -> Objective:
-        n, classes = self.z.shape
-        shift, p = self._shift(), self.penalty
-
-        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            sums = vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift) / n
-            off_centre = weight - p.centre
-            value = sums[0] + p.diagonal * off_centre @ off_centre + p.bias * bias @ bias
-            gradient = sums[1:] + 2 * np.concatenate([p.diagonal * off_centre, p.bias * bias])
-            return float(value), gradient
-
-        return objective
-
-    def _matrix_objective(self) -> Objective:
-        n, classes = self.z.shape
-        shift, p = self._shift(), self.penalty
-        identity = np.eye(classes)
-        weights = p.off * (1 - identity) + p.diagonal * identity
-
-        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            matrix, bias = x[:-classes].reshape(classes, classes), x[-classes:]
-            sums = matrix_sums(self.z, self.y, matrix, bias, scale=self.scale, shift=shift)
-            sums = (self._by_products(matrix, bias, shift) if sums is None else sums) / n
-            off_centre = matrix - p.centre * identity
-            value = float(sums[0] + (weights * off_centre**2).sum() + p.bias * bias @ bias)
-            return value, sums[1:] + 2 * np.concatenate([(weights * off_centre).ravel(), p.bias * bias])
-
-        return objective
-
-    def _by_products(self, matrix: np.ndarray, bias: np.ndarray, shift: np.ndarray | None) -> np.ndarray:
-        """Loss and gradient by matrix products, a chunk of rows at a time, in the logits' own precision."""
-        classes = self.z.shape[1]
-        step = max(1, _CHUNK // classes)
-        loss = 0.0
-        slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
-        for i in range(0, len(self.z), step):
-            u = self.scale * computable(self.z[i : i + step])
-            if shift is not None:
-                u = u - torch.from_numpy(shift[i : i + step]).to(u)[:, None]
-            label = self.y[i : i + step, None]
-            log_q = torch.log_softmax(
-                torch.addmm(torch.from_numpy(bias).to(u), u, torch.from_numpy(matrix).to(u).T), dim=1
-            )
-            loss -= float(log_q.gather(1, label).double().sum())
-            residual = log_q.exp_()
-            residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=u.dtype))
-            slopes[:, :-1] += (residual.T @ u).double().cpu()
-            slopes[:, -1] += residual.sum(dim=0).double().cpu()
-        return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
-
-    def rows(self, keep: np.ndarray) -> Problem:
-        """The same problem on some of the rows."""
-        kept = torch.from_numpy(np.flatnonzero(keep))
-        return replace(self, z=self.z[kept], y=self.y[kept])
-
-    def held_out_loss(self, weight: Tensor, bias: Tensor) -> float:
-        """Mean loss without the penalty."""
-        problem = replace(self, penalty=Penalty())
-        objective = problem._vector_objective() if self.vector else problem._matrix_objective()
-        return objective(np.concatenate([weight.numpy().ravel(), bias.numpy()]))[0]
-
-
-def _regularised(
-    z: Tensor,
-    y: Tensor,
-    *,
-    on: Literal["logits", "log_probs"] = "logits",
-    l2: bool = False,
-    penalty: float | None = None,
-    penalties: Sequence[float] = PENALTIES,
-    bias_penalties: Sequence[float] | None = None,
-    normalise: bool = True,
-    folds: int = 5,
-) -> tuple[Tensor, Tensor, Certificate]:
-    """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
-    classes = z.shape[1]
-    start, _ = inverse_temperature(z, y)
-
-    def made(strength: float, mu: float | None) -> Penalty:
-        if l2:
-            return Penalty.l2(strength, classes, normalise=normalise)
-        return Penalty.odir(strength, classes, bias=mu, normalise=normalise)
-
-    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
-    if penalty is not None:
-        return whole.solve(start)
-    strengths = sorted(penalties, reverse=True)
-    offsets: Sequence[float | None] = bias_penalties or [None]
-    grid = [(strength, mu) for mu in offsets for strength in strengths]
-    # Folds by content, so that the order of the rows does not matter.
-    fold = hashed_groups(z, y, folds)
-    losses = np.zeros(len(grid))
-    for k in range(folds):
-        if not (fold == k).any() or (fold == k).all():
-            continue
-        train, test = whole.rows(fold != k), whole.rows(fold == k)
-        x: float | np.ndarray = start
-        for number, (strength, mu) in enumerate(grid):
-            weight, bias, _ = replace(train, penalty=made(strength, mu)).solve(x, tolerance=1e-5)
-            x = np.concatenate([weight.numpy().ravel(), bias.numpy()])  # the next penalty starts where this one ended
-            losses[number] += test.held_out_loss(weight, bias) * len(test.z) / len(z)
-    strength, mu = grid[int(losses.argmin())]
-    return replace(whole, penalty=made(strength, mu)).solve(start)
 
 
 def _certified(found: L, certificate: Certificate) -> L:

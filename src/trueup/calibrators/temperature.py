@@ -16,7 +16,8 @@ from trueup.arrays import as_tensors, computable
 from trueup.bins import BINS, Bins, equal_width, rounding
 from trueup.calibrators.base import Calibrator
 from trueup.optimise import Certificate, minimise, newton
-from trueup.rows import confidences, confidences_and_hits, rows, temperature_sums
+from trueup.rows import confidences, confidences_and_hits, rows
+from trueup.sums import temperature_sums
 
 Loss = Callable[[float], tuple[float, float, float]]
 

@@ -145,6 +145,7 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
 
 
 def check_place(place: Any, name: str, z: Tensor) -> None:
+    """Refuse a rank that there is no class for."""
     if not isinstance(place, (int, np.integer)) or not 1 <= place <= z.shape[1]:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {place!r}")
 
