@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from reference import softmax
 from strategies import pairs
 from trueup import native as room
+from trueup import rows as scoring
 from trueup.bins import equal_width
 from trueup.rows import Cells, confidences, hashed_groups, log_normaliser, rows, rows_and_classes
 
@@ -172,9 +173,9 @@ def test_no_rows(use, native):
 
 def test_class_wise_sums_are_made_once_a_thread_not_once_a_chunk(monkeypatch):
     made = []
-    zero = room._Sums.zero
-    monkeypatch.setattr(room._Sums, "zero", lambda *args: made.append(args) or zero(*args))
-    monkeypatch.setattr(room, "_CHUNK", 64)
+    zero = scoring._Sums.zero
+    monkeypatch.setattr(scoring._Sums, "zero", lambda *args: made.append(args) or zero(*args))
+    monkeypatch.setattr(room, "CHUNK", 64)
     z = torch.randn(100, 32, generator=torch.Generator().manual_seed(6)).half()
     y = torch.arange(100) % 32
     cells = Cells(equal_width(15)[1:-1])

@@ -13,6 +13,8 @@ from trueup.registry import METHODS, METRICS
 if TYPE_CHECKING:
     from trueup import metrics
     from trueup.arrays import flatten, from_binary, from_probs
+    from trueup.artifact import load_calibrator, save_calibrator
+    from trueup.combine import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.predictions import Predictions, load, save, stream
     from trueup.scores import Scores, compare, evaluate
     from trueup.tally import Tally
@@ -31,6 +33,14 @@ _WHERE = {
     "compare": "scores",
     "evaluate": "scores",
     "Tally": "tally",
+    "chain": "combine",
+    "choose": "combine",
+    "cross_fit": "combine",
+    "grid": "combine",
+    "load_calibrator": "artifact",
+    "one_vs_rest": "combine",
+    "refinement": "combine",
+    "save_calibrator": "artifact",
 }
 
 __all__ = [
@@ -39,14 +49,22 @@ __all__ = [
     "Predictions",
     "Scores",
     "Tally",
+    "chain",
+    "choose",
     "compare",
+    "cross_fit",
     "evaluate",
     "flatten",
     "from_binary",
     "from_probs",
+    "grid",
     "load",
+    "load_calibrator",
     "metrics",
+    "one_vs_rest",
+    "refinement",
     "save",
+    "save_calibrator",
     "stream",
 ]
 

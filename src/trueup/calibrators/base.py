@@ -96,8 +96,8 @@ class TopLabel(Calibrator):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its calibrated confidence and share the rest."""
-        confidence = torch.softmax(logits, dim=1).amax(dim=1)
-        return spread(logits, self.calibrated(confidence))
+        z = logits.double()  # in single precision a steep curve and 1 − c would lose half of the digits
+        return spread(z, self.calibrated(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
 
 
 def spread(logits: Tensor, confidence: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def spread(logits: Tensor, confidence: Tensor) -> Tensor:
     best = logits.argmax(dim=1, keepdim=True)
     least = (1 + HAIR) / classes
     top = confidence.to(logits.dtype).clamp(min=least, max=1.0)[:, None]
-    cap = top * (1 - HAIR / 2)
+    cap = top - top * (HAIR / 2)  # a factor this near to one would be optimised away in ONNX
     others = logits.scatter(1, best, -math.inf)
     share = torch.softmax(others, dim=1)
     tiny = torch.finfo(logits.dtype).tiny

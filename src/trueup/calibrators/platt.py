@@ -11,6 +11,7 @@ from torch import Tensor
 from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
 from trueup.optimise import Certificate, FitError
+from trueup.portable import softplus
 
 _BLOCK = 1 << 21
 """Numbers of one feature in a block of classes that is fitted together."""
@@ -74,7 +75,7 @@ def _row_sums(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row: ln Σ_k exp z_k, the largest class, and ln(1 − p) of that class, which is the others' sum."""
     best = z.argmax(dim=1, keepdim=True)
     others = torch.logsumexp(z.scatter(1, best, -torch.inf), dim=1, keepdim=True)
-    return torch.logsumexp(z, dim=1, keepdim=True), best, -torch.nn.functional.softplus(z.gather(1, best) - others)
+    return torch.logsumexp(z, dim=1, keepdim=True), best, -softplus(z.gather(1, best) - others)
 
 
 def _columns(z: Tensor, classes: Tensor, total: Tensor, best: Tensor, rest_of_best: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ def _columns(z: Tensor, classes: Tensor, total: Tensor, best: Tensor, rest_of_be
 
 def normalised(odds: Tensor) -> Tensor:
     """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds that the classes have one by one."""
-    return torch.log_softmax(torch.nn.functional.logsigmoid(odds), dim=1)
+    return torch.log_softmax(-softplus(-odds), dim=1)
 
 
 def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
