@@ -272,20 +272,15 @@ def objective(method: str, data: Pair, answer: Answer) -> float:
 
 
 def judge_path(sizes: Sizes, data: Pair) -> None:
-    """Judge the search over seven penalties with five folds against one fit; past fifteen fits it is stopped."""
-    answers: dict[str, Answer] = {}
+    """Judge the search over seven penalties with five folds against one fit; it is stopped past fifteen fits' time."""
+    answers: list[Answer] = []
     fresh = pair(len(data[0]), data[0].shape[1], seed=2025)
-
-    def run() -> None:
-        answers["one"] = ours("dirichlet_odir", penalty=1.0)(*data)
-
-    run()
-    one = stopwatch(run)
+    one = stopwatch(lambda: answers.append(ours("dirichlet_odir", penalty=1.0)(*data)))
     try:
-        path, loss = path_apart(data, timeout=15 * one + 10) if sizes.judged else path_of(data)
+        path, loss = path_apart(data, timeout=10 + min(15 * one, 300)) if sizes.judged else path_of(data)
     except subprocess.TimeoutExpired:
         path, loss = float("inf"), float("inf")
-    ratio, behind = path / one, loss - mean_loss(answers["one"], fresh)
+    ratio, behind = path / one, loss - mean_loss(answers[0], fresh)
     print_row(
         f"dirichlet_odir, 7 λ × 5 folds, {shape(data)}",
         f"{1e3 * path:,.1f} ms",

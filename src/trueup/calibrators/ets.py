@@ -5,24 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
+from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.temperature import inverse_temperature
-from trueup.optimise import Certificate, FitError, newton
+from trueup.calibrators.inverse import HOT, brier_inverse_temperature, chunks_of, inverse_temperature, scale_of
+from trueup.optimise import FitError
 
 Loss = Literal["brier", "nll"]
 
-_CHUNK = 1 << 20
-_SUBSAMPLE = 2000
-_COLD, _HOT = 1e-3, 1e2
-"""Where T is searched, as multiples of the logits' own scale: for most networks beyond the published 0.05 … 5."""
 _TRACE = 1e-3
 """What the scaled distribution keeps where the uniform would take all, so that the predicted class can be told."""
 
@@ -71,14 +66,14 @@ class EnsembleTemperature(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, loss: Loss = "brier") -> Self:
         """Minimise the loss in T alone, then in the weights."""
         z, y = as_tensors(logits, labels, at_least=1)
-        scale = _scale(z)
+        scale = scale_of(z)
         if loss == "brier":
             weigh = _brier_weights
             beta, certificate = brier_inverse_temperature(z, y)
         elif loss == "nll":
             weigh = _nll_weights
             beta, certificate = inverse_temperature(z, y)
-            beta = max(beta, 1 / (_HOT * scale)) if scale else beta
+            beta = max(beta, 1 / (HOT * scale)) if scale else beta
         else:
             raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
         weights = weigh(z, y, beta)
@@ -93,26 +88,6 @@ class EnsembleTemperature(Calibrator):
         fitted = cls(1 / beta, weights)
         fitted.certificate = certificate
         return fitted
-
-
-def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
-    """1/T of least Brier score, in trusted tensors.
-
-    The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
-    """
-    every = max(1, len(z) // _SUBSAMPLE)
-    some, labels = z[::every], y[::every]
-    scale = _scale(z)
-    if scale == 0:
-        return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
-    grid = np.geomspace(1 / _HOT, 1 / _COLD, 26) / scale
-    deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
-    low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
-    while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
-        low -= 1
-    while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
-        high += 1
-    return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
 
 
 def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
@@ -139,27 +114,11 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     return best
 
 
-def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
-    """The mean Brier score of softmax(βz), and its first two derivatives in β."""
-    sums = np.zeros(3)
-    for part, labels in _chunks(z, y):
-        p = torch.softmax(beta * part, dim=1)
-        off = part - (p * part).sum(dim=1, keepdim=True)
-        rise = p * off
-        bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
-        p_y, rise_y, bend_y = (x.gather(1, labels).sum() for x in (p, rise, bend))
-        sums[0] += float((p * p).sum() - 2 * p_y) + len(part)
-        sums[1] += float(2 * (p * rise).sum() - 2 * rise_y)
-        sums[2] += float(2 * (rise * rise + p * bend).sum() - 2 * bend_y)
-    value, slope, curvature = (sums / len(z)).tolist()
-    return value, slope, curvature
-
-
 def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
     n, classes = z.shape
     square, linear = np.full((3, 3), 1 / classes), np.array([0.0, 0.0, 1 / classes])
     square[:2, :2] = 0.0
-    for part, labels in _chunks(z, y):
+    for part, labels in chunks_of(z, y):
         both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
         square[:2, :2] += (torch.einsum("ank,bnk->ab", both, both) / n).cpu().numpy()
         linear[:2] += (both.gather(2, labels.expand(2, -1, -1)).sum(dim=(1, 2)) / n).cpu().numpy()
@@ -169,7 +128,7 @@ def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
 def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarray:
     """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
     columns = [
-        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in _chunks(z, y)])
+        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in chunks_of(z, y)])
         for b in (beta, 1.0)
     ]
     a = torch.cat([*columns, torch.full_like(columns[0], 1 / z.shape[1])], dim=1).cpu().numpy()
@@ -190,17 +149,3 @@ def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarr
         w = np.maximum(w + length * step, 0.0)
         w /= w.sum()
     raise FitError(f"no weights were found in {most} steps: the loss can still fall by {-slope @ step:g}")
-
-
-def _scale(z: Tensor) -> float:
-    """The median standard deviation of a row's logits, of at most a few thousand rows."""
-    few = computable(z[:: max(1, len(z) // _SUBSAMPLE)]).double()
-    return float(few.std(dim=1, correction=0).median())
-
-
-def _chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows in double, less their largest logit, with their labels as a column."""
-    step = max(1, _CHUNK // z.shape[1])
-    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        double = computable(part).double()
-        yield double - double.amax(dim=1, keepdim=True), labels[:, None]

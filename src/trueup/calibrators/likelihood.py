@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from torch import Tensor
 
 from trueup.arrays import computable
-from trueup.calibrators.temperature import inverse_temperature
+from trueup.calibrators.inverse import inverse_temperature
 from trueup.optimise import Certificate, lbfgs
 from trueup.rows import hashed_groups, log_normaliser
 from trueup.sums import matrix_sums, vector_sums

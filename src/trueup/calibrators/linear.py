@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.inverse import inverse_temperature
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem, regularised
-from trueup.calibrators.temperature import inverse_temperature
 from trueup.optimise import Certificate
 
 L = TypeVar("L", bound="Linear")

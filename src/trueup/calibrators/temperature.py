@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -15,20 +15,14 @@ from torch import Tensor
 from trueup.arrays import as_tensors, computable
 from trueup.bins import BINS, Bins, equal_width, rounding
 from trueup.calibrators.base import Calibrator
-from trueup.optimise import Certificate, minimise, newton
+from trueup.calibrators.inverse import brier_inverse_temperature, inverse_temperature, scale_of
+from trueup.optimise import Certificate, minimise
 from trueup.rows import confidences, confidences_and_hits, rows
-from trueup.sums import temperature_sums
 
-Loss = Callable[[float], tuple[float, float, float]]
-
-_SUBSAMPLE = 2000
 FINE = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
 WIDE = tuple(i / 100 for i in range(1, 1001))
 """0.01 … 10.00, the grid of Rethinking Calibration."""
-
-_FAR = 1e6
-"""How far from the logits' own scale 1/T may go before the fit stops at a bound."""
 
 
 class Temperature(Calibrator):
@@ -68,7 +62,7 @@ class Temperature(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         beta, certificate = inverse_temperature(z, y)
         if certificate.status == "bound":
-            sure = beta * _spread(z) > 1
+            sure = beta * scale_of(z) > 1
             why = (
                 "every label has its row's largest logit"
                 if sure
@@ -102,55 +96,31 @@ class Temperature(Calibrator):
         if gamma < 0:
             raise ValueError(f"gamma must not be negative, got {gamma}")
 
-        def loss(label_prob: np.ndarray, nll: np.ndarray, brier: np.ndarray) -> float:
-            return float(np.mean((1 - label_prob) ** gamma * nll))
+        z, y = as_tensors(logits, labels, at_least=1)
+        beta, _ = inverse_temperature(z, y)
 
-        return cls._searched(logits, labels, loss)
+        def loss(log_t: float) -> float:
+            scored = rows(computable(z) * (beta / math.exp(log_t)), y)
+            return float(np.mean((1 - scored.label_prob) ** gamma * scored.nll))
+
+        log_t, certificate = minimise(loss, low=-math.log(20.0), high=math.log(20.0))
+        if certificate.status == "bound":
+            warnings.warn(f"temperature stopped at its bound, {math.exp(log_t) / beta:.3g}", stacklevel=2)
+        return cls._certified(math.exp(log_t) / beta, certificate)
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any) -> Self:
         """Minimise the mean squared distance from the one-hot label."""
-        return cls._searched(logits, labels, lambda label_prob, nll, brier: float(np.mean(brier)))
-
-    @classmethod
-    def _searched(cls, logits: Any, labels: Any, loss: Callable[[np.ndarray, np.ndarray, np.ndarray], float]) -> Self:
-        z, y = as_tensors(logits, labels, at_least=1)
-        beta, _ = inverse_temperature(z, y)
-
-        def at(log_t: float) -> float:
-            scored = rows(computable(z) * (beta / math.exp(log_t)), y)
-            return loss(scored.label_prob, scored.nll, scored.brier)
-
-        log_t, certificate = minimise(at, low=-math.log(20.0), high=math.log(20.0))
+        beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {math.exp(log_t) / beta:.3g}", stacklevel=3)
-        return cls._certified(math.exp(log_t) / beta, certificate)
+            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
+        return cls._certified(1 / beta, certificate)
 
     @classmethod
     def _certified(cls, temperature: float, certificate: Certificate) -> Self:
         found = cls(temperature)
         found.certificate = certificate
         return found
-
-
-def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
-    """1/T of most likelihood, in trusted tensors: Newton on a subsample, then on everything."""
-    scale = _spread(z)
-    if scale == 0:
-        return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
-    low, high = 1 / (_FAR * scale), _FAR / scale
-    start, loss = 1 / scale, _mean_loss(z, y)
-    if len(z) > 4 * _SUBSAMPLE:
-        some = slice(None, None, len(z) // _SUBSAMPLE)
-        few = _mean_loss(z[some].contiguous(), y[some].contiguous())
-        if _bound(few, low, high) is None:
-            start, _ = newton(few, start, low=low, high=high, tolerance=1e-3)
-            return newton(loss, start, low=low, high=high)
-    bound = _bound(loss, low, high)
-    if bound is not None:
-        value, slope, _ = loss(bound)
-        return bound, Certificate("bound", abs(slope), 0, 3, value)
-    return newton(loss, start, low=low, high=high)
 
 
 def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np.ndarray:
@@ -175,26 +145,3 @@ def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np
     near = errors <= errors.min() + 1e-6 + 8 / len(z)
     errors[near] = all_of(temperatures[near], z if len(z) * z.shape[1] > 1 << 24 else z.double(), False)
     return errors
-
-
-def _bound(loss: Loss, low: float, high: float) -> float | None:
-    """The end of the range towards which a convex loss falls all the way, if it does."""
-    if loss(high)[1] <= 0:
-        return high
-    return low if loss(low)[1] >= 0 else None
-
-
-def _mean_loss(z: Tensor, y: Tensor) -> Loss:
-    n = len(z)
-
-    def derivatives(beta: float) -> tuple[float, float, float]:
-        value, slope, curvature = temperature_sums(z, y, beta)
-        return value / n, slope / n, curvature / n
-
-    return derivatives
-
-
-def _spread(z: Tensor) -> float:
-    """The median standard deviation of a row's logits: their scale (of at most a few thousand rows)."""
-    few = computable(z[:: max(1, len(z) // 4096)]).double()
-    return float(few.std(dim=1, correction=0).median())

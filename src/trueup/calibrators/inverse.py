@@ -1,0 +1,110 @@
+"""Searches for one inverse temperature β = 1/T: by likelihood, which is convex in it, and by Brier score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.arrays import computable
+from trueup.optimise import Certificate, newton
+from trueup.sums import temperature_sums
+
+Loss = Callable[[float], tuple[float, float, float]]
+
+FAR = 1e6
+"""How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
+COLD, HOT = 1e-3, 1e2
+"""Where the Brier score's T is searched, as multiples of the logits' own scale."""
+_SUBSAMPLE = 2000
+_CHUNK = 1 << 20
+
+
+def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+    """1/T of most likelihood, in trusted tensors: Newton on a subsample, then on everything."""
+    scale = scale_of(z)
+    if scale == 0:
+        return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
+    low, high = 1 / (FAR * scale), FAR / scale
+    start, loss = 1 / scale, _mean_loss(z, y)
+    if len(z) > 4 * _SUBSAMPLE:
+        some = slice(None, None, len(z) // _SUBSAMPLE)
+        few = _mean_loss(z[some].contiguous(), y[some].contiguous())
+        if _bound(few, low, high) is None:
+            start, _ = newton(few, start, low=low, high=high, tolerance=1e-3)
+            return newton(loss, start, low=low, high=high)
+    bound = _bound(loss, low, high)
+    if bound is not None:
+        value, slope, _ = loss(bound)
+        return bound, Certificate("bound", abs(slope), 0, 3, value)
+    return newton(loss, start, low=low, high=high)
+
+
+def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+    """1/T of least Brier score, in trusted tensors.
+
+    The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
+    """
+    every = max(1, len(z) // _SUBSAMPLE)
+    some, labels = z[::every], y[::every]
+    scale = scale_of(z)
+    if scale == 0:
+        return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
+    grid = np.geomspace(1 / HOT, 1 / COLD, 26) / scale
+    deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
+    low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
+    while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
+        low -= 1
+    while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
+        high += 1
+    return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
+
+
+def _bound(loss: Loss, low: float, high: float) -> float | None:
+    """The end of the range towards which a convex loss falls all the way, if it does."""
+    if loss(high)[1] <= 0:
+        return high
+    return low if loss(low)[1] >= 0 else None
+
+
+def _mean_loss(z: Tensor, y: Tensor) -> Loss:
+    n = len(z)
+
+    def derivatives(beta: float) -> tuple[float, float, float]:
+        value, slope, curvature = temperature_sums(z, y, beta)
+        return value / n, slope / n, curvature / n
+
+    return derivatives
+
+
+def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
+    """The mean Brier score of softmax(βz), and its first two derivatives in β."""
+    sums = np.zeros(3)
+    for part, labels in chunks_of(z, y):
+        p = torch.softmax(beta * part, dim=1)
+        off = part - (p * part).sum(dim=1, keepdim=True)
+        rise = p * off
+        bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
+        p_y, rise_y, bend_y = (x.gather(1, labels).sum() for x in (p, rise, bend))
+        sums[0] += float((p * p).sum() - 2 * p_y) + len(part)
+        sums[1] += float(2 * (p * rise).sum() - 2 * rise_y)
+        sums[2] += float(2 * (rise * rise + p * bend).sum() - 2 * bend_y)
+    value, slope, curvature = (sums / len(z)).tolist()
+    return value, slope, curvature
+
+
+def scale_of(z: Tensor) -> float:
+    """The median standard deviation of a row's logits, of at most a few thousand rows."""
+    few = computable(z[:: max(1, len(z) // _SUBSAMPLE)]).double()
+    return float(few.std(dim=1, correction=0).median())
+
+
+def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows in double, less their largest logit, with their labels as a column."""
+    step = max(1, _CHUNK // z.shape[1])
+    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
+        double = computable(part).double()
+        yield double - double.amax(dim=1, keepdim=True), labels[:, None]
