@@ -1,4 +1,4 @@
-"""Train a small network on scikit-learn's digits until it is overconfident, and ask how honest its confidence is."""
+"""Train a small network on scikit-learn's digits until it is overconfident, measure its confidence, and repair it."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -7,13 +7,13 @@ from torch import nn
 import trueup
 
 
-def train(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return test logits and labels of a two-layer network that has learnt 300 digits by heart."""
+def train(seed: int = 0) -> tuple[trueup.Predictions, trueup.Predictions]:
+    """Return validation and test predictions of a two-layer network that has learnt 300 digits by heart."""
     generator = torch.Generator().manual_seed(seed)
     images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
     images = images.float() / 16
     order = torch.randperm(len(labels), generator=generator)
-    learn, test = order[:300], order[300:]
+    learn, val, test = order[:300], order[300:800], order[800:]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -24,9 +24,17 @@ def train(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        return network(images[test]), labels[test]
+        val, test = (trueup.Predictions(network(images[part]), labels[part]) for part in (val, test))
+    return val, test
 
 
 if __name__ == "__main__":
-    print("A network that has learnt 300 digits by heart, on 1,497 it has not seen:\n")
-    print(trueup.evaluate(*train()))
+    val, test = train()
+    print("A network that has learnt 300 digits by heart, on 997 it has not seen:\n")
+    print(trueup.evaluate(*test))
+    print("\nRepaired with 500 more, in several ways:\n")
+    methods = ("temperature", "vector", "ets", "svs", "sms", "isotonic", "histogram")
+    repaired = {name: (trueup.METHODS[name](*val)(test.logits), test.labels) for name in methods}
+    print(trueup.compare({"raw": test, **repaired}))
+    best = trueup.METHODS["auto"](*val)
+    print(f"\nCross-validation on the 500 chooses {best.choice.chosen}: {best}")

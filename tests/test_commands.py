@@ -13,7 +13,7 @@ def run(*command):
 
 def test_the_demo_prints_a_table():
     out = run("examples/digits.py")
-    assert "1,497 rows, 10 classes, 15 bins" in out
+    assert "997 rows, 10 classes, 15 bins" in out
     assert "It is miscalibrated and overconfident" in out
 
 
