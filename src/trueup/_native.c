@@ -379,75 +379,6 @@ static PyObject *run_vector(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* The same for a matrix: softmax(W u + b). W comes transposed and padded, (K, P) with P a multiple of LANES and zeros in
- * the tail; b is padded with minus infinity's stand-in. out holds the loss, P slopes in b, then (K, P) slopes in W'. */
-#define DEFINE_MATRIX(NAME, REAL)                                                                                         \
-    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, int64_t P, const double *w,\
-                              const double *b, double scale, const double *shift, double *scratch, double *out) {         \
-        double *restrict u = scratch, *restrict e = scratch + P, *restrict db = out + 1, *restrict dw = out + 1 + P;      \
-        for (int64_t i = 0; i < rows; i++) {                                                                              \
-            const REAL *z = logits + i * K;                                                                               \
-            const double s = shift ? shift[i] : 0.0;                                                                      \
-            for (int64_t k = 0; k < K; k++) u[k] = scale * (double)z[k] - s;                                              \
-            for (int64_t j = 0; j < P; j++) e[j] = b[j];                                                                  \
-            for (int64_t k = 0; k < K; k++) {                                                                             \
-                const double x = u[k], *restrict column = w + k * P;                                                      \
-                _Pragma("omp simd")                                                                                       \
-                for (int64_t j = 0; j < P; j++) e[j] += x * column[j];                                                    \
-            }                                                                                                             \
-            double top = e[0], sum = 0.0;                                                                                 \
-            _Pragma("omp simd reduction(max : top)")                                                                      \
-            for (int64_t j = 0; j < P; j++) top = e[j] > top ? e[j] : top;                                                \
-            const int64_t y = labels[i];                                                                                  \
-            const double label = e[y] - top;                                                                              \
-            _Pragma("omp simd reduction(+ : sum)")                                                                        \
-            for (int64_t j = 0; j < P; j++) {                                                                             \
-                e[j] = exp_nonpositive(e[j] - top);                                                                       \
-                sum += e[j];                                                                                              \
-            }                                                                                                             \
-            const double inverse = 1.0 / sum;                                                                             \
-            for (int64_t j = 0; j < P; j++) e[j] *= inverse;                                                              \
-            e[y] -= 1.0;                                                                                                  \
-            _Pragma("omp simd")                                                                                           \
-            for (int64_t j = 0; j < P; j++) db[j] += e[j];                                                                \
-            for (int64_t k = 0; k < K; k++) {                                                                             \
-                const double x = u[k];                                                                                    \
-                double *restrict column = dw + k * P;                                                                     \
-                _Pragma("omp simd")                                                                                       \
-                for (int64_t j = 0; j < P; j++) column[j] += x * e[j];                                                    \
-            }                                                                                                             \
-            out[0] += log(sum) - label;                                                                                   \
-        }                                                                                                                 \
-    }
-
-DEFINE_MATRIX(matrix_float, float)
-DEFINE_MATRIX(matrix_double, double)
-
-static PyObject *run_matrix(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long logits, labels, w, b, shift, out;
-    long long rows, classes, padded;
-    int is_double;
-    double scale;
-    if (!PyArg_ParseTuple(args, "KpKLLLKKdKK", &logits, &is_double, &labels, &rows, &classes, &padded, &w, &b, &scale, &shift,
-                          &out))
-        return NULL;
-    double *scratch = malloc((size_t)padded * 2 * sizeof(double));
-    if (!scratch) return PyErr_NoMemory();
-#define AT(X, TYPE) ((TYPE *)(uintptr_t)X)
-    Py_BEGIN_ALLOW_THREADS
-    if (is_double)
-        matrix_double(AT(logits, const double), AT(labels, const int64_t), rows, classes, padded, AT(w, const double),
-                      AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
-    else
-        matrix_float(AT(logits, const float), AT(labels, const int64_t), rows, classes, padded, AT(w, const double),
-                     AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
-    free(scratch);
-    Py_END_ALLOW_THREADS
-#undef AT
-    Py_RETURN_NONE;
-}
-
 /* For each value the number of cuts below it: few cuts are all compared, many are searched by halves. */
 BEST_CPU static void locate(const double *values, int64_t n, const double *cuts, int64_t m, int64_t *out) {
     for (int64_t i = 0; i < n; i++) {
@@ -527,7 +458,6 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see rows.py."},
                                 {"run_temperature", run_temperature, METH_VARARGS, "Loss, slope and curvature in 1/T."},
                                 {"run_vector", run_vector, METH_VARARGS, "Loss of vector scaling and its gradient."},
-                                {"run_matrix", run_matrix, METH_VARARGS, "Loss of matrix scaling and its gradient."},
                                 {"run_locate", run_locate, METH_VARARGS, "How many cuts lie below each value."},
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -93,12 +93,16 @@ def lbfgs(
     start: np.ndarray,
     *,
     tolerance: float = 1e-7,
+    decrement: float = 0.0,
+    noise: float = 1e-15,
     most: int = 500,
     memory: int = 20,
     precondition: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[np.ndarray, Certificate]:
     """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
 
+    It also ends where the next step promises to lower the value by no more than `decrement`. `noise` is the relative
+    rounding of the value.
     `precondition` multiplies a gradient by a rough inverse of the curvature, if one is known. Limited-memory BFGS with
     a line search that satisfies the Wolfe conditions. Ends converged, also where rounding allows no further descent and
     the gradient is within a thousand tolerances; anything else raises.
@@ -118,14 +122,16 @@ def lbfgs(
         direction = -_two_loops(gradient, steps, changes, precondition)
         if direction @ gradient >= 0:
             steps, changes, precondition, direction = [], [], None, -gradient
+        if iteration and -(direction @ gradient) <= 2 * decrement:
+            return x, Certificate("converged", size, iteration, passes, value)
         first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-        found = _line_search(objective, x, value, gradient, direction, first)
+        found = _line_search(objective, x, value, gradient, direction, first, noise * abs(value))
         passes += found.evaluations
         if found.value >= value and found.length == 0:
             if steps or precondition:  # the curvature collected may be stale: once more along the gradient
                 steps, changes, precondition = [], [], None
                 continue
-            if size <= 1000 * tolerance:
+            if size <= 1000 * tolerance or size**2 <= 1000 * noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
             raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
         step, change = found.length * direction, found.gradient - gradient
@@ -172,11 +178,11 @@ def _line_search(
     gradient: np.ndarray,
     direction: np.ndarray,
     length: float,
+    rounding: float,
 ) -> _Found:
     """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
     slope = float(gradient @ direction)
     low, high = 0.0, math.inf
-    rounding = 1e-15 * abs(value)
     best = _Found(0.0, value, gradient, 0)
     for evaluation in range(1, 31):
         new_value, new_gradient = objective(x + length * direction)

@@ -1,4 +1,4 @@
-"""Losses of temperature, vector and matrix scaling, summed over the rows with their derivatives, in one pass."""
+"""Losses of temperature and vector scaling, summed over the rows with their derivatives, in one pass."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 from trueup import native
 from trueup.arrays import computable
 from trueup.native import CHUNK, address, double, in_threads
-
-_MATRIX = 128  # classes up to which a matrix and its gradient stay in the cache beside a row
 
 
 def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
@@ -68,49 +66,6 @@ def vector_sums(
 
     total: np.ndarray = sum(in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
     return total
-
-
-def matrix_sums(
-    logits: Tensor,
-    labels: Tensor,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    *,
-    scale: float = 1.0,
-    shift: np.ndarray | None = None,
-) -> np.ndarray | None:
-    """Loss of softmax(W u + b), u = scale·z − shift, summed over the rows, with its gradient: (1 + K² + K,).
-
-    None where the compiled pass cannot or should not do it: it is made for the sizes that stay in the cache.
-    """
-    classes = logits.shape[1]
-    if not native.usable(logits) or classes > _MATRIX:
-        return None
-    y = labels.contiguous()
-    padded = -(-classes // 8) * 8
-    columns, offsets = np.zeros((classes, padded)), np.full(padded, -1e300)
-    columns[:, :classes], offsets[:classes] = weight.T, bias
-
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros(1 + padded + classes * padded)
-        for at, chunk in chunks:
-            native.compiled.run_matrix(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                y.data_ptr() + 8 * at,
-                *chunk.shape,
-                padded,
-                address(columns),
-                address(offsets),
-                scale,
-                0 if shift is None else address(shift, at),
-                address(mine),
-            )
-        return mine
-
-    total: np.ndarray = sum(in_threads(logits, part), start=np.zeros(1 + padded + classes * padded))
-    slopes = total[1 + padded :].reshape(classes, padded)[:, :classes].T
-    return np.concatenate([total[:1], slopes.ravel(), total[1 : 1 + classes]])
 
 
 def _torch_vector(

@@ -44,12 +44,25 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch,
     if not native:
         monkeypatch.setattr(room, "compiled", None)
     problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), on=on, scale=scale, vector=vector)
-    x = np.random.default_rng(0).normal(size=8 if vector else 20)
+    x = problem.settled(np.random.default_rng(0).normal(size=8 if vector else 20))
     objective = problem._vector_objective() if vector else problem._matrix_objective()
     value, gradient = objective(x)
     expected, slopes = autograd(problem, x)
     assert value == pytest.approx(expected, rel=1e-10)
     assert gradient == pytest.approx(slopes, rel=1e-8, abs=1e-10)
+
+
+@pytest.mark.parametrize("vector", [True, False])
+def test_settling_changes_no_probability_and_lowers_the_penalty(vector):
+    problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), vector=vector)
+    x = np.random.default_rng(0).normal(size=8 if vector else 20)
+    settled = problem.settled(x)
+    (before, _), (after, slopes) = autograd(problem, x), autograd(problem, settled)
+    assert after <= before
+    free = Problem(Z, Y, Penalty(), vector=vector)
+    assert autograd(free, settled)[0] == pytest.approx(autograd(free, x)[0], abs=1e-12)
+    assert np.array_equal(problem.settled(settled).round(12), settled.round(12))
+    assert slopes[-4:].sum() == pytest.approx(0, abs=1e-12)  # nothing to gain from a constant in the bias
 
 
 def test_vector_sums_agree_between_passes():

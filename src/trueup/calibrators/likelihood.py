@@ -15,9 +15,12 @@ from trueup.arrays import computable
 from trueup.calibrators.inverse import inverse_temperature
 from trueup.optimise import Certificate, lbfgs
 from trueup.rows import hashed_groups, log_normaliser
-from trueup.sums import matrix_sums, vector_sums
+from trueup.sums import vector_sums
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 17
+_SMALL_PROBLEM = 1 << 23
+_ROWS = 1 << 19  # numbers among which the curvature is taken
+_DECREMENT = 1e-11  # by so much at most could a further step lower the mean loss
 _BLOCKS = 128  # up to so many classes each has a curvature of its own: K (K + 1)² numbers
 TINY = 1e-8
 """The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
@@ -41,10 +44,13 @@ class Penalty:
 
     @classmethod
     def odir(cls, strength: float, classes: int, *, bias: float | None = None, normalise: bool = True) -> Penalty:
-        """Off-diagonal and intercept regularisation; normalised, each is a mean over its entries."""
+        """Off-diagonal and intercept regularisation; normalised, each is a mean over its entries.
+
+        The diagonal has a trace of it too: on separable data it would grow for ever.
+        """
         off = strength / (classes * (classes - 1)) if normalise else strength
         mu = strength if bias is None else bias
-        return cls(off=off, bias=mu / classes if normalise else mu)
+        return cls(off=off, diagonal=SMALL, bias=mu / classes if normalise else mu)
 
     @classmethod
     def l2(cls, strength: float, classes: int, *, normalise: bool = True) -> Penalty:
@@ -68,22 +74,48 @@ class Problem:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
         if not isinstance(start, np.ndarray):
-            weight = np.full(classes, start) if self.vector else start * (np.eye(classes) - self._even / classes)
+            weight = np.full(classes, start) if self.vector else start * np.eye(classes)
             start = np.concatenate([weight.ravel(), np.zeros(classes)])
         objective = self._vector_objective() if self.vector else self._matrix_objective()
-        x, certificate = lbfgs(objective, start, tolerance=tolerance, most=3000, precondition=self._curvature(start))
+        x, certificate = lbfgs(
+            objective,
+            start,
+            tolerance=tolerance,
+            decrement=max(_DECREMENT, self._noise),
+            noise=self._noise,
+            most=3000,
+            precondition=self._curvature(self.settled(start)),
+        )
+        x = self.settled(x)
         found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-        # A constant added to the bias changes nothing: take the one with mean 0.
-        return found if self.vector else found.reshape(classes, classes), bias - bias.mean(), certificate
+        return found if self.vector else found.reshape(classes, classes), bias, certificate
+
+    def settled(self, x: np.ndarray) -> np.ndarray:
+        """The same map with the least penalty.
+
+        A row of numbers added to every row of W, or a number to every bias, changes no probability. Taking the best
+        of these before each evaluation leaves the search no flat direction to go along.
+        """
+        classes = self.z.shape[1]
+        bias = x[-classes:] - x[-classes:].mean()
+        weights = self._weights()
+        if self.vector or not weights.any():
+            return np.concatenate([x[:-classes], bias])
+        matrix = x[:-classes].reshape(classes, classes)
+        excess = matrix - self.penalty.centre * np.eye(classes)
+        matrix = matrix - (weights * excess).sum(axis=0) / weights.sum(axis=0)
+        return np.concatenate([matrix.ravel(), bias])
 
     @property
-    def _even(self) -> bool:
-        """Whether all entries of the matrix are penalised alike.
+    def _noise(self) -> float:
+        """Relative rounding of the objective."""
+        double = self.vector or self.z.numel() <= _SMALL_PROBLEM or self.z.dtype == torch.float64
+        return 1e-15 if double else 1e-8
 
-        A row of numbers added to every row of W changes no probability; the even penalty's optimum then has columns of
-        mean 0, and a search that starts and stays there has no flat direction to go along.
-        """
-        return not self.vector and self.penalty.centre == 0 and self.penalty.off == self.penalty.diagonal > 0
+    def _weights(self) -> np.ndarray:
+        identity = np.eye(self.z.shape[1])
+        weights: np.ndarray = self.penalty.off * (1 - identity) + self.penalty.diagonal * identity
+        return weights
 
     def _shift(self) -> np.ndarray | None:
         return log_normaliser(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
@@ -91,7 +123,7 @@ class Problem:
     def _curvature(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """A rough inverse of the Hessian at x: each class by itself, Σ p_k(1 − p_k) ũũᵀ over some rows, ũ = (u, 1)."""
         n, classes = self.z.shape
-        u = self.z[:: max(1, n // 2048)].double().cpu().numpy()
+        u = self.z[:: max(1, n // max(64, min(2048, _ROWS // classes)))].double().cpu().numpy()
         if self.on == "log_probs":
             u = log_softmax(self.scale * u, axis=1)
         weight, bias = x[:-classes], x[-classes:]
@@ -119,9 +151,7 @@ class Problem:
 
         def apply(gradient: np.ndarray) -> np.ndarray:
             rows = np.concatenate([gradient[:-classes].reshape(classes, -1), gradient[-classes:, None]], axis=1)
-            rows = rows - rows.mean(axis=0) if self._even else rows
             out = (inverse @ rows[:, :, None])[:, :, 0]
-            out = out - out.mean(axis=0) if self._even else out
             return np.concatenate([out[:, :-1].ravel(), out[:, -1]])
 
         return apply
@@ -131,6 +161,7 @@ class Problem:
         shift, p = self._shift(), self.penalty
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            x = self.settled(x)
             weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
             sums = vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift) / n
             off_centre = weight - p.centre
@@ -143,27 +174,28 @@ class Problem:
     def _matrix_objective(self) -> Objective:
         n, classes = self.z.shape
         shift, p = self._shift(), self.penalty
-        identity = np.eye(classes)
-        weights = p.off * (1 - identity) + p.diagonal * identity
+        centre, weights = p.centre * np.eye(classes), self._weights()
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            x = self.settled(x)
             matrix, bias = x[:-classes].reshape(classes, classes), x[-classes:]
-            sums = matrix_sums(self.z, self.y, matrix, bias, scale=self.scale, shift=shift)
-            sums = (self._by_products(matrix, bias, shift) if sums is None else sums) / n
-            off_centre = matrix - p.centre * identity
+            sums = self._by_products(matrix, bias, shift) / n
+            off_centre = matrix - centre
             value = float(sums[0] + (weights * off_centre**2).sum() + p.bias * bias @ bias)
             return value, sums[1:] + 2 * np.concatenate([(weights * off_centre).ravel(), p.bias * bias])
 
         return objective
 
     def _by_products(self, matrix: np.ndarray, bias: np.ndarray, shift: np.ndarray | None) -> np.ndarray:
-        """Loss and gradient by matrix products, a chunk of rows at a time, in the logits' own precision."""
+        """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
         classes = self.z.shape[1]
         step = max(1, _CHUNK // classes)
+        double = self.z.numel() <= _SMALL_PROBLEM
         loss = 0.0
         slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
         for i in range(0, len(self.z), step):
-            u = self.scale * computable(self.z[i : i + step])
+            part = self.z[i : i + step]
+            u = self.scale * (part.double() if double else computable(part))
             if shift is not None:
                 u = u - torch.from_numpy(shift[i : i + step]).to(u)[:, None]
             label = self.y[i : i + step, None]
