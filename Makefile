@@ -27,6 +27,7 @@ docs: $(VENV)/.docs
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
 	$(BENCH)/bin/python benchmarks/metrics.py
+	$(BENCH)/bin/python benchmarks/calibrators.py
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -25,7 +25,7 @@ except ImportError:
 
 CHUNK = 1 << 18
 """Numbers a chunk where a copy is needed: small enough for the second-level cache."""
-_ONE_THREAD = 1 << 19  # below this many numbers, starting threads costs more than it saves
+_ONE_THREAD = 1 << 20  # below this many numbers, starting threads costs more than it saves
 
 
 def usable(logits: Tensor) -> bool:
