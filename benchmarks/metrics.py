@@ -26,7 +26,7 @@ import peers
 import trueup
 from timing import OURS, Run, Timing, contenders, fastest, race, stopwatch
 from trueup import metrics
-from trueup.metrics import significance
+from trueup.metrics import hypotheses, significance
 
 Pair = tuple[Tensor, Tensor]
 
@@ -165,7 +165,7 @@ def judge_resampling(sizes: Sizes, data: Pair) -> None:
     """Judge the bootstrap interval of ECE and the consistency test, each against a second."""
     runs: dict[str, Run] = {
         "ece interval": lambda: significance.bootstrap(*data, replicates=sizes.replicates),
-        "ece consistency": lambda: significance.consistency(*data, resamples=sizes.replicates),
+        "ece consistency": lambda: hypotheses.consistency(*data, resamples=sizes.replicates),
     }
     for name, run in runs.items():
         ours = race({OURS: run}, min(3, sizes.rounds), 0.0)[OURS]

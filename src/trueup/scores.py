@@ -13,25 +13,18 @@ import numpy as np
 
 from trueup.arrays import as_tensors
 from trueup.bins import BINS
-from trueup.metrics.significance import (
-    Interval,
-    Scored,
-    consistency_of,
-    differences,
-    intervals,
-    spiegelhalter_of,
-)
+from trueup.metrics.hypotheses import consistency_of, spiegelhalter_of
+from trueup.metrics.significance import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
+from trueup.tables import Row, as_html, as_text, number, percent, span
 from trueup.tally import TABLE, Tally
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
 
-_Row = list[str]
-
 
 @dataclass(frozen=True)
-class Test:
+class Judgement:
     """Whether the confidences of a method could be those of a calibrated network."""
 
     p_value: float
@@ -47,7 +40,7 @@ class Test:
     """Of the consistency test."""
 
     @classmethod
-    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Test:
+    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Judgement:
         """Run both tests on a tally."""
         found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
         excess = tally.confidence.total - tally.accuracy.total
@@ -70,7 +63,7 @@ class Scores:
     level: float
     values: Mapping[str, Mapping[str, Interval]]
     """By method, then by metric."""
-    tests: Mapping[str, Test]
+    tests: Mapping[str, Judgement]
     changes: Mapping[str, Mapping[str, Interval]]
     """By method but the first: how much each metric differs from the first method's, paired."""
 
@@ -100,7 +93,7 @@ class Scores:
             return "There are no rows to judge."
         says = ""
         if "confidence" in values and "accuracy" in values:
-            said, right = (_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            said, right = (percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
@@ -151,39 +144,41 @@ class Scores:
         return pd.DataFrame(records, columns=columns)
 
     def __str__(self) -> str:
-        return "\n\n".join([self._caption(), _as_text(self._table()), *self._notes()])
+        return "\n\n".join([self._caption(), as_text(self._table()), *self._notes()])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
-        return f"<div><p>{html.escape(self._caption())}</p>{_as_html(self._table())}{notes}</div>"
+        return f"<div><p>{html.escape(self._caption())}</p>{as_html(self._table())}{notes}</div>"
 
     def _caption(self) -> str:
         return f"{self.rows:,} rows, {self.classes} classes, {self.bins} bins"
 
-    def _table(self) -> list[_Row]:
-        percent = _percent(self.level)
+    def _table(self) -> list[Row]:
+        level = percent(self.level)
         if len(self.methods) == 1:
             found = self.values[self.methods[0]]
-            return [["metric", "value", f"{percent} interval"]] + [
-                [metric, _number(i.value), _span(i)] for metric, i in found.items()
+            return [["metric", "value", f"{level} interval"]] + [
+                [metric, number(i.value), span(i.low, i.high)] for metric, i in found.items()
             ]
         if len(self.methods) == 2:
             one, two = self.methods
-            rows = [["metric", one, two, "change", f"{percent} interval"]]
+            rows = [["metric", one, two, "change", f"{level} interval"]]
             for metric in self.metrics:
                 change = self.changes[two][metric]
-                values = [_number(self.values[name][metric].value) for name in self.methods]
-                rows.append([metric, *values, _number(change.value, sign=True), _span(change, sign=True)])
+                values = [number(self.values[name][metric].value) for name in self.methods]
+                rows.append(
+                    [metric, *values, number(change.value, sign=True), span(change.low, change.high, sign=True)]
+                )
             return rows
         rows = [["method", *self.metrics]]
         for name in self.methods:
             marks = {
                 metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
             }
-            rows.append([name, *(_number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
+            rows.append([name, *(number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
         return rows
 
     def _notes(self) -> list[str]:
@@ -197,7 +192,7 @@ class Scores:
             return notes
         notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
         if len(self.methods) > 2:
-            notes.insert(0, f"* differs from {self.methods[0]}: the paired {_percent(self.level)} interval excludes 0.")
+            notes.insert(0, f"* differs from {self.methods[0]}: the paired {percent(self.level)} interval excludes 0.")
         return notes
 
 
@@ -284,7 +279,7 @@ def compare(
             if metric not in TABLE:
                 found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
-        tests[name] = Test.of(scored.tally, resamples=replicates, seed=seed)
+        tests[name] = Judgement.of(scored.tally, resamples=replicates, seed=seed)
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
@@ -323,41 +318,3 @@ def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray)
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
-
-
-def _percent(share: float, digits: int | None = None) -> str:
-    return f"{100 * share:g} %" if digits is None else f"{100 * share:.{digits}f} %"
-
-
-def _number(x: float, *, sign: bool = False) -> str:
-    if math.isnan(x):
-        return "–"
-    return f"{x:+.4f}" if sign else f"{x:.4f}"
-
-
-def _span(interval: Interval, *, sign: bool = False) -> str:
-    if math.isnan(interval.low):
-        return "–"
-    return f"[{_number(interval.low, sign=sign)}, {_number(interval.high, sign=sign)}]"
-
-
-def _as_text(rows: list[_Row]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        first, *others = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)
-
-
-def _as_html(rows: list[_Row]) -> str:
-    head, *body = rows
-    cells = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
-    lines = []
-    for first, *others in body:
-        numbers = "".join(f'<td style="text-align:right">{html.escape(cell)}</td>' for cell in others)
-        lines.append(f'<tr><th scope="row" style="text-align:left">{html.escape(first)}</th>{numbers}</tr>')
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -15,6 +15,7 @@ from trueup.metrics.binned import (
     underconfidence,
 )
 from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+from trueup.metrics.hypotheses import consistency, spiegelhalter
 from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
 from trueup.metrics.proper import (
     accuracy,
@@ -38,7 +39,7 @@ from trueup.metrics.ranking import (
     risk_coverage,
 )
 from trueup.metrics.regression import REGRESSION
-from trueup.metrics.significance import bootstrap, consistency, paired_bootstrap, spiegelhalter
+from trueup.metrics.significance import bootstrap, paired_bootstrap
 from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 from trueup.registry import METRICS
 from trueup.tally import Mean, Tally

@@ -222,3 +222,16 @@ def multinomial(count: np.ndarray, replicates: int, seed: int) -> np.ndarray:
     """Draw all rows again, with replacement: how many fall into each cell, (replicates, cells)."""
     n = count.sum()
     return np.random.default_rng(seed).multinomial(int(n), count / n, size=replicates)
+
+
+def tail_of(level: float) -> float:
+    """The share of the distribution beyond each end of an interval of this level."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    return (1 - level) / 2
+
+
+def check_resamples(number: int, name: str) -> None:
+    """Refuse what is not a number of resamples."""
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}")
