@@ -295,6 +295,48 @@ DEFINE_PASS(pass_double, double, int64_t, hash_double)
 DEFINE_TEMPERATURE(temperature_float, float)
 DEFINE_TEMPERATURE(temperature_double, double)
 
+/* The same for short rows, LANES of them side by side. */
+#define DEFINE_SHORT_TEMPERATURE(NAME, REAL)                                                                              \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta, double *e, \
+                              double *out) {                                                                              \
+        (void)e;                                                                                                          \
+        double d[SHORT * LANES], top[LANES], sum[LANES], first[LANES], second[LANES];                                     \
+        double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
+        for (int64_t i = 0; i < rows; i += LANES) {                                                                       \
+            const int64_t here = rows - i < LANES ? rows - i : LANES;                                                     \
+            for (int64_t r = 0; r < LANES; r++) {                                                                         \
+                const REAL *z = logits + (i + (r < here ? r : 0)) * K;                                                    \
+                for (int64_t k = 0; k < K; k++) d[k * LANES + r] = (double)z[k];                                          \
+            }                                                                                                             \
+            for (int64_t r = 0; r < LANES; r++) top[r] = d[r], sum[r] = first[r] = second[r] = 0.0;                       \
+            for (int64_t k = 1; k < K; k++) {                                                                             \
+                _Pragma("omp simd")                                                                                       \
+                for (int64_t r = 0; r < LANES; r++) top[r] = d[k * LANES + r] > top[r] ? d[k * LANES + r] : top[r];       \
+            }                                                                                                             \
+            for (int64_t k = 0; k < K; k++) {                                                                             \
+                _Pragma("omp simd")                                                                                       \
+                for (int64_t r = 0; r < LANES; r++) {                                                                     \
+                    const double shift = d[k * LANES + r] - top[r], x = exp_nonpositive(beta * shift);                    \
+                    sum[r] += x;                                                                                          \
+                    first[r] += x * shift;                                                                                \
+                    second[r] += x * shift * shift;                                                                       \
+                }                                                                                                         \
+            }                                                                                                             \
+            for (int64_t r = 0; r < here; r++) {                                                                          \
+                const double label = d[labels[i + r] * LANES + r] - top[r], mean = first[r] / sum[r];                     \
+                value += log(sum[r]) - beta * label;                                                                      \
+                slope += mean - label;                                                                                    \
+                curvature += second[r] / sum[r] - mean * mean;                                                            \
+            }                                                                                                             \
+        }                                                                                                                 \
+        out[0] = value;                                                                                                   \
+        out[1] = slope;                                                                                                   \
+        out[2] = curvature;                                                                                               \
+    }
+
+DEFINE_SHORT_TEMPERATURE(short_temperature_float, float)
+DEFINE_SHORT_TEMPERATURE(short_temperature_double, double)
+
 static PyObject *run_temperature(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long logits, labels;
@@ -306,10 +348,13 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
     if (!scratch) return PyErr_NoMemory();
     const int64_t *y = (const int64_t *)(uintptr_t)labels;
     Py_BEGIN_ALLOW_THREADS
+    const int is_short = classes <= SHORT;
     if (is_double)
-        temperature_double((const double *)(uintptr_t)logits, y, rows, classes, beta, scratch, out);
+        (is_short ? short_temperature_double : temperature_double)((const double *)(uintptr_t)logits, y, rows, classes, beta,
+                                                                   scratch, out);
     else
-        temperature_float((const float *)(uintptr_t)logits, y, rows, classes, beta, scratch, out);
+        (is_short ? short_temperature_float : temperature_float)((const float *)(uintptr_t)logits, y, rows, classes, beta,
+                                                                 scratch, out);
     free(scratch);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("ddd", out[0], out[1], out[2]);
