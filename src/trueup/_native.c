@@ -454,6 +454,40 @@ static PyObject *run_locate(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Confidences straight into bins, a block of rows at a time: out holds count, confidence and hits, `bins` numbers each. */
+static PyObject *run_top(PyObject *self, PyObject *args) {
+    (void)self;
+    enum { BLOCK = 1024 };
+    unsigned long long logits_at, labels_at, cuts_at, out_at;
+    long long rows, classes, bins;
+    int is_double;
+    if (!PyArg_ParseTuple(args, "KpKLLKLK", &logits_at, &is_double, &labels_at, &rows, &classes, &cuts_at, &bins, &out_at))
+        return NULL;
+    const int64_t *labels = (const int64_t *)(uintptr_t)labels_at;
+    const double *cuts = (const double *)(uintptr_t)cuts_at;
+    double *out = (double *)(uintptr_t)out_at;
+    Py_BEGIN_ALLOW_THREADS
+    double confidence[BLOCK];
+    int64_t predicted[BLOCK], bin[BLOCK];
+    const int is_short = classes <= SHORT;
+    for (int64_t from = 0; from < rows; from += BLOCK) {
+        const int64_t n = rows - from < BLOCK ? rows - from : BLOCK;
+        const Pass p = {.rows = n, .classes = classes, .confidence = confidence, .predicted = predicted, .beta = 1.0};
+        if (is_double)
+            (is_short ? short_double : confidence_double)((const double *)(uintptr_t)logits_at + from * classes, &p);
+        else
+            (is_short ? short_quick : confidence_quick)((const float *)(uintptr_t)logits_at + from * classes, &p);
+        locate(confidence, n, cuts, bins - 1, bin);
+        for (int64_t i = 0; i < n; i++) {
+            out[bin[i]] += 1.0;
+            out[bins + bin[i]] += confidence[i];
+            out[2 * bins + bin[i]] += predicted[i] == labels[from + i];
+        }
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* Addresses come as integers (Tensor.data_ptr()); the callers in rows.py and sums.py own the memory. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
@@ -503,6 +537,7 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see rows.py."},
                                 {"run_temperature", run_temperature, METH_VARARGS, "Loss, slope and curvature in 1/T."},
                                 {"run_vector", run_vector, METH_VARARGS, "Loss of vector scaling and its gradient."},
+                                {"run_top", run_top, METH_VARARGS, "Confidences and hits, tallied in bins."},
                                 {"run_locate", run_locate, METH_VARARGS, "How many cuts lie below each value."},
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

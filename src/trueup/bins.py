@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trueup.arrays import as_tensors, as_vector, computable
 from trueup.native import count_below
-from trueup.rows import Cells, confidences_and_hits, rows_and_classes
+from trueup.rows import Cells, rows_and_classes, top_tally
 
 Closed = Literal["right", "left"]
 
@@ -131,11 +131,12 @@ class Bins:
         """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves."""
         z, y = as_tensors(logits, labels)
         edges = _edges(bins)
+        inner = cuts(edges, closed=closed, rounding=rounding(z))
         if classwise:
-            inner = cuts(edges, closed=closed, rounding=rounding(z))
             tally = rows_and_classes(z, y, Cells(inner))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
-        return cls.tallied(*confidences_and_hits(z, y, quick=True), edges, closed, rounding(z))
+        count, confidence, hits = top_tally(z, y, inner)
+        return cls(edges, count, confidence, hits, closed)
 
     @classmethod
     def of_scores(cls, scores: Any, hits: Any, *, bins: int | np.ndarray = BINS, closed: Closed = "right") -> Bins:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import pairwise
+from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ except ImportError:
 
 CHUNK = 1 << 18
 """Numbers a chunk where a copy is needed: small enough for the second-level cache."""
-_ONE_THREAD = 1 << 20  # below this many numbers, starting threads costs more than it saves
+_ONE_THREAD = 1 << 20  # below this many numbers, waking a second core costs more than it saves
 
 
 def usable(logits: Tensor) -> bool:
@@ -44,13 +44,25 @@ def in_threads(
     workers = workers if most is None else min(workers, most)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
     shares = [contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
-    if workers == 1:
-        yield part(shares[0])
-        return
-    with ThreadPoolExecutor(workers - 1) as pool:
-        others = [pool.submit(part, share) for share in shares[1:]]
-        yield part(shares[0])
-        yield from (other.result() for other in others)
+    results: list[Any] = [None] * workers
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = part(shares[number])
+        except BaseException as error:  # raised again below, in the caller's thread
+            errors.append(error)
+
+    # Plain threads: an executor costs as much again as a pass over a million numbers takes.
+    others = [Thread(target=run, args=(number,)) for number in range(1, workers)]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
+    yield from results
 
 
 def contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:

@@ -108,6 +108,28 @@ def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False)
     return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
 
 
+def top_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
+    """Count, confidence and hits of the predicted class in the bins between cuts, (3, bins), by the quick pass."""
+    bins = len(cuts) + 1
+    if not native.usable(logits):
+        confidence, hits = confidences_and_hits(logits, labels, quick=True)
+        index = native.count_below(cuts, confidence)
+        return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
+    y = labels.contiguous()
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        mine = np.zeros((3, bins))
+        for at, chunk in chunks:
+            double_in = chunk.dtype == torch.float64
+            label = y.data_ptr() + 8 * at
+            native.compiled.run_top(
+                chunk.data_ptr(), double_in, label, *chunk.shape, address(cuts), bins, address(mine)
+            )
+        return mine
+
+    return sum(in_threads(logits, part), start=np.zeros((3, bins)))
+
+
 def rows_and_classes(logits: Tensor, labels: Tensor, cells: Cells) -> tuple[Rows, ClassTally]:
     """Score each row and tally every class."""
     scored, (count, hits, gap) = _run(logits, labels, cells)
