@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
@@ -29,8 +30,9 @@ class _Calibrated(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     classes_: np.ndarray
 
+    @abstractmethod
     def _calibrated(self, X: Any) -> np.ndarray:
-        raise NotImplementedError
+        """Calibrated logits, a column for each class."""
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated probabilities, a column for each of `classes_`."""

@@ -59,7 +59,6 @@ class _How(NamedTuple):
 
     beta: float = 1.0
     quick: bool = False
-    threads: int | None = None
 
 
 class ClassTally(NamedTuple):
@@ -94,11 +93,9 @@ def rows(logits: Tensor, labels: Tensor) -> Rows:
     return _run(logits, labels, None)[0]
 
 
-def confidences(
-    logits: Tensor, *, beta: float = 1.0, quick: bool = False, threads: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
-    scored = _run(logits, None, None, _How(beta, quick, threads))[0]
+    scored = _run(logits, None, None, _How(beta, quick))[0]
     return scored.confidence, scored.predicted
 
 
@@ -202,8 +199,7 @@ def _native_pass(
         return mine
 
     # Each thread has sums of its own: with many classes let few threads hold them.
-    most = how.threads or max(2, _SUMS // max(sums.gap.size, 1))
-    for mine in in_threads(logits, part, most=most):
+    for mine in in_threads(logits, part, most=max(2, _SUMS // max(sums.gap.size, 1))):
         sums.add(mine)
 
 

@@ -13,41 +13,14 @@ import numpy as np
 
 from trueup.arrays import as_tensors
 from trueup.bins import BINS
-from trueup.metrics.hypotheses import consistency_of, spiegelhalter_of
+from trueup.metrics.hypotheses import Judgement
 from trueup.metrics.significance import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
 from trueup.tables import Row, as_html, as_text, number, percent, span
-from trueup.tally import TABLE, Tally
+from trueup.tally import TABLE
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Whether the confidences of a method could be those of a calibrated network."""
-
-    p_value: float
-    """Of the ECE under calibration, by consistency resampling."""
-    expected: float
-    """The ECE that a calibrated network with these confidences would show on average."""
-    spiegelhalter: float
-    """Spiegelhalter's z."""
-    spiegelhalter_p: float
-    lean: float
-    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
-    resamples: int = 1000
-    """Of the consistency test."""
-
-    @classmethod
-    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Judgement:
-        """Run both tests on a tally."""
-        found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
-        excess = tally.confidence.total - tally.accuracy.total
-        variance = tally.confidence.total - tally.confidence.squares
-        lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
-        lean = lean if tally.n else math.nan
-        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean, resamples)
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,3 +111,30 @@ def spiegelhalter_of(tally: Tally) -> Spiegelhalter:
     # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
     z = tally.calibration_gap.total / math.sqrt(variance) if variance > 1e-24 * tally.n else float("nan")
     return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether the confidences of a method could be those of a calibrated network."""
+
+    p_value: float
+    """Of the ECE under calibration, by consistency resampling."""
+    expected: float
+    """The ECE that a calibrated network with these confidences would show on average."""
+    spiegelhalter: float
+    """Spiegelhalter's z."""
+    spiegelhalter_p: float
+    lean: float
+    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
+    resamples: int = 1000
+    """Of the consistency test."""
+
+    @classmethod
+    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Judgement:
+        """Run both tests on a tally."""
+        found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
+        excess = tally.confidence.total - tally.accuracy.total
+        variance = tally.confidence.total - tally.confidence.squares
+        lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
+        lean = lean if tally.n else math.nan
+        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean, resamples)
