@@ -97,7 +97,7 @@ INLINE uint64_t hash_double(double first, double label, double last, int64_t y) 
 }
 
 /* A row is worked on in whole vectors: its tail is filled with a shift whose exponential is 3e-308, which adds nothing. */
-enum { LANES = 8, SHORT = 128 };
+enum { LANES = 8, WIDE = 16, SHORT = 128 };
 #define NOTHING -708.0
 
 typedef struct {
@@ -260,73 +260,79 @@ DEFINE_PASS(pass_float, float, int32_t, hash_float)
 DEFINE_PASS(pass_double, double, int64_t, hash_double)
 
 /* Sum over the rows of L = ln sum exp(beta z) - beta z_y and of its first two derivatives in beta:
- * sum p z - z_y, and the variance of z under p. z is taken from its row's maximum, which changes none of the three. */
-#define DEFINE_TEMPERATURE(NAME, REAL)                                                                                    \
-    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta, double *e, \
-                              double *out) {                                                                              \
-        const int64_t padded = (K + LANES - 1) / LANES * LANES;                                                           \
+ * sum p z - z_y, and the variance of z under p. z is taken from its row's maximum, which changes none of the three.
+ * The quick ones work on float in float, and add the rows up in double: good enough to find where to look closely. */
+#define DEFINE_TEMPERATURE(NAME, REAL, WORK, EXP, LEAST)                                                                  \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta,            \
+                              double *scratch, double *out) {                                                             \
+        const int64_t padded = (K + WIDE - 1) / WIDE * WIDE;                                                              \
+        WORK *e = (WORK *)scratch;                                                                                        \
+        const WORK b = (WORK)beta;                                                                                        \
         double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
         for (int64_t i = 0; i < rows; i++) {                                                                              \
             const REAL *z = logits + i * K;                                                                               \
             REAL top = z[0];                                                                                              \
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 1; k < K; k++) top = z[k] > top ? z[k] : top;                                                \
-            const double m = (double)top;                                                                                 \
-            for (int64_t k = 0; k < K; k++) e[k] = (double)z[k] - m;                                                      \
-            for (int64_t k = K; k < padded; k++) e[k] = NOTHING / beta;                                                   \
-            double sum = 0.0, first = 0.0, second = 0.0;                                                                  \
+            const WORK m = (WORK)top;                                                                                     \
+            for (int64_t k = 0; k < K; k++) e[k] = (WORK)z[k] - m;                                                        \
+            for (int64_t k = K; k < padded; k++) e[k] = (WORK)LEAST / b;                                                  \
+            WORK sum = 0, first = 0, second = 0;                                                                          \
             _Pragma("omp simd reduction(+ : sum, first, second)")                                                         \
             for (int64_t k = 0; k < padded; k++) {                                                                        \
-                double d = e[k], x = exp_nonpositive(beta * d);                                                           \
+                WORK d = e[k], x = EXP(b * d);                                                                            \
                 sum += x;                                                                                                 \
                 first += x * d;                                                                                           \
                 second += x * d * d;                                                                                      \
             }                                                                                                             \
-            const double label = (double)z[labels[i]] - m, mean = first / sum;                                            \
-            value += log(sum) - beta * label;                                                                             \
+            const double label = (double)z[labels[i]] - (double)m, mean = (double)first / (double)sum;                    \
+            value += log((double)sum) - beta * label;                                                                     \
             slope += mean - label;                                                                                        \
-            curvature += second / sum - mean * mean;                                                                      \
+            curvature += (double)second / (double)sum - mean * mean;                                                      \
         }                                                                                                                 \
         out[0] = value;                                                                                                   \
         out[1] = slope;                                                                                                   \
         out[2] = curvature;                                                                                               \
     }
 
-DEFINE_TEMPERATURE(temperature_float, float)
-DEFINE_TEMPERATURE(temperature_double, double)
+DEFINE_TEMPERATURE(temperature_quick, float, float, expf_nonpositive, -87)
+DEFINE_TEMPERATURE(temperature_float, float, double, exp_nonpositive, NOTHING)
+DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
 
-/* The same for short rows, LANES of them side by side. */
-#define DEFINE_SHORT_TEMPERATURE(NAME, REAL)                                                                              \
-    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta, double *e, \
-                              double *out) {                                                                              \
-        (void)e;                                                                                                          \
-        double d[SHORT * LANES], top[LANES], sum[LANES], first[LANES], second[LANES];                                     \
+/* The same for short rows, a vector of them side by side. */
+#define DEFINE_SHORT_TEMPERATURE(NAME, REAL, WORK, EXP, WIDTH)                                                            \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta,            \
+                              double *scratch, double *out) {                                                             \
+        (void)scratch;                                                                                                    \
+        const WORK b = (WORK)beta;                                                                                        \
+        WORK d[SHORT * WIDTH], top[WIDTH], sum[WIDTH], first[WIDTH], second[WIDTH];                                       \
         double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
-        for (int64_t i = 0; i < rows; i += LANES) {                                                                       \
-            const int64_t here = rows - i < LANES ? rows - i : LANES;                                                     \
-            for (int64_t r = 0; r < LANES; r++) {                                                                         \
+        for (int64_t i = 0; i < rows; i += WIDTH) {                                                                       \
+            const int64_t here = rows - i < WIDTH ? rows - i : WIDTH;                                                     \
+            for (int64_t r = 0; r < WIDTH; r++) {                                                                         \
                 const REAL *z = logits + (i + (r < here ? r : 0)) * K;                                                    \
-                for (int64_t k = 0; k < K; k++) d[k * LANES + r] = (double)z[k];                                          \
+                for (int64_t k = 0; k < K; k++) d[k * WIDTH + r] = (WORK)z[k];                                            \
             }                                                                                                             \
-            for (int64_t r = 0; r < LANES; r++) top[r] = d[r], sum[r] = first[r] = second[r] = 0.0;                       \
+            for (int64_t r = 0; r < WIDTH; r++) top[r] = d[r], sum[r] = first[r] = second[r] = 0;                         \
             for (int64_t k = 1; k < K; k++) {                                                                             \
                 _Pragma("omp simd")                                                                                       \
-                for (int64_t r = 0; r < LANES; r++) top[r] = d[k * LANES + r] > top[r] ? d[k * LANES + r] : top[r];       \
+                for (int64_t r = 0; r < WIDTH; r++) top[r] = d[k * WIDTH + r] > top[r] ? d[k * WIDTH + r] : top[r];       \
             }                                                                                                             \
             for (int64_t k = 0; k < K; k++) {                                                                             \
                 _Pragma("omp simd")                                                                                       \
-                for (int64_t r = 0; r < LANES; r++) {                                                                     \
-                    const double shift = d[k * LANES + r] - top[r], x = exp_nonpositive(beta * shift);                    \
+                for (int64_t r = 0; r < WIDTH; r++) {                                                                     \
+                    const WORK shift = d[k * WIDTH + r] - top[r], x = EXP(b * shift);                                     \
                     sum[r] += x;                                                                                          \
                     first[r] += x * shift;                                                                                \
                     second[r] += x * shift * shift;                                                                       \
                 }                                                                                                         \
             }                                                                                                             \
             for (int64_t r = 0; r < here; r++) {                                                                          \
-                const double label = d[labels[i + r] * LANES + r] - top[r], mean = first[r] / sum[r];                     \
-                value += log(sum[r]) - beta * label;                                                                      \
+                const double label = (double)d[labels[i + r] * WIDTH + r] - (double)top[r];                               \
+                const double mean = (double)first[r] / (double)sum[r];                                                    \
+                value += log((double)sum[r]) - beta * label;                                                              \
                 slope += mean - label;                                                                                    \
-                curvature += second[r] / sum[r] - mean * mean;                                                            \
+                curvature += (double)second[r] / (double)sum[r] - mean * mean;                                            \
             }                                                                                                             \
         }                                                                                                                 \
         out[0] = value;                                                                                                   \
@@ -334,17 +340,18 @@ DEFINE_TEMPERATURE(temperature_double, double)
         out[2] = curvature;                                                                                               \
     }
 
-DEFINE_SHORT_TEMPERATURE(short_temperature_float, float)
-DEFINE_SHORT_TEMPERATURE(short_temperature_double, double)
+DEFINE_SHORT_TEMPERATURE(short_temperature_quick, float, float, expf_nonpositive, WIDE)
+DEFINE_SHORT_TEMPERATURE(short_temperature_float, float, double, exp_nonpositive, LANES)
+DEFINE_SHORT_TEMPERATURE(short_temperature_double, double, double, exp_nonpositive, LANES)
 
 static PyObject *run_temperature(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long logits, labels;
     long long rows, classes;
-    int is_double;
+    int is_double, quick;
     double beta, out[3];
-    if (!PyArg_ParseTuple(args, "KpKLLd", &logits, &is_double, &labels, &rows, &classes, &beta)) return NULL;
-    double *scratch = malloc(((size_t)classes + LANES) * sizeof(double));
+    if (!PyArg_ParseTuple(args, "KpKLLdp", &logits, &is_double, &labels, &rows, &classes, &beta, &quick)) return NULL;
+    double *scratch = malloc(((size_t)classes + WIDE) * sizeof(double));
     if (!scratch) return PyErr_NoMemory();
     const int64_t *y = (const int64_t *)(uintptr_t)labels;
     Py_BEGIN_ALLOW_THREADS
@@ -353,8 +360,9 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
         (is_short ? short_temperature_double : temperature_double)((const double *)(uintptr_t)logits, y, rows, classes, beta,
                                                                    scratch, out);
     else
-        (is_short ? short_temperature_float : temperature_float)((const float *)(uintptr_t)logits, y, rows, classes, beta,
-                                                                 scratch, out);
+        (quick ? (is_short ? short_temperature_quick : temperature_quick)
+               : (is_short ? short_temperature_float : temperature_float))((const float *)(uintptr_t)logits, y, rows, classes,
+                                                                           beta, scratch, out);
     free(scratch);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("ddd", out[0], out[1], out[2]);
@@ -362,64 +370,136 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
 
 /* Sum over the rows of the likelihood loss of softmax(w * u + b), u = scale * z - shift, and its gradient in w and b.
  * out holds the loss, then K slopes in w, then K slopes in b. shift may be NULL. */
-#define DEFINE_VECTOR(NAME, REAL)                                                                                         \
+#define DEFINE_VECTOR(NAME, REAL, WORK, EXP)                                                                              \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, const double *w,        \
                               const double *b, double scale, const double *shift, double *scratch, double *out) {         \
-        double *restrict u = scratch, *restrict e = scratch + K, *restrict dw = out + 1, *restrict db = out + 1 + K;      \
+        WORK *restrict u = (WORK *)scratch, *restrict e = u + K, *restrict v = e + K, *restrict c = v + K;                \
+        double *restrict dw = out + 1, *restrict db = out + 1 + K;                                                        \
+        for (int64_t k = 0; k < K; k++) v[k] = (WORK)w[k], c[k] = (WORK)b[k];                                             \
         for (int64_t i = 0; i < rows; i++) {                                                                              \
             const REAL *z = logits + i * K;                                                                               \
             const double s = shift ? shift[i] : 0.0;                                                                      \
-            double top = -INFINITY;                                                                                       \
+            WORK top = -(WORK)INFINITY;                                                                                   \
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 0; k < K; k++) {                                                                             \
-                u[k] = scale * (double)z[k] - s;                                                                          \
-                e[k] = w[k] * u[k] + b[k];                                                                                \
+                u[k] = (WORK)(scale * (double)z[k] - s);                                                                  \
+                e[k] = v[k] * u[k] + c[k];                                                                                \
                 top = e[k] > top ? e[k] : top;                                                                            \
             }                                                                                                             \
             const int64_t y = labels[i];                                                                                  \
-            const double label = e[y] - top;                                                                              \
-            double sum = 0.0;                                                                                             \
+            const double label = (double)e[y] - (double)top;                                                              \
+            WORK sum = 0;                                                                                                 \
             _Pragma("omp simd reduction(+ : sum)")                                                                        \
             for (int64_t k = 0; k < K; k++) {                                                                             \
-                e[k] = exp_nonpositive(e[k] - top);                                                                       \
+                e[k] = EXP(e[k] - top);                                                                                   \
                 sum += e[k];                                                                                              \
             }                                                                                                             \
-            const double inverse = 1.0 / sum;                                                                             \
+            const WORK inverse = 1 / sum;                                                                                 \
             _Pragma("omp simd")                                                                                           \
             for (int64_t k = 0; k < K; k++) {                                                                             \
-                const double p = e[k] * inverse;                                                                          \
-                dw[k] += p * u[k];                                                                                        \
-                db[k] += p;                                                                                               \
+                const WORK p = e[k] * inverse;                                                                            \
+                dw[k] += (double)(p * u[k]);                                                                              \
+                db[k] += (double)p;                                                                                       \
             }                                                                                                             \
-            out[0] += log(sum) - label;                                                                                   \
-            dw[y] -= u[y];                                                                                                \
+            out[0] += log((double)sum) - label;                                                                           \
+            dw[y] -= (double)u[y];                                                                                        \
             db[y] -= 1.0;                                                                                                 \
         }                                                                                                                 \
     }
 
-DEFINE_VECTOR(vector_float, float)
-DEFINE_VECTOR(vector_double, double)
+DEFINE_VECTOR(vector_quick, float, float, expf_nonpositive)
+DEFINE_VECTOR(vector_float, float, double, exp_nonpositive)
+DEFINE_VECTOR(vector_double, double, double, exp_nonpositive)
+
+/* The same for short rows, a vector of them side by side; each lane sums up some rows before they are added in double. */
+#define DEFINE_SHORT_VECTOR(NAME, REAL, WORK, EXP, WIDTH)                                                                 \
+    BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, const double *w,        \
+                              const double *b, double scale, const double *shift, double *scratch, double *out) {         \
+        (void)scratch;                                                                                                    \
+        WORK u[SHORT * WIDTH], e[SHORT * WIDTH], lane_dw[SHORT * WIDTH], lane_db[SHORT * WIDTH];                          \
+        WORK v[SHORT], c[SHORT], top[WIDTH], sum[WIDTH];                                                                  \
+        double *dw = out + 1, *db = out + 1 + K;                                                                          \
+        for (int64_t k = 0; k < K; k++) v[k] = (WORK)w[k], c[k] = (WORK)b[k];                                             \
+        for (int64_t from = 0; from < rows; from += 32 * WIDTH) {                                                         \
+            const int64_t to = from + 32 * WIDTH < rows ? from + 32 * WIDTH : rows;                                       \
+            for (int64_t j = 0; j < K * WIDTH; j++) lane_dw[j] = lane_db[j] = 0;                                          \
+            for (int64_t i = from; i < to; i += WIDTH) {                                                                  \
+                const int64_t here = to - i < WIDTH ? to - i : WIDTH;                                                     \
+                for (int64_t r = 0; r < WIDTH; r++) {                                                                     \
+                    const int64_t row = i + (r < here ? r : 0);                                                           \
+                    const REAL *z = logits + row * K;                                                                     \
+                    const double s = shift ? shift[row] : 0.0;                                                            \
+                    for (int64_t k = 0; k < K; k++) u[k * WIDTH + r] = (WORK)(scale * (double)z[k] - s);                  \
+                }                                                                                                         \
+                for (int64_t r = 0; r < WIDTH; r++) top[r] = -(WORK)INFINITY, sum[r] = 0;                                 \
+                for (int64_t k = 0; k < K; k++) {                                                                         \
+                    _Pragma("omp simd")                                                                                   \
+                    for (int64_t r = 0; r < WIDTH; r++) {                                                                 \
+                        const WORK x = v[k] * u[k * WIDTH + r] + c[k];                                                    \
+                        e[k * WIDTH + r] = x;                                                                             \
+                        top[r] = x > top[r] ? x : top[r];                                                                 \
+                    }                                                                                                     \
+                }                                                                                                         \
+                for (int64_t r = 0; r < here; r++) {                                                                      \
+                    const int64_t y = labels[i + r];                                                                      \
+                    out[0] += (double)top[r] - (double)e[y * WIDTH + r];                                                  \
+                    dw[y] -= (double)u[y * WIDTH + r];                                                                    \
+                    db[y] -= 1.0;                                                                                         \
+                }                                                                                                         \
+                for (int64_t k = 0; k < K; k++) {                                                                         \
+                    _Pragma("omp simd")                                                                                   \
+                    for (int64_t r = 0; r < WIDTH; r++) {                                                                 \
+                        e[k * WIDTH + r] = EXP(e[k * WIDTH + r] - top[r]);                                                \
+                        sum[r] += e[k * WIDTH + r];                                                                       \
+                    }                                                                                                     \
+                }                                                                                                         \
+                for (int64_t r = 0; r < here; r++) out[0] += log((double)sum[r]);                                         \
+                for (int64_t r = 0; r < WIDTH; r++) sum[r] = r < here ? 1 / sum[r] : 0;                                   \
+                for (int64_t k = 0; k < K; k++) {                                                                         \
+                    _Pragma("omp simd")                                                                                   \
+                    for (int64_t r = 0; r < WIDTH; r++) {                                                                 \
+                        const WORK p = e[k * WIDTH + r] * sum[r];                                                         \
+                        lane_dw[k * WIDTH + r] += p * u[k * WIDTH + r];                                                   \
+                        lane_db[k * WIDTH + r] += p;                                                                      \
+                    }                                                                                                     \
+                }                                                                                                         \
+            }                                                                                                             \
+            for (int64_t k = 0; k < K; k++)                                                                               \
+                for (int64_t r = 0; r < WIDTH; r++)                                                                       \
+                    dw[k] += (double)lane_dw[k * WIDTH + r], db[k] += (double)lane_db[k * WIDTH + r];                     \
+        }                                                                                                                 \
+    }
+
+DEFINE_SHORT_VECTOR(short_vector_quick, float, float, expf_nonpositive, WIDE)
+DEFINE_SHORT_VECTOR(short_vector_float, float, double, exp_nonpositive, LANES)
+DEFINE_SHORT_VECTOR(short_vector_double, double, double, exp_nonpositive, LANES)
 
 static PyObject *run_vector(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long logits, labels, w, b, shift, out;
     long long rows, classes;
-    int is_double;
+    int is_double, quick;
     double scale;
-    if (!PyArg_ParseTuple(args, "KpKLLKKdKK", &logits, &is_double, &labels, &rows, &classes, &w, &b, &scale, &shift, &out))
+    if (!PyArg_ParseTuple(args, "KpKLLKKdKKp", &logits, &is_double, &labels, &rows, &classes, &w, &b, &scale, &shift, &out,
+                          &quick))
         return NULL;
-    double *scratch = malloc((size_t)classes * 2 * sizeof(double));
+    double *scratch = malloc((size_t)classes * 4 * sizeof(double));
     if (!scratch) return PyErr_NoMemory();
 #define AT(X, TYPE) ((TYPE *)(uintptr_t)X)
+#define RUN(KIND, REAL)                                                                                                   \
+    (classes <= SHORT ? short_vector_##KIND : vector_##KIND)(AT(logits, const REAL), AT(labels, const int64_t), rows,     \
+                                                             classes, AT(w, const double), AT(b, const double), scale,    \
+                                                             AT(shift, const double), scratch, AT(out, double))
     Py_BEGIN_ALLOW_THREADS
     if (is_double)
-        vector_double(AT(logits, const double), AT(labels, const int64_t), rows, classes, AT(w, const double),
-                      AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
+        RUN(double, double);
+    else if (quick)
+        RUN(quick, float);
     else
-        vector_float(AT(logits, const float), AT(labels, const int64_t), rows, classes, AT(w, const double),
-                     AT(b, const double), scale, AT(shift, const double), scratch, AT(out, double));
+        RUN(float, float);
     free(scratch);
     Py_END_ALLOW_THREADS
+#undef RUN
 #undef AT
     Py_RETURN_NONE;
 }

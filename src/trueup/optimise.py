@@ -88,8 +88,26 @@ def minimise(
     return float(best.x), Certificate(status, slope, evaluations, evaluations + 2, float(best.fun))
 
 
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+"""Value and gradient at a point."""
+Curvature = Callable[[np.ndarray], np.ndarray]
+"""Its inverse times a gradient."""
+_LONG = 40  # steps after which the curvature known at the start says little
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An objective, and how far its precision carries."""
+
+    objective: Objective
+    decrement: float
+    """The search is over where the next step promises to lower the value by no more than this."""
+    noise: float
+    """Relative rounding of the value."""
+
+
 def lbfgs(
-    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    objective: Objective,
     start: np.ndarray,
     *,
     tolerance: float = 1e-7,
@@ -97,36 +115,54 @@ def lbfgs(
     noise: float = 1e-15,
     most: int = 500,
     memory: int = 20,
-    precondition: Callable[[np.ndarray], np.ndarray] | None = None,
+    precondition: Curvature | None = None,
+    renew: Callable[[np.ndarray], Curvature] | None = None,
+    rough: Stage | None = None,
+    stretch: float = math.inf,
 ) -> tuple[np.ndarray, Certificate]:
     """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
 
     It also ends where the next step promises to lower the value by no more than `decrement`. `noise` is the relative
-    rounding of the value.
-    `precondition` multiplies a gradient by a rough inverse of the curvature, if one is known. Limited-memory BFGS with
-    a line search that satisfies the Wolfe conditions. Ends converged, also where rounding allows no further descent and
-    the gradient is within a thousand tolerances; anything else raises.
+    rounding of the value. `rough`, a cheaper objective of less precision, does the descent until its own end.
+    `precondition` multiplies a gradient by a rough inverse of the curvature, if one is known; `renew` makes another at
+    the point to which a search of many steps has come. `stretch` is how many
+    times the last step's length the next one is tried at first, for functions that are far from quadratic.
+    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
+    allows no further descent and the gradient is within a thousand tolerances; anything else raises.
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """
+    exact = Stage(objective, decrement, noise)
+    stage = rough or exact
     x = start.astype(np.float64).copy()
-    value, gradient = objective(x)
-    passes = 1
+    value, gradient = stage.objective(x)
+    passes, last = 1, math.inf
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     for iteration in range(most + 1):
         size = float(np.linalg.norm(gradient))
         if not math.isfinite(value + size):
             raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
-        if size <= tolerance:
-            return x, Certificate("converged", size, iteration, passes, value)
+        if renew and iteration and iteration % _LONG == 0:
+            steps, changes, precondition = [], [], renew(x)
         direction = -_two_loops(gradient, steps, changes, precondition)
         if direction @ gradient >= 0:
             steps, changes, precondition, direction = [], [], None, -gradient
-        if iteration and -(direction @ gradient) <= 2 * decrement:
+        done = size <= tolerance or (iteration > 0 and -(direction @ gradient) <= 2 * stage.decrement)
+        if done and stage is exact:
             return x, Certificate("converged", size, iteration, passes, value)
+        if done:
+            stage, passes = exact, passes + 1  # the curvature seen so far is still good
+            value, gradient = stage.objective(x)
+            continue
         first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-        found = _line_search(objective, x, value, gradient, direction, first, noise * abs(value))
+        if stretch * last < first * float(np.linalg.norm(direction)):
+            first = stretch * last / float(np.linalg.norm(direction))
+        found = _line_search(stage, x, value, gradient, direction, first)
         passes += found.evaluations
+        if found.length == 0 and stage is not exact:
+            stage, passes = exact, passes + 1
+            value, gradient = stage.objective(x)
+            continue
         if found.value >= value and found.length == 0:
             if steps or precondition:  # the curvature collected may be stale: once more along the gradient
                 steps, changes, precondition = [], [], None
@@ -137,7 +173,7 @@ def lbfgs(
         step, change = found.length * direction, found.gradient - gradient
         if step @ change > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
-        x, value, gradient = x + step, found.value, found.gradient
+        x, value, gradient, last = x + step, found.value, found.gradient, float(np.linalg.norm(step))
     raise FitError(f"no minimum was found in {most} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
 
 
@@ -145,7 +181,7 @@ def _two_loops(
     gradient: np.ndarray,
     steps: list[np.ndarray],
     changes: list[np.ndarray],
-    precondition: Callable[[np.ndarray], np.ndarray] | None,
+    precondition: Curvature | None,
 ) -> np.ndarray:
     """The inverse Hessian, as the last steps show it, times the gradient."""
     q = gradient.copy()
@@ -172,20 +208,14 @@ class _Found:
 
 
 def _line_search(
-    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    x: np.ndarray,
-    value: float,
-    gradient: np.ndarray,
-    direction: np.ndarray,
-    length: float,
-    rounding: float,
+    stage: Stage, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray, length: float
 ) -> _Found:
     """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
-    slope = float(gradient @ direction)
+    slope, rounding = float(gradient @ direction), stage.noise * abs(value)
     low, high = 0.0, math.inf
     best = _Found(0.0, value, gradient, 0)
     for evaluation in range(1, 31):
-        new_value, new_gradient = objective(x + length * direction)
+        new_value, new_gradient = stage.objective(x + length * direction)
         new_slope = float(new_gradient @ direction)
         lower = math.isfinite(new_value) and new_value <= value + 1e-4 * length * slope + rounding
         if lower:
@@ -194,5 +224,10 @@ def _line_search(
             if abs(new_slope) <= -0.9 * slope:
                 return _Found(length, new_value, new_gradient, evaluation)
         low, high = (length, high) if lower and new_slope < 0 else (low, length)
-        length = 2 * length if math.isinf(high) else (low + high) / 2
+        if math.isinf(high):
+            length *= 2
+        elif low == 0 and new_value > value:  # where a parabola through both ends has its lowest point
+            length *= min(max(-slope * length / (2 * (new_value - value - slope * length)), 0.05), 0.5)
+        else:
+            length = (low + high) / 2
     return _Found(best.length, best.value, best.gradient, 30)

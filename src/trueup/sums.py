@@ -15,8 +15,11 @@ from trueup.arrays import computable
 from trueup.native import CHUNK, address, double, in_threads
 
 
-def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
-    """Σ_i ln Σ_k exp(β z_ik) − β z_iy, and its first two derivatives in β, in one pass."""
+def temperature_sums(logits: Tensor, labels: Tensor, beta: float, *, quick: bool = False) -> tuple[float, float, float]:
+    """Σ_i ln Σ_k exp(β z_ik) − β z_iy, and its first two derivatives in β, in one pass.
+
+    A quick pass works on float32 in float32: right to about 1e-6, which is enough to find where to look closely.
+    """
     y = labels.contiguous()
     if not native.usable(logits):
         return _torch_temperature(logits, labels, beta)
@@ -24,7 +27,7 @@ def temperature_sums(logits: Tensor, labels: Tensor, beta: float) -> tuple[float
     def part(chunks: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
         return [
             native.compiled.run_temperature(
-                chunk.data_ptr(), chunk.dtype == torch.float64, y.data_ptr() + 8 * at, *chunk.shape, beta
+                chunk.data_ptr(), chunk.dtype == torch.float64, y.data_ptr() + 8 * at, *chunk.shape, beta, quick
             )
             for at, chunk in chunks
         ]
@@ -42,8 +45,12 @@ def vector_sums(
     *,
     scale: float = 1.0,
     shift: np.ndarray | None = None,
+    quick: bool = False,
 ) -> np.ndarray:
-    """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,)."""
+    """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,).
+
+    A quick pass works on float32 in float32.
+    """
     y = labels.contiguous()
     if not native.usable(logits):
         return _torch_vector(logits, labels, weight, bias, scale, shift)
@@ -61,6 +68,7 @@ def vector_sums(
                 scale,
                 0 if shift is None else address(shift, at),
                 address(mine),
+                quick,
             )
         return mine
 

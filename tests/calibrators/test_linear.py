@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +7,11 @@ import torch
 from strategies import calibrated
 from trueup import load, metrics
 from trueup import native as room
-from trueup.calibrators.likelihood import Penalty, Problem
+from trueup.calibrators import curvature
+from trueup.calibrators.likelihood import PENALTIES, Penalty, Problem, _best_of
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
-from trueup.sums import _torch_vector, vector_sums
+from trueup.sums import _torch_vector, temperature_sums, vector_sums
 
 LOGITS, LABELS = calibrated(800, 4, temperature=2.0)
 Z, Y = torch.tensor(LOGITS), torch.tensor(LABELS)
@@ -45,11 +48,13 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch,
         monkeypatch.setattr(room, "compiled", None)
     problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), on=on, scale=scale, vector=vector)
     x = problem.settled(np.random.default_rng(0).normal(size=8 if vector else 20))
-    objective = problem._vector_objective() if vector else problem._matrix_objective()
-    value, gradient = objective(x)
+    value, gradient = problem._objective()(x)
     expected, slopes = autograd(problem, x)
     assert value == pytest.approx(expected, rel=1e-10)
     assert gradient == pytest.approx(slopes, rel=1e-8, abs=1e-10)
+    value, gradient = replace(problem, z=Z.float())._objective(quick=True)(x)
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert gradient == pytest.approx(slopes, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("vector", [True, False])
@@ -63,6 +68,60 @@ def test_settling_changes_no_probability_and_lowers_the_penalty(vector):
     assert autograd(free, settled)[0] == pytest.approx(autograd(free, x)[0], abs=1e-12)
     assert np.array_equal(problem.settled(settled).round(12), settled.round(12))
     assert slopes[-4:].sum() == pytest.approx(0, abs=1e-12)  # nothing to gain from a constant in the bias
+
+
+def hessian(problem, x):
+    """By differences of the exact gradient, in the entries of each class by itself."""
+    columns = []
+    for j in range(len(x)):
+        step = np.zeros_like(x)
+        step[j] = 1e-5
+        columns.append((autograd(problem, x + step)[1] - autograd(problem, x - step)[1]) / 2e-5)
+    return np.stack(columns)
+
+
+@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_curvature_is_about_that_of_each_class(monkeypatch, vector, pooled):
+    monkeypatch.setattr(curvature, "_FEW_CLASSES", 0 if pooled else 32)
+    problem = Problem(Z, Y, Penalty(off=0.03, diagonal=0.01, bias=0.02), on="log_probs", vector=vector)
+    x = problem._point(1.0)
+    inverse = problem._inverse(problem.blocks(x))
+    exact, unit = hessian(problem, x), np.eye(len(x))
+    applied = np.stack([inverse(row) for row in unit])
+    assert np.allclose(applied, applied.T, atol=1e-9 * abs(applied).max())
+    for k in range(4):
+        mine = [k, 4 + k] if vector else [*range(4 * k, 4 * k + 4), 16 + k]
+        block = np.ix_(mine, mine)
+        sizes = np.linalg.eigvals(applied[block] @ exact[block]).real
+        # With curvatures of their own the blocks are exact; with a shared covariance they are of the right size.
+        low, high = (0.2, 3.0) if pooled and not vector else (0.99, 1.01)
+        assert low < sizes.min()
+        assert sizes.max() < high
+
+
+def test_the_quick_passes_equal_the_exact_ones_to_single_precision():
+    generator = torch.Generator().manual_seed(0)
+    for classes in (3, 100, 200):  # of short rows, of many, and of long ones
+        z = 4 * torch.randn(75, classes, generator=generator)
+        y = torch.randint(classes, (75,), generator=generator)
+        assert temperature_sums(z, y, 0.7, quick=True) == pytest.approx(temperature_sums(z, y, 0.7), rel=1e-5)
+        weight, bias = (torch.randn(2, classes, generator=generator).double() + 1).numpy()
+        shift = np.linspace(-2, 2, 75)
+        exact = vector_sums(z, y, weight, bias, scale=0.7, shift=shift)
+        assert exact == pytest.approx(_torch_vector(z.double(), y, weight, bias, 0.7, shift), rel=1e-9, abs=1e-9)
+        quick = vector_sums(z, y, weight, bias, scale=0.7, shift=shift, quick=True)
+        assert quick == pytest.approx(exact, rel=1e-4, abs=1e-3)
+
+
+@pytest.mark.parametrize("on", ["logits", "log_probs"])
+def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data, on):
+    val = load(data / "logits" / "cifar10_densenet40.npz", split="val")
+    z, y = (torch.as_tensor(x) for x in val)
+    problem = Problem(z, y, Penalty(), on=on)
+    path = [Penalty.odir(strength, 10) for strength in sorted(PENALTIES, reverse=True)]
+    each = [_best_of([penalty], problem, 0.35, 5) for penalty in path]
+    assert _best_of(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
 def test_vector_sums_agree_between_passes():

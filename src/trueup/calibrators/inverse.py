@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,28 +20,47 @@ FAR = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
 COLD, HOT = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
+_FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
+_NEAR, _LAST = 3e-3, 1e-4  # a Newton step of this size leaves an error of about its square
 _CHUNK = 1 << 20
 
 
 def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
-    """1/T of most likelihood, in trusted tensors: Newton on a subsample, then on everything."""
+    """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly."""
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     low, high = 1 / (FAR * scale), FAR / scale
-    start, loss = 1 / scale, _mean_loss(z, y)
-    if len(z) > 4 * _SUBSAMPLE:
-        some = slice(None, None, len(z) // _SUBSAMPLE)
-        few = _mean_loss(z[some].contiguous(), y[some].contiguous())
-        if _bound(few, low, high) is None:
-            start, _ = newton(few, start, low=low, high=high, tolerance=1e-3)
-            return newton(loss, start, low=low, high=high)
-    bound = _bound(loss, low, high)
-    if bound is not None:
-        value, slope, _ = loss(bound)
-        return bound, Certificate("bound", abs(slope), 0, 3, value)
-    return newton(loss, start, low=low, high=high)
+    loss, near, passes = _mean_loss(z, y), _of_few(z, y, scale), 0
+    if near is None:
+        bound = _bound(loss, low, high)
+        if bound is not None:
+            value, slope, _ = loss(bound)
+            return bound, Certificate("bound", abs(slope), 0, 3, value)
+    elif z.dtype != torch.float64:
+        near, rough = newton(_mean_loss(z, y, quick=True), near, low=low, high=high, tolerance=_NEAR)
+        passes = rough.passes
+    beta, certificate = newton(loss, near or 1 / scale, low=low, high=high, tolerance=_LAST)
+    return beta, replace(certificate, passes=certificate.passes + passes)
+
+
+def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
+    """1/T to a few percent, where a search of more than a temperature may begin."""
+    scale = scale_of(z)
+    near = _of_few(z, y, scale) if scale else 1.0
+    return inverse_temperature(z, y)[0] if near is None else near
+
+
+def _of_few(z: Tensor, y: Tensor, scale: float) -> float | None:
+    """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
+    few = _SUBSAMPLE if z.dtype == torch.float64 else _FEW  # whichever saves a pass over all
+    if len(z) <= 4 * few:
+        return None
+    some = slice(None, None, len(z) // few)
+    loss = _mean_loss(z[some].contiguous(), y[some].contiguous())
+    near, found = newton(loss, 1 / scale, low=1 / (FAR * scale), high=FAR / scale, tolerance=1e-2)
+    return near if found.status == "converged" else None
 
 
 def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
@@ -70,11 +90,11 @@ def _bound(loss: Loss, low: float, high: float) -> float | None:
     return low if loss(low)[1] >= 0 else None
 
 
-def _mean_loss(z: Tensor, y: Tensor) -> Loss:
+def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
     n = len(z)
 
     def derivatives(beta: float) -> tuple[float, float, float]:
-        value, slope, curvature = temperature_sums(z, y, beta)
+        value, slope, curvature = temperature_sums(z, y, beta, quick=quick)
         return value / n, slope / n, curvature / n
 
     return derivatives

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
-from scipy.special import log_softmax, softmax
 from torch import Tensor
 
 from trueup.arrays import computable
-from trueup.calibrators.inverse import inverse_temperature
-from trueup.optimise import Certificate, lbfgs
+from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
+from trueup.calibrators.inverse import near_inverse_temperature
+from trueup.optimise import Certificate, Objective, Stage, lbfgs
 from trueup.rows import hashed_groups, log_normaliser
 from trueup.sums import vector_sums
 
 _CHUNK = 1 << 17
 _SMALL_PROBLEM = 1 << 23
 _ROWS = 1 << 19  # numbers among which the curvature is taken
-_DECREMENT = 1e-11  # by so much at most could a further step lower the mean loss
-_BLOCKS = 128  # up to so many classes each has a curvature of its own: K (K + 1)² numbers
+_DECREMENT = 1e-10  # by so much at most could a further step lower the mean loss
+_HANDOVER = 1e-9  # and by so much where single precision gives over to double
+_ROUGH = 1e-7  # and by so much in a fold, where only which penalty is better matters
+_SINGLE = 1e-8  # relative rounding of a mean over many rows in single precision
 TINY = 1e-8
 """The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
 SMALL = 1e-6
 """That of matrix scaling where none is asked for: separable data have no finite optimum without it."""
-
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
@@ -70,25 +71,51 @@ class Problem:
     scale: float = 1.0
     vector: bool = False
 
-    def solve(self, start: float | np.ndarray, *, tolerance: float = 1e-7) -> tuple[Tensor, Tensor, Certificate]:
+    def solve(
+        self,
+        start: float | np.ndarray,
+        *,
+        tolerance: float = 1e-7,
+    ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
-        if not isinstance(start, np.ndarray):
-            weight = np.full(classes, start) if self.vector else start * np.eye(classes)
-            start = np.concatenate([weight.ravel(), np.zeros(classes)])
-        objective = self._vector_objective() if self.vector else self._matrix_objective()
+        x = self._point(start)
+        quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
         x, certificate = lbfgs(
-            objective,
-            start,
+            self._objective(),
+            x,
             tolerance=tolerance,
             decrement=max(_DECREMENT, self._noise),
             noise=self._noise,
             most=3000,
-            precondition=self._curvature(self.settled(start)),
+            precondition=self._inverse(self.blocks(x)),
+            renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+            rough=quick,
         )
         x = self.settled(x)
         found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
         return found if self.vector else found.reshape(classes, classes), bias, certificate
+
+    def solve_roughly(self, start: np.ndarray, blocks: Blocks) -> np.ndarray:
+        """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
+        objective = self._objective(quick=True)
+        found, _ = lbfgs(
+            objective,
+            start,
+            decrement=_ROUGH,
+            noise=_SINGLE,
+            most=3000,
+            precondition=self._inverse(blocks),
+            renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+        )
+        return self.settled(found)
+
+    def _point(self, start: float | np.ndarray) -> np.ndarray:
+        if isinstance(start, np.ndarray):
+            return start
+        classes = self.z.shape[1]
+        weight = np.full(classes, start) if self.vector else start * np.eye(classes)
+        return np.concatenate([weight.ravel(), np.zeros(classes)])
 
     def settled(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
@@ -109,116 +136,110 @@ class Problem:
     @property
     def _noise(self) -> float:
         """Relative rounding of the objective."""
-        double = self.vector or self.z.numel() <= _SMALL_PROBLEM or self.z.dtype == torch.float64
-        return 1e-15 if double else 1e-8
+        return 1e-15 if self.vector or self._small or self.z.dtype == torch.float64 else _SINGLE
+
+    @property
+    def _small(self) -> bool:
+        return self.z.numel() <= _SMALL_PROBLEM
 
     def _weights(self) -> np.ndarray:
         identity = np.eye(self.z.shape[1])
         weights: np.ndarray = self.penalty.off * (1 - identity) + self.penalty.diagonal * identity
         return weights
 
+    @cached_property
     def _shift(self) -> np.ndarray | None:
         return log_normaliser(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
 
-    def _curvature(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """A rough inverse of the Hessian at x: each class by itself, Σ p_k(1 − p_k) ũũᵀ over some rows, ũ = (u, 1)."""
+    def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
+        """The likelihood's curvature at a point, from some rows."""
         n, classes = self.z.shape
-        u = self.z[:: max(1, n // max(64, min(2048, _ROWS // classes)))].double().cpu().numpy()
+        few = 2048 if self.vector else 4096
+        u = self.scale * self.z[:: max(1, n // max(64, min(few, _ROWS // classes)))].float().cpu()
         if self.on == "log_probs":
-            u = log_softmax(self.scale * u, axis=1)
-        weight, bias = x[:-classes], x[-classes:]
-        p = softmax((u * weight if self.vector else u @ weight.reshape(classes, classes).T) + bias, axis=1)
-        spread = p * (1 - p) / len(u)
-        off, diagonal, offset = (2 * v for v in (self.penalty.off, self.penalty.diagonal, self.penalty.bias))
+            u = torch.log_softmax(u, dim=1)
+        x = self.settled(self._point(start))
+        weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
-            mixed = (spread * u).sum(axis=0)
-            blocks = np.stack([(spread * u * u).sum(axis=0), mixed, mixed, spread.sum(axis=0)], axis=1).reshape(
-                -1, 2, 2
-            )
-            blocks += np.diag([diagonal, offset])
-        else:
-            u = np.concatenate([u, np.ones((len(u), 1))], axis=1)
-            if classes <= _BLOCKS:
-                blocks = np.stack([(u * spread[:, k : k + 1]).T @ u for k in range(classes)])
-            else:  # one shape for all classes, each to its own scale
-                blocks = (u.T @ u / len(u)) * spread.sum(axis=0)[:, None, None]
-            ridge = np.full((classes, classes + 1), off)
-            np.fill_diagonal(ridge, diagonal)
-            ridge[:, -1] = offset
-            blocks += ridge[:, :, None] * np.eye(classes + 1)
-        level = np.diagonal(blocks, axis1=1, axis2=2).mean() * 1e-6 + 1e-12
-        inverse = np.linalg.inv(blocks + level * np.eye(blocks.shape[1]))
+            return vector_blocks(u, weight, bias)
+        return matrix_blocks(u, weight.view(classes, -1), bias, careful=careful)
 
-        def apply(gradient: np.ndarray) -> np.ndarray:
-            rows = np.concatenate([gradient[:-classes].reshape(classes, -1), gradient[-classes:, None]], axis=1)
-            out = (inverse @ rows[:, :, None])[:, :, 0]
-            return np.concatenate([out[:, :-1].ravel(), out[:, -1]])
+    def _inverse(self, blocks: Blocks) -> Inverse:
+        return blocks(2 * self.penalty.off, 2 * self.penalty.diagonal, 2 * self.penalty.bias)
 
-        return apply
-
-    def _vector_objective(self) -> Objective:
+    def _objective(self, *, quick: bool = False) -> Objective:
+        """The penalised loss and its gradient; quickly, in single precision."""
         n, classes = self.z.shape
-        shift, p = self._shift(), self.penalty
+        p = self.penalty
+        likelihood = self._by_rows(quick) if self.vector else self._by_products(quick)
+        centre = p.centre if self.vector else p.centre * np.eye(classes).ravel()
+        weights = p.diagonal if self.vector else self._weights().ravel()
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             x = self.settled(x)
+            bias = x[-classes:]
+            sums = likelihood(x) / n
+            off_centre = x[:-classes] - centre
+            pull = weights * off_centre
+            value = float(sums[0] + pull @ off_centre + p.bias * bias @ bias)
+            return value, sums[1:] + 2 * np.concatenate([pull, p.bias * bias])
+
+        return objective
+
+    def _by_rows(self, quick: bool) -> Callable[[np.ndarray], np.ndarray]:
+        classes, shift = self.z.shape[1], self._shift
+
+        def likelihood(x: np.ndarray) -> np.ndarray:
             weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            sums = vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift) / n
-            off_centre = weight - p.centre
-            value = sums[0] + p.diagonal * off_centre @ off_centre + p.bias * bias @ bias
-            gradient = sums[1:] + 2 * np.concatenate([p.diagonal * off_centre, p.bias * bias])
-            return float(value), gradient
+            return vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift, quick=quick)
 
-        return objective
+        return likelihood
 
-    def _matrix_objective(self) -> Objective:
-        n, classes = self.z.shape
-        shift, p = self._shift(), self.penalty
-        centre, weights = p.centre * np.eye(classes), self._weights()
-
-        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            x = self.settled(x)
-            matrix, bias = x[:-classes].reshape(classes, classes), x[-classes:]
-            sums = self._by_products(matrix, bias, shift) / n
-            off_centre = matrix - centre
-            value = float(sums[0] + (weights * off_centre**2).sum() + p.bias * bias @ bias)
-            return value, sums[1:] + 2 * np.concatenate([(weights * off_centre).ravel(), p.bias * bias])
-
-        return objective
-
-    def _by_products(self, matrix: np.ndarray, bias: np.ndarray, shift: np.ndarray | None) -> np.ndarray:
+    def _by_products(self, quick: bool) -> Callable[[np.ndarray], np.ndarray]:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
-        classes = self.z.shape[1]
+        classes, shift = self.z.shape[1], self._shift
         step = max(1, _CHUNK // classes)
-        double = self.z.numel() <= _SMALL_PROBLEM
-        loss = 0.0
-        slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
-        for i in range(0, len(self.z), step):
+        kind = torch.float32 if quick else torch.float64 if self._small else computable(self.z[:0]).dtype
+
+        def chunk(i: int) -> tuple[Tensor, Tensor]:
             part = self.z[i : i + step]
-            u = self.scale * (part.double() if double else computable(part))
-            if shift is not None:
-                u = u - torch.from_numpy(shift[i : i + step]).to(u)[:, None]
-            label = self.y[i : i + step, None]
-            log_q = torch.log_softmax(
-                torch.addmm(torch.from_numpy(bias).to(u), u, torch.from_numpy(matrix).to(u).T), dim=1
+            if shift is None:
+                return self.scale * part.to(kind), self.y[i : i + step, None]
+            # In double, since the two may be large and near to each other.
+            u = self.scale * part.double() - torch.from_numpy(shift[i : i + step]).to(part.device)[:, None]
+            return u.to(kind), self.y[i : i + step, None]
+
+        starts = range(0, len(self.z), step)
+        kept: list[tuple[Tensor, Tensor]] = []
+
+        def likelihood(x: np.ndarray) -> np.ndarray:
+            loss = 0.0
+            slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
+            weight, bias = (
+                torch.from_numpy(part).to(self.z.device, kind)
+                for part in (x[:-classes].reshape(classes, classes), x[-classes:])
             )
-            loss -= float(log_q.gather(1, label).double().sum())
-            residual = log_q.exp_()
-            residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=u.dtype))
-            slopes[:, :-1] += (residual.T @ u).double().cpu()
-            slopes[:, -1] += residual.sum(dim=0).double().cpu()
-        return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
+            if self._small and not kept:
+                kept.extend(map(chunk, starts))
+            for u, label in kept or map(chunk, starts):
+                log_q = torch.log_softmax(torch.addmm(bias, u, weight.T), dim=1)
+                loss -= float(log_q.gather(1, label).double().sum())
+                residual = log_q.exp_()
+                residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind))
+                slopes[:, :-1] += (residual.T @ u).double().cpu()
+                slopes[:, -1] += residual.sum(dim=0).double().cpu()
+            return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
+
+        return likelihood
 
     def rows(self, keep: np.ndarray) -> Problem:
         """The same problem on some of the rows."""
         kept = torch.from_numpy(np.flatnonzero(keep))
         return replace(self, z=self.z[kept], y=self.y[kept])
 
-    def held_out_loss(self, weight: Tensor, bias: Tensor) -> float:
+    def held_out_loss(self, x: np.ndarray) -> float:
         """Mean loss without the penalty."""
-        problem = replace(self, penalty=Penalty())
-        objective = problem._vector_objective() if self.vector else problem._matrix_objective()
-        return objective(np.concatenate([weight.numpy().ravel(), bias.numpy()]))[0]
+        return replace(self, penalty=Penalty())._objective(quick=True)(x)[0]
 
 
 def regularised(
@@ -235,7 +256,7 @@ def regularised(
 ) -> tuple[Tensor, Tensor, Certificate]:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
     classes = z.shape[1]
-    start, _ = inverse_temperature(z, y)
+    start = near_inverse_temperature(z, y)
 
     def made(strength: float, mu: float | None) -> Penalty:
         if l2:
@@ -245,20 +266,36 @@ def regularised(
     whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
     if penalty is not None:
         return whole.solve(start)
-    strengths = sorted(penalties, reverse=True)
     offsets: Sequence[float | None] = bias_penalties or [None]
-    grid = [(strength, mu) for mu in offsets for strength in strengths]
+    paths = [[made(strength, mu) for strength in sorted(penalties, reverse=True)] for mu in offsets]
+    best, x = min((_best_of(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
+    return replace(whole, penalty=best).solve(x)
+
+
+def _best_of(
+    path: Sequence[Penalty], whole: Problem, start: float, folds: int
+) -> tuple[float, Penalty, float | np.ndarray]:
+    """The penalty of least cross-validated loss, that loss, and about where its minimum is.
+
+    Each penalty starts where the one before ended. The path is left once two penalties in a row did worse than the best
+    in every fold: with less and less of a penalty the fit to few rows only gets wilder.
+    """
     # Folds by content, so that the order of the rows does not matter.
-    fold = hashed_groups(z, y, folds)
-    losses = np.zeros(len(grid))
-    for k in range(folds):
-        if not (fold == k).any() or (fold == k).all():
-            continue
-        train, test = whole.rows(fold != k), whole.rows(fold == k)
-        x: float | np.ndarray = start
-        for number, (strength, mu) in enumerate(grid):
-            weight, bias, _ = replace(train, penalty=made(strength, mu)).solve(x, tolerance=1e-5)
-            x = np.concatenate([weight.numpy().ravel(), bias.numpy()])  # the next penalty starts where this one ended
-            losses[number] += test.held_out_loss(weight, bias) * len(test.z) / len(z)
-    strength, mu = grid[int(losses.argmin())]
-    return replace(whole, penalty=made(strength, mu)).solve(start)
+    fold = hashed_groups(whole.z, whole.y, folds)
+    parts = [(whole.rows(fold != k), whole.rows(fold == k)) for k in range(folds) if 0 < (fold == k).sum() < len(fold)]
+    share = np.array([len(test.z) for _, test in parts]) / len(fold)
+    blocks = whole.blocks(start)
+    found = [whole._point(start)] * len(parts)
+    best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
+    least, worse = np.full(len(parts), np.inf), 0
+    for penalty in path:
+        found = [
+            replace(train, penalty=penalty).solve_roughly(x, blocks) for (train, _), x in zip(parts, found, strict=True)
+        ]
+        losses = np.array([test.held_out_loss(x) for (_, test), x in zip(parts, found, strict=True)])
+        if losses @ share < best[0]:
+            best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
+        worse = worse + 1 if (losses > least).all() else 0
+        if worse == 2:
+            break
+    return best

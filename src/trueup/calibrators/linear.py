@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.inverse import inverse_temperature
+from trueup.calibrators.inverse import inverse_temperature, near_inverse_temperature
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem, regularised
 from trueup.optimise import Certificate
 
@@ -66,8 +66,8 @@ class Vector(Linear):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Minimise the negative log-likelihood."""
         z, y = as_tensors(logits, labels, at_least=1)
-        start, _ = inverse_temperature(z, y)
-        weight, bias, certificate = Problem(z, y, Penalty(diagonal=TINY, bias=TINY), vector=True).solve(start)
+        problem = Problem(z, y, Penalty(diagonal=TINY, bias=TINY), vector=True)
+        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
         return _certified(cls(weight, bias), certificate)
 
 
@@ -90,8 +90,8 @@ class Matrix(Linear):
     def fit(cls, logits: Any, labels: Any, *, penalty: float = SMALL) -> Self:
         """Minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y = as_tensors(logits, labels, at_least=1)
-        start, _ = inverse_temperature(z, y)
-        weight, bias, certificate = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty)).solve(start)
+        problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty))
+        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
         return _certified(cls(weight, bias), certificate)
 
     @classmethod
