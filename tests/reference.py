@@ -301,3 +301,159 @@ def ece_sweep(confidence, hits, norm=1):
             break
         best = b
     return sum(w * abs(acc - conf) ** norm for w, acc, conf in binned(best)) ** (1 / norm)
+
+
+def lemma_residual(logits, labels, temperature, gamma):
+    """Σ w (z_y − zᵀq) row by row, and beside Σ w sqrt(Var_q z) unless that vanishes."""
+    total = spread = 0.0
+    for z, y, q in zip(logits, labels, softmax(np.asarray(logits) / temperature), strict=True):
+        p = q[y]
+        weight = 1.0
+        if gamma:
+            weight = 0.0 if p >= 1 else (1 - p) ** gamma - gamma * (1 - p) ** (gamma - 1) * p * np.log(max(p, 1e-300))
+        mean = sum(q * z)
+        total += weight * (z[y] - mean)
+        spread += weight * np.sqrt(sum(q * (z - mean) ** 2))
+    return total, (abs(total) / spread if spread > 1e-3 else None)
+
+
+def losses(name, logits, labels, **options):
+    """The loss of each row, one row, one pair, one bin at a time."""
+    probs = softmax(logits)
+    p = [row[y] for row, y in zip(probs, labels, strict=True)]
+    nll = [cross_entropy(row, y) for row, y in zip(logits, labels, strict=True)]
+    c, a = top_label(logits, labels)
+    gamma, strength = options.get("gamma"), options.get("strength")
+    if name == "cross_entropy":
+        return nll
+    if name == "label_smoothing":
+        e, classes = options["smoothing"], len(probs[0])
+        uniform = [sum(cross_entropy(row, k) for k in range(classes)) / classes for row in logits]
+        return [(1 - e) * one + e * other for one, other in zip(nll, uniform, strict=True)]
+    if name == "norm":
+        order = options["order"]
+        return [
+            v + strength * sum(abs(z) ** order for z in row) ** (1 / order) for v, row in zip(nll, logits, strict=True)
+        ]
+    if name == "focal":
+        return [(1 - q) ** gamma * v for q, v in zip(p, nll, strict=True)]
+    if name == "flsd53":
+        return [(1 - q) ** (5 if q < 0.2 else 3) * v for q, v in zip(p, nll, strict=True)]
+    if name == "inverse_focal":
+        return [(1 + q) ** gamma * v for q, v in zip(p, nll, strict=True)]
+    if name == "dual_focal":
+        below = [max([v for v in row if v < q], default=0.0) for row, q in zip(probs, p, strict=True)]
+        return [(1 - q + j) ** gamma * v for q, j, v in zip(p, below, nll, strict=True)]
+    if name == "brier":
+        return [sum((v - (k == y)) ** 2 for k, v in enumerate(row)) for row, y in zip(probs, labels, strict=True)]
+    entropy = [-sum(v * math.log(v) for v in row if v > 0) for row in probs]
+    if name == "entropy_penalty":
+        return [v - strength * h for v, h in zip(nll, entropy, strict=True)]
+    batch = {
+        "mmce": lambda: math.sqrt(max(0.0, mmce_squared(c, a, options["bandwidth"]))),
+        "mmce_weighted": lambda: mmce_weighted(c, a, options["bandwidth"]),
+        "avuc": lambda: accuracy_versus_uncertainty(c, a, entropy, options["threshold"]),
+        "dca": lambda: abs(sum(a) / len(a) - sum(c) / len(c)),
+        "soft_binned_ece": lambda: soft_binned(c, a, options["bins"], options["temperature"], options["order"]),
+    }[name]()
+    return [v + strength * batch for v in nll]
+
+
+def cross_entropy(row, y):
+    """ln Σ exp(z_k) − z_y."""
+    top = max(row)
+    return top + math.log(sum(math.exp(z - top) for z in row)) - row[y]
+
+
+def mmce_weighted(confidence, correct, bandwidth):
+    """The three double sums over right and right, wrong and wrong, right and wrong."""
+    right = [c for c, a in zip(confidence, correct, strict=True) if a]
+    wrong = [c for c, a in zip(confidence, correct, strict=True) if not a]
+    if not right or not wrong:
+        return 0.0
+    total = sum((1 - r) * (1 - s) * math.exp(-abs(r - s) / bandwidth) for r in right for s in right) / len(right) ** 2
+    total += sum(r * s * math.exp(-abs(r - s) / bandwidth) for r in wrong for s in wrong) / len(wrong) ** 2
+    mixed = sum((1 - r) * s * math.exp(-abs(r - s) / bandwidth) for r in right for s in wrong)
+    return math.sqrt(max(0.0, total - 2 * mixed / (len(right) * len(wrong))))
+
+
+def accuracy_versus_uncertainty(confidence, correct, entropy, threshold):
+    """−ln of (n_AC + n_IU)/(n_AC + n_AU + n_IC + n_IU), each a soft count."""
+    count = {"AC": 0.0, "AU": 0.0, "IC": 0.0, "IU": 0.0}
+    for c, a, u in zip(confidence, correct, entropy, strict=True):
+        certain = u <= threshold
+        soft = (c if a else 1 - c) * (1 - math.tanh(u) if certain else math.tanh(u))
+        count[("A" if a else "I") + ("C" if certain else "U")] += soft
+    return -math.log((count["AC"] + count["IU"]) / (sum(count.values()) + 1e-10) + 1e-10)
+
+
+def soft_binned(confidence, correct, bins, temperature, order):
+    """Soft counts, accuracies and confidences, bin by bin."""
+    members = []
+    for c in confidence:
+        near = [math.exp(-((c - (b + 0.5) / bins) ** 2) / temperature) for b in range(bins)]
+        members.append([v / sum(near) for v in near])
+    total = 0.0
+    for b in range(bins):
+        count = sum(m[b] for m in members)
+        if count > 0:
+            acc = sum(m[b] * a for m, a in zip(members, correct, strict=True)) / count
+            conf = sum(m[b] * c for m, c in zip(members, confidence, strict=True)) / count
+            total += count / len(confidence) * abs(acc - conf) ** order
+    return total ** (1 / order)
+
+
+def blurred(plane, sigma):
+    """Every pixel a weighted mean over a square, repeated border."""
+    height, width = plane.shape
+    r = int(4 * sigma + 0.5)
+    weight = [math.exp(-0.5 * (d / sigma) ** 2) for d in range(-r, r + 1)]
+    out = np.zeros((height, width))
+    for i, j in itertools.product(range(height), range(width)):
+        for di, dj in itertools.product(range(-r, r + 1), repeat=2):
+            at = min(max(i + di, 0), height - 1), min(max(j + dj, 0), width - 1)
+            out[i, j] += weight[di + r] * weight[dj + r] * plane[at]
+    return out / sum(weight) ** 2
+
+
+def cosine_quantised(block, table, quality):
+    """One 8 × 8 block of bytes through the sums of the standard, rounded to steps of the table, and back."""
+    scale = 5000 // quality if quality < 50 else 200 - 2 * quality
+    eight = range(8)
+    norm = [math.sqrt(0.5)] + [1.0] * 7
+    wave = [[math.cos((2 * i + 1) * u * math.pi / 16) for i in eight] for u in eight]
+    kept = np.zeros((8, 8))
+    for u, v in itertools.product(eight, eight):
+        total = sum((block[i, j] - 128) * wave[u][i] * wave[v][j] for i in eight for j in eight)
+        step = min(max((table[u][v] * scale + 50) // 100, 1), 255)
+        size = norm[u] * norm[v] / 4 * total / step
+        kept[u, v] = math.copysign(math.floor(abs(size) + 0.5 + 1e-9), size) * step
+    out = np.zeros((8, 8))
+    for i, j in itertools.product(eight, eight):
+        total = sum(norm[u] * norm[v] * kept[u, v] * wave[u][i] * wave[v][j] for u in eight for v in eight)
+        out[i, j] = min(max(math.floor(total / 4 + 128.5 + 1e-9), 0), 255)
+    return out
+
+
+def descent(weight, bias, x, y, orders, *, delta, gamma, lam, norm, rate, momentum, batch):
+    """δ and T of a linear network W(x + δ) + b by SGD, derivatives by hand; `orders` are the epochs' permutations."""
+    delta, temperature = np.array(delta, dtype=float), 1.0
+    speed_delta, speed_temperature = np.zeros_like(delta), 0.0
+    for order in orders:
+        for start in range(0, len(order), batch):
+            rows = order[start : start + batch]
+            by_delta, by_temperature = np.zeros_like(delta), 0.0
+            for i in rows:
+                z = weight @ (x[i] + delta) + bias
+                q = softmax((z / temperature)[None])[0]
+                p = q[y[i]]
+                factor = (1 - p) ** gamma - (gamma * (1 - p) ** (gamma - 1) * p * np.log(p) if gamma else 0.0)
+                by_logit = factor * (q - np.eye(len(z))[y[i]]) / temperature
+                by_delta += weight.T @ by_logit / len(rows)
+                by_temperature -= by_logit @ z / temperature / len(rows)
+            size = np.sqrt((delta**2).sum())
+            by_delta += 2 * lam * delta if norm == "l2sq" else lam * delta / size if size else 0.0
+            speed_delta = momentum * speed_delta + by_delta
+            speed_temperature = momentum * speed_temperature + by_temperature
+            delta, temperature = delta - rate * speed_delta, temperature - rate * speed_temperature
+    return delta, temperature

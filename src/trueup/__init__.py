@@ -8,18 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.registry import METHODS, METRICS
+from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
+from trueup.version import __version__
 
 if TYPE_CHECKING:
-    from trueup import metrics
+    from trueup import losses, metrics
     from trueup.arrays import flatten, from_binary, from_probs
     from trueup.artifact import load_calibrator, save_calibrator
+    from trueup.clamping import clamp, load_clamped, save_clamped
     from trueup.combine import chain, choose, cross_fit, grid, one_vs_rest, refinement
+    from trueup.models import Calibrated, collect, on_model
     from trueup.predictions import Predictions, load, save, stream
     from trueup.scores import Scores, compare, evaluate
     from trueup.tally import Tally
-
-__version__ = "0.1.0"
 
 _WHERE = {
     "flatten": "arrays",
@@ -33,6 +34,12 @@ _WHERE = {
     "compare": "scores",
     "evaluate": "scores",
     "Tally": "tally",
+    "Calibrated": "models",
+    "collect": "models",
+    "on_model": "models",
+    "clamp": "clamping",
+    "load_clamped": "clamping",
+    "save_clamped": "clamping",
     "chain": "combine",
     "choose": "combine",
     "cross_fit": "combine",
@@ -44,13 +51,19 @@ _WHERE = {
 }
 
 __all__ = [
+    "LOSSES",
     "METHODS",
     "METRICS",
+    "NETWORKS",
+    "Calibrated",
     "Predictions",
     "Scores",
     "Tally",
+    "__version__",
     "chain",
     "choose",
+    "clamp",
+    "collect",
     "compare",
     "cross_fit",
     "evaluate",
@@ -60,22 +73,26 @@ __all__ = [
     "grid",
     "load",
     "load_calibrator",
+    "load_clamped",
+    "losses",
     "metrics",
+    "on_model",
     "one_vs_rest",
     "refinement",
     "save",
     "save_calibrator",
+    "save_clamped",
     "stream",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "metrics":
-        return import_module("trueup.metrics")
+    if name in ("losses", "metrics"):
+        return import_module(f"trueup.{name}")
     if name in _WHERE:
         return getattr(import_module(f"trueup.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'trueup' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

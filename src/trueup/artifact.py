@@ -28,11 +28,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import trueup
 from trueup import calibrators
 from trueup.calibrators.base import Calibrator
 from trueup.disk import blaming, existing, replacing
 from trueup.optimise import Certificate
+from trueup.version import __version__
 
 SCHEMA = 1
 """Raised when a file of this version could be misread by an older one."""
@@ -79,7 +79,7 @@ def save_calibrator(
         "schema": SCHEMA,
         "calibrator": _packed(calibrator, "", tensors)["calibrator"],
         "classes": classes,
-        "versions": {"trueup": trueup.__version__, "torch": str(torch.__version__)},
+        "versions": {"trueup": __version__, "torch": str(torch.__version__)},
         "summary": _packed(summary, "summary", None),
     }
     with replacing(file) as (draft,):

@@ -1,4 +1,4 @@
-"""Names of metrics and methods, resolved on first use, so that listing them imports nothing heavy."""
+"""Names of metrics, methods, losses and networks, resolved on first use: listing them imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Lazy(Mapping[str, Any]):
         return name in self._where
 
     def __repr__(self) -> str:
-        return f"<{len(self)} {self._kind}s: {', '.join(self)}>"
+        plural = f"{self._kind}es" if self._kind.endswith("s") else f"{self._kind}s"
+        return f"<{len(self)} {plural}: {', '.join(self)}>"
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -118,3 +119,40 @@ METHODS = Lazy(
     },
 )
 """Method → `fit(logits, labels) -> Calibrator`."""
+
+
+def _losses(module: str, **names: str) -> dict[str, str]:
+    return {name: f"trueup.losses.{module}:{attribute}" for name, attribute in names.items()}
+
+
+LOSSES = Lazy(
+    "loss",
+    {
+        **_losses("cross_entropy", cross_entropy="CrossEntropy"),
+        **_losses("label_smoothing", label_smoothing="LabelSmoothing"),
+        **_losses("norm", norm="Norm"),
+        **_losses("focal", focal="Focal", flsd53="FLSD53"),
+        **_losses("inverse_focal", inverse_focal="InverseFocal"),
+        **_losses("dual_focal", dual_focal="DualFocal"),
+        **_losses("mmce", mmce="MMCE", mmce_weighted="MMCEWeighted"),
+        **_losses("avuc", avuc="AvUC"),
+        **_losses("dca", dca="DCA"),
+        **_losses("brier", brier="Brier"),
+        **_losses("entropy_penalty", entropy_penalty="EntropyPenalty"),
+        **_losses("soft_binned", soft_binned_ece="SoftBinnedECE"),
+    },
+)
+"""Loss → Module class; its `.function` gives the loss of each row."""
+
+NETWORKS = Lazy(
+    "network",
+    {
+        **{
+            name: f"trueup.networks:{name}"
+            for name in ("resnet8", "resnet20", "resnet32", "resnet110", "wrn16x4", "wrn28x10", "wrn40x10")
+        },
+        "cnn": "trueup.networks:CNN",
+        "mlp": "trueup.networks:MLP",
+    },
+)
+"""Network → its maker, which takes the number of outputs first."""

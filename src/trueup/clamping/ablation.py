@@ -1,0 +1,140 @@
+"""The papers' ablations as rows: what δ and T do apart, what γ does, and how much the start matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from trueup import metrics
+from trueup.arrays import Array
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping.fit import clamp
+from trueup.clamping.recipe import Recipe
+from trueup.clamping.record import Clamped
+from trueup.models import Calibrated, collect
+
+GAMMAS = tuple(i / 20 for i in range(21))
+"""0, 0.05, … 1: the exponents of the paper's second figure."""
+SEEDS = tuple(range(5))
+"""As many runs as the paper's boxes show."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network on test data; the fields are the columns of the papers' tables."""
+
+    method: str
+    accuracy: float
+    entropy: float
+    nll: float
+    ece: float
+    aece: float
+    sce: float
+    temperature: float
+    delta_norm: float
+    gamma: float
+    loss: float
+    """The objective at the end of the fit, on the calibration data; that of T alone where nothing else was fitted."""
+    seed: int
+
+
+def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) -> list[Row]:
+    """Take a fitted (δ, T) apart: neither, δ alone, T alone, both, and temperature scaling by either loss.
+
+    `temperature (focal)` has the exponent of the fit, or 1 where that was 0. Tang et al., "Neural Clamping" (2024),
+    table 4.
+    """
+    record, model = clamped.fit_record, clamped.model
+    given = collect(model, calibration, progress=False)
+    plain, shifted = (collect(m, test, progress=False) for m in (model, Calibrated(model, before=clamped.before)))
+    gamma, labels = record.gamma or 1.0, plain.labels
+    by_likelihood, by_focal = Temperature.fit(*given), Temperature.fit_focal(*given, gamma=gamma)
+    # What was found, with which exponent, on which logits, with how long a shift.
+    one, own = Temperature(1.0), Temperature(record.temperature)
+    found = {
+        "uncalibrated": (one, 0.0, plain.logits, 0.0, metrics.nll(*given)),
+        "temperature": (by_likelihood, 0.0, plain.logits, 0.0, _loss(by_likelihood)),
+        "temperature (focal)": (by_focal, gamma, plain.logits, 0.0, _loss(by_focal)),
+        "input only": (one, record.gamma, shifted.logits, record.delta_norm, record.objective),
+        "output only": (own, record.gamma, plain.logits, 0.0, record.objective),
+        "both": (own, record.gamma, shifted.logits, record.delta_norm, record.objective),
+    }
+    return [
+        _row(method, after(logits), labels, float(after.temperature), norm, exponent, loss, record.seed)
+        for method, (after, exponent, logits, norm, loss) in found.items()
+    ]
+
+
+def sweep_gamma(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    test: Iterable[Any],
+    *,
+    gammas: Sequence[float] = GAMMAS,
+    recipe: str | Recipe = "paper",
+    **options: Any,
+) -> list[Row]:
+    """Fit once for each exponent of the focal loss; `options` go to `clamp`.
+
+    Entropy grows with γ, and the ECE is least somewhere inside. Tang et al., "Neural Clamping" (2024), figure 2.
+    """
+    fits = (clamp(model, calibration, loss="focal", gamma=g, recipe=recipe, **options) for g in gammas)
+    return [_tested(f"γ = {g:g}", fit, test) for g, fit in zip(gammas, fits, strict=True)]
+
+
+def compare_starts(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    test: Iterable[Any],
+    *,
+    starts: Sequence[str] = ("random", "data"),
+    seeds: Sequence[int] = SEEDS,
+    recipe: str | Recipe = "paper",
+    **options: Any,
+) -> list[Row]:
+    """Fit from each start with each seed; `options` go to `clamp`, of which the data-driven start needs `box`.
+
+    Tang et al., "Neural Clamping" (2024), figure 3.
+    """
+    return [
+        _tested(start, clamp(model, calibration, start=start, seed=seed, recipe=recipe, **options), test)
+        for start in starts
+        for seed in seeds
+    ]
+
+
+def _tested(method: str, clamped: Clamped, test: Iterable[Any]) -> Row:
+    found, record = collect(clamped, test, progress=False), clamped.fit_record
+    return _row(
+        method,
+        *found,
+        temperature=record.temperature,
+        delta_norm=record.delta_norm,
+        gamma=record.gamma,
+        loss=record.objective,
+        seed=record.seed,
+    )
+
+
+def _row(
+    method: str,
+    logits: Array,
+    labels: Array,
+    temperature: float,
+    delta_norm: float,
+    gamma: float,
+    loss: float,
+    seed: int,
+) -> Row:
+    accuracy, entropy, nll, ece, aece, sce = (
+        metric(logits, labels)
+        for metric in (metrics.accuracy, metrics.entropy, metrics.nll, metrics.ece, metrics.aece, metrics.sce)
+    )
+    return Row(method, accuracy, entropy, nll, ece, aece, sce, temperature, delta_norm, gamma, loss, seed)
+
+
+def _loss(fitted: Temperature) -> float:
+    return float("nan") if fitted.certificate is None else fitted.certificate.loss

@@ -1,0 +1,234 @@
+"""A frozen network over a calibration set: its logits at a map of the input, and gradients pulled back to the map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from trueup.arrays import as_tensors, computable
+from trueup.clamping.inputs import Inputs
+from trueup.clamping.shift import Affine, Box, Shift
+from trueup.distributed import everyone, gathered, reduced, together
+from trueup.models import Calibrated, place_of
+from trueup.outputs import Batch, Device, logits_of
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+"""dL/dz of a loss that is a sum over the rows, given logits and labels."""
+
+
+class _Seen(Exception):
+    """Ends a call of the model once its input has been seen."""
+
+    def __init__(self, point: Tensor) -> None:
+        self.point = point
+
+
+class _Look(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise _Seen(x)
+
+
+class Network:
+    """A model to be called many times on the same samples, and what that has cost.
+
+    It is for use inside `frozen(model)`, which it leaves to the caller. Passes are counted in units of the whole set;
+    all ranks' samples are seen by each of them, and sums over samples are over all ranks'.
+
+    >>> from trueup.clamping.inputs import Inputs
+    >>> inputs = Inputs.read([(torch.eye(3), torch.tensor([0, 1, 1]))], device="cpu")
+    >>> network = Network(nn.Identity(), inputs)
+    >>> network.logits(Shift(torch.tensor([0.5, 0.0, 0.0])))[0]
+    tensor([1.5000, 0.0000, 0.0000])
+    >>> network.forwards
+    1.0
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, *, box: Box | None = None) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.box = box
+        self.labels = gathered(inputs.labels)
+        """Of all ranks, on the CPU."""
+        if not len(self.labels):
+            raise ValueError("loader must give at least one sample, got none; an iterator can be read only once")
+        self._n = inputs.n
+        self._rows = [0, 0]
+        self._seconds = [0.0, 0.0]
+        self._timed = [0, 0]
+        self._plain: Tensor | None = None
+        with together():
+            found = self._one_point()
+        self.shape, self.dtype = next(kind for kind in everyone(found) if kind is not None)
+        """Of δ: of one input, or of one position's embedding."""
+
+    @property
+    def device(self) -> Device:
+        """Where the samples are."""
+        return self.inputs.device
+
+    @property
+    def forwards(self) -> float:
+        """Forward passes so far."""
+        return self._rows[0] / self._n if self._n else 0.0
+
+    @property
+    def backwards(self) -> float:
+        """Backward passes so far."""
+        return self._rows[1] / self._n if self._n else 0.0
+
+    @property
+    def backward_cost(self) -> float:
+        """What a backward pass to the input took, in forward passes, as measured.
+
+        It is kept between one and two, within which the arithmetic lies: for tiny networks the clock shows overheads.
+        """
+        forward, backward = (s / r if r else 0.0 for s, r in zip(self._seconds, self._timed, strict=True))
+        return min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
+
+    def part(self, inputs: Inputs) -> Network:
+        """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
+        found = copy(self)
+        found.inputs, found.labels, found._plain = inputs, gathered(inputs.labels), None
+        return found
+
+    def equivalents(self) -> float:
+        """All passes so far, counted in forward passes."""
+        return self.forwards + self.backward_cost * self.backwards
+
+    def count(self, *, forward: int = 0, backward: int = 0) -> None:
+        """Note rows that went through the network outside of the passes below."""
+        self._rows[0] += forward
+        self._rows[1] += backward
+
+    def mapping(self, delta: Tensor, scale: Tensor | None = None) -> Shift:
+        """The map with this shift, and scale, into the network's box."""
+        return Shift(delta, self.box) if scale is None else Affine(delta, scale, self.box)
+
+    def logits(self, before: nn.Module | None = None, *, inputs: Inputs | None = None) -> Tensor:
+        """Run all samples through the map and the network once: (total, classes), in the order of the ranks."""
+        parts = []
+        with together(), torch.no_grad():
+            for batch in self.inputs if inputs is None else inputs:
+                with self._clock(0, batch):
+                    z = self._call(batch, before)
+                parts.append(_kept(z))
+        return gathered(torch.cat(parts) if parts else torch.empty(0, 0))
+
+    def plain(self) -> Tensor:
+        """The logits of the inputs as they are; the pass is made once."""
+        if self._plain is None:
+            self._plain = as_tensors(self.logits(), self.labels)[0]
+        return self._plain
+
+    def pull_plain(self, slope: Slope) -> Tensor:
+        """Run the inputs as they are forward and backward once: Σ_i dL_i/dx, in float64, of the shape of δ."""
+        delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
+        z, (gradient,) = self.pull(Shift(delta), [delta], slope)
+        self._plain = as_tensors(z, self.labels)[0]
+        return gradient
+
+    def pull(
+        self, before: nn.Module, parameters: Sequence[Tensor], slope: Slope, *, inputs: Inputs | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all samples forward and backward once: logits, and Σ_i dL_i/dparameter in float64.
+
+        `before` depends on the parameters, which require gradients.
+        """
+        parts = []
+        sums = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in parameters]
+        with together(), torch.enable_grad():
+            for batch in self.inputs if inputs is None else inputs:
+                with self._clock(0, batch):
+                    z = self._call(batch, before)
+                cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
+                with self._clock(1, batch):
+                    gradients = torch.autograd.grad(z, parameters, cotangent)
+                for total, gradient in zip(sums, gradients, strict=True):
+                    total += gradient
+                parts.append(_kept(z))
+        return gathered(torch.cat(parts) if parts else torch.empty(0, 0)), [reduced(total) for total in sums]
+
+    def pull_rows(self, directions: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
+        """Run all samples forward and backward once: logits, and each row's input gradient along some directions.
+
+        Directions are (r, *shape); the result is (total, classes) and (total, r) in float64.
+        """
+        parts, rows = [], []
+        flat = directions.reshape(len(directions), -1).double()
+        with together(), torch.enable_grad():
+            for batch in self.inputs:
+                own = torch.zeros(len(batch.labels), *self.shape, dtype=self.dtype, device=self.device)
+                own.requires_grad_()
+                with self._clock(0, batch):
+                    z = self._call(batch, _Own(own, len(self.shape)))
+                cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
+                with self._clock(1, batch):
+                    (gradient,) = torch.autograd.grad(z, own, cotangent)
+                rows.append(gradient.reshape(len(gradient), -1).double() @ flat.to(gradient.device).T)
+                parts.append(_kept(z))
+        nothing = torch.empty(0, 0)
+        return gathered(torch.cat(parts) if parts else nothing), gathered(torch.cat(rows).cpu() if rows else nothing)
+
+    def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
+        """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
+        self.count(forward=len(batch.labels))
+        return self._call(batch, before)
+
+    def points(self, inputs: Iterable[Batch] | None = None) -> Iterator[Tensor]:
+        """What the map acts on, batch by batch: the inputs, or the embeddings of tokens."""
+        looking = Calibrated(self.model, before=_Look())
+        with torch.no_grad():
+            for batch in self.inputs if inputs is None else inputs:
+                try:
+                    looking(*batch.args, **batch.kwargs)
+                except _Seen as seen:
+                    yield seen.point.detach()
+
+    def _one_point(self) -> tuple[tuple[int, ...], torch.dtype] | None:
+        for batch in self.inputs:
+            z = self._call(batch, None)
+            as_tensors(z, batch.labels)
+            (point,) = self.points([batch])
+            tokens = place_of(self.model, batch.args, batch.kwargs) is None
+            return tuple(point.shape[-1:] if tokens else point.shape[1:]), computable(point[:0]).dtype
+        return None
+
+    def _call(self, batch: Batch, before: nn.Module | None) -> Tensor:
+        return logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
+
+    @contextmanager
+    def _clock(self, kind: int, batch: Batch) -> Iterator[None]:
+        start = _now(self.device)
+        yield
+        self._seconds[kind] += _now(self.device) - start
+        self._timed[kind] += len(batch.labels)
+        self._rows[kind] += len(batch.labels)
+
+
+class _Own(nn.Module):
+    """Adds to each sample a shift of its own."""
+
+    def __init__(self, shifts: Tensor, ndim: int) -> None:
+        super().__init__()
+        self.shifts = shifts
+        self.ndim = ndim
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.shifts.to(x.dtype)
+        between = x.ndim - 1 - self.ndim  # positions, all of which share their sample's shift
+        return x + own.reshape(len(own), *(1 for _ in range(between)), *own.shape[1:])
+
+
+def _kept(z: Tensor) -> Tensor:
+    return computable(z.detach()).to("cpu", copy=True)
+
+
+def _now(device: Device) -> float:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()

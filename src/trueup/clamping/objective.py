@@ -1,0 +1,136 @@
+"""What a clamped network is fitted to: the mean focal loss, of which cross-entropy is one, and a penalty on δ."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.arrays import computable
+from trueup.calibrators.inverse import chunks_of, inverse_temperature, scale_of
+from trueup.optimise import FitError, newton
+
+Norm: TypeAlias = Literal["l2sq", "l2"]
+
+_SURE = 1 - 1e-12
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The focal loss −(1 − p_y)^γ ln p_y of softmax(z/T), averaged over the rows; γ = 0 is cross-entropy.
+
+    >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
+    >>> print(f"{Loss().mean(z, y, 1.0):.4f} {Loss(1.0).mean(z, y, 1.0):.4f} {Loss().temperature(z, y):.4f}")
+    0.5845 0.3532 1.3222
+    """
+
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0 or math.isinf(self.gamma):
+            raise ValueError(f"gamma must be a number from 0 on, got {self.gamma}")
+
+    def rows(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """The loss of each row, in float64."""
+        log_p = torch.log_softmax(computable(logits).double() / temperature, dim=1)
+        label = log_p.gather(1, labels[:, None])[:, 0]
+        return -label if self.gamma == 0 else -((-torch.expm1(label)).clamp(min=0) ** self.gamma) * label
+
+    def mean(self, logits: Tensor, labels: Tensor, temperature: float) -> float:
+        """The mean over the rows."""
+        return float(self.rows(logits, labels, temperature).mean())
+
+    def slope(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """Each row's derivative by its logits: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p_y."""
+        p = torch.softmax(computable(logits).double() / temperature, dim=1)
+        weight = _weight(p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
+        return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature
+
+    def temperature(self, logits: Tensor, labels: Tensor, near: float | None = None) -> float:
+        """The temperature of least loss, exact to rounding; `near` is where a focal loss is searched first."""
+        beta, certificate = inverse_temperature(logits, labels)
+        if certificate.status == "bound":
+            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
+            return 1 / beta
+        if not scale_of(logits):
+            return 1 / beta
+        if not self.gamma:
+            # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
+            _, slope, curvature = self._by_inverse(logits, labels, beta)
+            return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
+        # The focal loss is not convex in β, but its minimum lies below that of cross-entropy, since it asks for less
+        # confidence: a coarse walk down finds the valley, Newton its bottom.
+        grid = beta * np.geomspace(20.0, 0.02, 41) if near is None else np.geomspace(1.5, 1 / 1.5, 9) / near
+        values = [self.mean(logits, labels, 1 / b) for b in grid.tolist()]
+        at = int(np.argmin(values))
+        if at in (0, len(grid) - 1):
+            if near is not None:
+                return self.temperature(logits, labels)
+            warnings.warn(f"temperature stopped at its bound, {1 / grid[at]:.3g}", stacklevel=2)
+            return float(1 / grid[at])
+        try:
+            best, _ = newton(
+                lambda b: self._by_inverse(logits, labels, b),
+                float(grid[at]),
+                low=float(grid[at + 1]),
+                high=float(grid[at - 1]),
+            )
+        except FitError:
+            best = float(grid[at])
+        return 1 / best
+
+    def _by_inverse(self, logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
+        """The mean loss with its first two derivatives in β = 1/T."""
+        sums = np.zeros(3)
+        for z, label in chunks_of(logits, labels):
+            log_p = torch.log_softmax(beta * z, dim=1)
+            p = log_p.exp()
+            mean = (p * z).sum(dim=1, keepdim=True)
+            off = mean - z.gather(1, label)
+            variance = (p * (z - mean).square()).sum(dim=1, keepdim=True)
+            p_y = p.gather(1, label)
+            weight, turn = _weight(p_y, self.gamma)
+            log_y = log_p.gather(1, label)
+            sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** self.gamma * log_y).sum())
+            sums[1] += float((weight * off).sum())
+            sums[2] += float((weight * variance - turn * p_y * off.square()).sum())
+        value, slope, curvature = (sums / len(logits)).tolist()
+        return value, slope, curvature
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ‖δ‖², or λ‖δ‖ for the plain norm, whose slope at zero is taken to be zero.
+
+    >>> print(Penalty(0.1).value(np.array([3.0, 4.0])), Penalty(0.1, "l2").value(np.array([3.0, 4.0])))
+    2.5 0.5
+    """
+
+    lam: float
+    norm: Norm = "l2sq"
+
+    def value(self, vector: np.ndarray) -> float:
+        """The penalty of a vector."""
+        squared = float((vector * vector).sum())
+        return self.lam * (squared if self.norm == "l2sq" else math.sqrt(squared))
+
+    def slope(self, vector: np.ndarray) -> np.ndarray:
+        """Its gradient."""
+        if self.norm == "l2sq":
+            return 2 * self.lam * vector
+        size = float(np.linalg.norm(vector))
+        return self.lam * vector / size if size else np.zeros_like(vector)
+
+
+def _weight(p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """w(p) of the focal loss, and its derivative in p."""
+    p = p.clamp(max=_SURE, min=1e-300)
+    q, log_p = 1 - p, p.log()
+    weight = q**gamma - gamma * q ** (gamma - 1) * p * log_p
+    turn = -gamma * q ** (gamma - 1) * (2 + log_p) + gamma * (gamma - 1) * q ** (gamma - 2) * p * log_p
+    return weight, turn

@@ -1,0 +1,81 @@
+"""What every way to fit is given, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from trueup.clamping.network import Network
+from trueup.clamping.objective import Loss, Norm
+from trueup.clamping.shift import Shift, scale_shape
+
+Lam: TypeAlias = float | Literal["auto", "R1", "R2"]
+InputMap: TypeAlias = Literal["shift", "affine"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a recipe is given."""
+
+    network: Network
+    loss: Loss
+    lam: Lam
+    """A number; "auto", the recipe's own rule; or a rule of the papers, see `lam_by_rule`."""
+    norm: Norm
+    start: Callable[[Network], Tensor]
+    """Where δ starts."""
+    input_map: InputMap
+    seed: int
+    progress: Callable[[str], None]
+    """Takes one line that says how far the fit has come."""
+
+    def scale(self) -> Tensor | None:
+        """A scale of one for each channel, to be fitted; None where the map is a shift alone."""
+        if self.input_map == "shift":
+            return None
+        network = self.network
+        return torch.ones(scale_shape(network.shape), dtype=network.dtype, device=network.device, requires_grad=True)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a recipe returns."""
+
+    before: Shift
+    temperature: float
+    lam: float
+    logits: Tensor
+    """Of the mapped calibration inputs, not yet divided by the temperature."""
+    norm: Norm | None = None
+    """Of the penalty, where it is not the problem's."""
+    penalty: float | None = None
+    """The penalty's value, where it is not λ‖δ‖² or λ‖δ‖."""
+    candidates: Mapping[float, float] = field(default_factory=dict)
+    """Each λ that was tried, with the loss on samples left out of its fit."""
+    evidence: float | None = None
+    """p-value of the hypothesis that the mean input gradient is zero."""
+    verdict: str = ""
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+
+Recipe: TypeAlias = Callable[[Problem], Solution]
+
+
+def lam_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
+    """λ by a rule of thumb of the paper, from the mean loss at the start with T = 1.
+
+    R1 is λ = L₀/10; R2 makes the penalty a tenth of the loss, λ = L₀/(10‖δ₀‖²). The paper's words allow both.
+
+    >>> print(f"{lam_by_rule('R1', 0.5, torch.ones(4)):.4f} {lam_by_rule('R2', 0.5, torch.ones(4)):.4f}")
+    0.0500 0.0125
+    """
+    if rule == "R1":
+        return 0.1 * loss
+    squared = float(start.detach().double().square().sum())
+    if not squared:
+        raise ValueError('lam="R2" divides by the size of the start, so start must not be zero, got zero')
+    return 0.1 * loss / squared

@@ -1,0 +1,122 @@
+"""Maps of a network's input, the same for every sample: a shift, and a shift with a scale a channel."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Box: TypeAlias = tuple[Any, Any]
+"""Lower and upper ends, each a number or an array that broadcasts to one input."""
+
+
+class Shift(nn.Module):
+    """Add one δ to every input: x + δ, clipped to a box where one is given.
+
+    δ has the shape of one input, without the batch; for tokens it is one vector, added to every position's embedding.
+    Tang et al., "Neural Clamping" (2024), section 3.1.
+
+    >>> Shift(torch.tensor([1.0, -1.0]), box=(0, 1))(torch.tensor([[0.2, 0.5], [-0.5, 1.5]]))
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+
+    delta: Tensor
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, delta: Tensor, box: Box | None = None) -> None:
+        super().__init__()
+        if not isinstance(delta, Tensor) or not delta.is_floating_point():
+            raise ValueError(f"delta must be a tensor of floating point, got {_kind(delta)}")
+        self.register_buffer("delta", delta)
+        low, high = (None, None) if box is None else (_end(end, delta) for end in box)
+        if low is not None and high is not None and bool((low > high).any()):
+            raise ValueError("box must have its lower end below its upper one, got the reverse")
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (n, …)."""
+        self._check(x)
+        return self._clipped(x + self.delta.to(_working(x)))
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"delta": self.delta, "box": self.box}
+
+    @property
+    def box(self) -> Box | None:
+        """Both ends, or None."""
+        return None if self.low is None else (self.low, self.high)
+
+    def extra_repr(self) -> str:
+        """Its size, since a picture has no short name."""
+        return f"shape={tuple(self.delta.shape)}, norm={float(self.delta.detach().norm()):.6g}"
+
+    def _check(self, x: Tensor) -> None:
+        if x.ndim <= self.delta.ndim or x.shape[x.ndim - self.delta.ndim :] != self.delta.shape:
+            raise ValueError(f"inputs must have shape (n, …, {_sizes(self.delta)}), got {tuple(x.shape)}")
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        if self.low is None or self.high is None:
+            return x
+        return torch.minimum(torch.maximum(x, self.low.to(x.dtype)), self.high.to(x.dtype))
+
+
+class Affine(Shift):
+    """Scale each channel and add δ: s·x + δ, clipped to a box where one is given.
+
+    >>> Affine(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.5]))(torch.tensor([[1.0, 1.0]]))
+    tensor([[3.0000, 0.5000]])
+    """
+
+    scale: Tensor
+
+    def __init__(self, delta: Tensor, scale: Tensor, box: Box | None = None) -> None:
+        super().__init__(delta, box)
+        if not isinstance(scale, Tensor) or not scale.is_floating_point():
+            raise ValueError(f"scale must be a tensor of floating point, got {_kind(scale)}")
+        if not _fits(scale, delta):
+            raise ValueError(f"scale must broadcast to delta {tuple(delta.shape)}, got {tuple(scale.shape)}")
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (n, …)."""
+        self._check(x)
+        working = _working(x)
+        return self._clipped(x * self.scale.to(working) + self.delta.to(working))
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"delta": self.delta, "scale": self.scale, "box": self.box}
+
+
+def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one number a channel, the first axis of an input: (C, 1, 1) for images, (d,) for vectors."""
+    return (*shape[:1], *(1 for _ in shape[1:]))
+
+
+def _working(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def _end(end: Any, delta: Tensor) -> Tensor:
+    tensor = torch.as_tensor(end, dtype=delta.dtype, device=delta.device).detach()
+    if not _fits(tensor, delta):
+        raise ValueError(f"box must broadcast to delta {tuple(delta.shape)}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def _fits(tensor: Tensor, delta: Tensor) -> bool:
+    sizes = zip(reversed(tensor.shape), reversed(delta.shape), strict=False)
+    return tensor.ndim <= delta.ndim and all(own in (1, whole) for own, whole in sizes)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}".replace("torch.", "") if isinstance(value, Tensor) else type(value).__name__
+
+
+def _sizes(delta: Tensor) -> str:
+    return ", ".join(map(str, delta.shape))

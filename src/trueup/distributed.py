@@ -1,0 +1,101 @@
+"""Sums and concatenations over the processes of an initialised `torch.distributed` group; without one, nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def ranks() -> int:
+    """How many processes work together: 1 where no group is initialised."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's place among them, from 0 on."""
+    return dist.get_rank() if ranks() > 1 else 0
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Concatenate the rows of every rank's tensor in the order of the ranks, which may have different numbers of rows.
+
+    A rank without rows need not know the others' shape or type. Without a group it is the tensor itself.
+
+    >>> gathered(torch.arange(3))
+    tensor([0, 1, 2])
+    """
+    if ranks() == 1:
+        return tensor
+    shapes = everyone((tuple(tensor.shape), tensor.dtype))
+    kinds = {(shape[1:], dtype) for shape, dtype in shapes if shape[0]}
+    if len(kinds) > 1:
+        found = ", ".join(f"{shape} {dtype}" for shape, dtype in shapes)
+        raise ValueError(f"the ranks' tensors must differ in their rows alone, got {found}".replace("torch.", ""))
+    rest, dtype = kinds.pop() if kinds else (tuple(tensor.shape[1:]), tensor.dtype)
+    parts = []
+    for source, (shape, _) in enumerate(shapes):
+        if not shape[0]:
+            continue
+        if source == rank():
+            part = tensor.detach().to(_carrier(), copy=True).contiguous()
+        else:
+            part = torch.empty((shape[0], *rest), dtype=dtype, device=_carrier())
+        dist.broadcast(part, src=source)
+        parts.append(part)
+    if not parts:
+        return tensor
+    return torch.cat(parts).to(tensor.device)
+
+
+def reduced(tensor: Tensor) -> Tensor:
+    """Sum a tensor over the ranks, entry by entry; without a group it is the tensor itself.
+
+    >>> reduced(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    if ranks() == 1:
+        return tensor
+    total = tensor.detach().to(_carrier(), copy=True).contiguous()
+    dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def everyone(thing: Any) -> list[Any]:
+    """What each rank has, a small object that pickles, in the order of the ranks."""
+    things: list[Any] = [thing]
+    if ranks() > 1:
+        things = [None] * ranks()
+        dist.all_gather_object(things, thing)
+    return things
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Raise on every rank when the body raises on one, so that none waits for it forever.
+
+    The body may not itself gather or reduce. The others raise a `RuntimeError` that names the rank and its error.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    said = everyone(failure and f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for source, message in enumerate(said):
+        if message:
+            raise RuntimeError(f"rank {source} failed with {message}")
+
+
+def _carrier() -> torch.device:
+    """Where tensors have to be to travel: NCCL alone carries none from the CPU."""
+    backend = str(dist.get_backend())
+    if "nccl" in backend and "gloo" not in backend:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

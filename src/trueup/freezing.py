@@ -1,0 +1,127 @@
+"""A network held still: used for a while, and left exactly as it was found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Hold a model in evaluation mode, without gradients of its parameters, and leave it exactly as it was.
+
+    On leaving, also by an exception or Ctrl-C, these are back to the bit: the mode of every module, `requires_grad` and
+    `.grad` of every parameter, every module's hooks and buffers, and the global random states of torch (CUDA's too, if
+    it is in use), NumPy and Python. So batch-norm statistics never move, and reading a shuffled loader draws nothing.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
+    >>> with frozen(model):
+    ...     model.training, model[0].weight.requires_grad
+    (False, False)
+    >>> model.training, model[0].weight.requires_grad
+    (True, True)
+    """
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(f"model must have all its shapes, got lazy {', '.join(lazy)}; call it once on a batch before")
+    with ExitStack() as leaving:  # which does all of it, even where one part should fail
+        for remembered in (_modes, _parameters, _hooks, _buffers, _random_states):
+            leaving.callback(remembered(model))
+        for module in model.modules():
+            module.training = False  # not .eval(), which some models use to fold weights
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+            parameter.grad = None  # set aside, so that nothing can add to it
+        yield
+
+
+def _modes(model: nn.Module) -> Callable[[], None]:
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, mode in modes:
+            module.training = mode
+
+    return restore
+
+
+def _parameters(model: nn.Module) -> Callable[[], None]:
+    found = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+
+    def restore() -> None:
+        for parameter, wanted, grad in found:
+            parameter.requires_grad = wanted
+            parameter.grad = grad
+
+    return restore
+
+
+def _hooks(model: nn.Module) -> Callable[[], None]:
+    """The dictionaries themselves stay: the handles that remove hooks know them."""
+    found = [
+        (hooks, list(hooks.items()))
+        for module in model.modules()
+        for name, hooks in vars(module).items()
+        if "_hooks" in name and isinstance(hooks, dict)
+    ]
+    kinds = [(module, module._is_full_backward_hook) for module in model.modules()]
+
+    def restore() -> None:
+        for module, kind in kinds:
+            module._is_full_backward_hook = kind
+        for hooks, kept in found:
+            if list(hooks.items()) != kept:
+                hooks.clear()
+                hooks.update(kept)
+
+    return restore
+
+
+def _buffers(model: nn.Module) -> Callable[[], None]:
+    found = [(module, dict(module._buffers), set(module._non_persistent_buffers_set)) for module in model.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+    def restore() -> None:
+        for module, kept, passing in found:
+            if list(map(id, module._buffers.values())) != list(map(id, kept.values())):
+                module._buffers.clear()
+                module._buffers.update(kept)
+            module._non_persistent_buffers_set = passing
+        with torch.no_grad():
+            for buffer, value in values:
+                if not _alike(buffer, value):
+                    buffer.data = value
+                elif not _same_bits(buffer, value):  # writing all of them would spoil gradients the caller waits for
+                    buffer.copy_(value)
+
+    return restore
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.layout is not torch.strided:
+        return False
+    return torch.equal(*(x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)))
+
+
+def _random_states(model: nn.Module) -> Callable[[], None]:
+    on_cpu, legacy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def restore() -> None:
+        torch.set_rng_state(on_cpu)
+        np.random.set_state(legacy)  # noqa: NPY002
+        random.setstate(python)
+        if on_cuda is not None:
+            torch.cuda.set_rng_state_all(on_cuda)
+
+    return restore

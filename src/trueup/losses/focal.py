@@ -1,0 +1,66 @@
+"""Focal loss, with one exponent or with Mukhoti's two."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trueup.losses.base import Loss, per_sample
+from trueup.losses.options import at_least
+
+TINY = 1e-12
+"""The least 1 − p that is raised to a power: below 1 the power's slope has no bound at 0."""
+
+
+@per_sample(gamma=at_least(0))
+def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: bool = False) -> Tensor:
+    """The cross-entropy, weighted down where the label is already probable: −(1−p_y)^γ ln p_y.
+
+    It keeps confidence down. With `detach_weight` no gradient flows through (1−p_y)^γ. Not proper: its minimum is less
+    confident than the truth, so a network that is underconfident gets worse.
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    >>> [f"{v:.4f}" for v in focal(logits, torch.tensor([0, 2]), gamma=1.0)]
+    ['0.0510', '1.2226']
+
+    Lin et al. (2017), Focal loss for dense object detection; Mukhoti et al. (2020), Calibrating deep neural networks
+    using focal loss. Wang, Feng & Zhang (2021) detach the weight.
+    """
+    nll = functional.cross_entropy(logits, labels, reduction="none")
+    weight = unlikelihood(nll).pow(gamma)
+    return (weight.detach() if detach_weight else weight) * nll
+
+
+@per_sample()
+def flsd53(logits: Tensor, labels: Tensor, *, detach_weight: bool = False) -> Tensor:
+    """Focal loss that presses harder on improbable labels: −(1−p_y)^γ ln p_y with γ = 5 where p_y < 0.2, else 3.
+
+    It is the authors' recommendation where γ cannot be tuned. Not for an underconfident network; and its value jumps
+    at p_y = 0.2, so that a line search may stumble.
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    >>> [f"{v:.4f}" for v in flsd53(logits, torch.tensor([0, 2]))]
+    ['0.0023', '1.2753']
+
+    Mukhoti et al. (2020), Calibrating deep neural networks using focal loss.
+    """
+    nll = functional.cross_entropy(logits, labels, reduction="none")
+    rest = unlikelihood(nll)
+    weight = rest.pow(3) * torch.where(rest > 0.8, rest.square(), 1.0)
+    return (weight.detach() if detach_weight else weight) * nll
+
+
+class Focal(Loss, function=focal, neutral={"gamma": 0.0}):
+    """The `focal` loss as a Module."""
+
+
+class FLSD53(Loss, function=flsd53):
+    """The focal loss `flsd53` as a Module."""
+
+
+def unlikelihood(nll: Tensor) -> Tensor:
+    """1 − p_y without cancellation, never quite 0."""
+    return -torch.expm1(-nll).clamp(max=-TINY)

@@ -1,0 +1,211 @@
+"""What goes into a network and what comes out of it: batches of any kind, and the logits in any kind of output."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Device: TypeAlias = torch.device | str | int
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""Under which names a batch may hold its labels; the first that is there is taken."""
+
+
+class Batch(NamedTuple):
+    """One batch, parsed: `model(*args, **kwargs)` ought to say `labels`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Tensor
+
+
+def batches(loader: Iterable[Any], *, device: Device | None = None) -> Iterator[Batch]:
+    """Parse what a loader gives, moving tensors to `device` where one is named.
+
+    A tuple or a list ends in its labels, and what comes before are positional arguments. A mapping, a dataclass or a
+    named tuple has the labels under `labels`, `label`, `targets`, `target` or `y`, and the others are keywords.
+    NumPy arrays become tensors, and labels int64 of shape (n,).
+
+    >>> [batch] = batches([{"x": torch.zeros(2, 3), "label": [1, 0]}])
+    >>> list(batch.kwargs), batch.labels
+    (['x'], tensor([1, 0]))
+    """
+    for number, batch in enumerate(loader):
+        try:
+            args, kwargs, labels = _parts(batch)
+            labels = _labels(labels)
+        except ValueError as error:
+            raise ValueError(f"batch {number}: {error}") from None
+        yield Batch(
+            tuple(_moved(value, device) for value in args),
+            {name: _moved(value, device) for name, value in kwargs.items()},
+            _moved(labels, device),
+        )
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned: itself, its entry or attribute `logits`, or a tuple's first tensor.
+
+    >>> logits_of({"loss": None, "logits": torch.ones(1, 2)})
+    tensor([[1., 1.]])
+    """
+    key = _key(output)
+    return output if key is None else _entry(output, key)
+
+
+def with_logits(output: Any, logits: Tensor) -> Any:
+    """The same kind of output with its logits replaced, and nothing else; the given one stays as it is.
+
+    >>> with_logits((torch.ones(1, 2), "state"), torch.zeros(1, 2))
+    (tensor([[0., 0.]]), 'state')
+    """
+    key = _key(output)
+    return logits if key is None else _replaced(output, key, logits)
+
+
+def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Each tensor in nested tuples, lists and mappings, after the keys that lead to it.
+
+    >>> [keys for keys, tensor in tensors_in(((torch.ones(1), {"mask": torch.ones(1)}), {"scale": 2.0}))]
+    [(0, 0), (0, 1, 'mask')]
+    """
+    if isinstance(inputs, Tensor):
+        yield (), inputs
+    elif isinstance(inputs, Mapping | tuple | list):
+        for key, value in inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs):
+            yield from (((key, *keys), tensor) for keys, tensor in tensors_in(value))
+
+
+def changed_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Any:
+    """The same inputs with the one tensor changed that the keys lead to; the given ones stay as they are.
+
+    >>> changed_at((torch.ones(2), "text"), (0,), lambda x: x + 1)
+    (tensor([2., 2.]), 'text')
+    """
+    if not keys:
+        return change(inputs)
+    return _replaced(inputs, keys[0], changed_at(inputs[keys[0]], keys[1:], change))
+
+
+def _key(output: Any) -> Any:
+    """Where the logits are: None when the output is them, else an index, a key or the name of an attribute."""
+    if isinstance(output, Tensor):
+        return None
+    kind = type(output).__name__
+    key: int | str = "logits"
+    found: Any = None
+    if isinstance(output, Mapping) and key not in output:
+        fact = f"{kind} with keys {_listed(output)}"
+    elif isinstance(output, Mapping) or hasattr(output, "logits"):
+        found = _entry(output, key)
+        fact = f"{kind} whose logits are of type {type(found).__name__}"
+    elif isinstance(output, tuple | list):
+        key, found = next(((i, entry) for i, entry in enumerate(output) if isinstance(entry, Tensor)), (0, None))
+        fact = f"{kind} of {', '.join(type(entry).__name__ for entry in output) or 'nothing'}"
+    else:
+        fact = kind
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            "the model's output must be a tensor, a tuple or list that holds one, or have one under `logits`, "
+            f"got {fact}; wrap the model in one that returns its logits"
+        )
+    return key
+
+
+def _entry(container: Any, key: Any) -> Any:
+    indexed = isinstance(container, Mapping) or not isinstance(key, str)
+    return container[key] if indexed else getattr(container, key)
+
+
+def _replaced(container: Any, key: Any, value: Any) -> Any:
+    if isinstance(container, tuple):
+        at = container._fields.index(key) if isinstance(key, str) else key  # type: ignore[attr-defined]
+        return _like(container, [value if i == at else entry for i, entry in enumerate(container)])
+    if isinstance(container, Mapping) and not isinstance(container, MutableMapping):
+        return type(container)({**container, key: value})  # type: ignore[call-arg]
+    changed = copy.copy(container)
+    if isinstance(container, MutableMapping | list):
+        changed[key] = value
+        return changed
+    try:
+        setattr(changed, key, value)
+    except AttributeError:  # a frozen dataclass
+        object.__setattr__(changed, key, value)
+    return changed
+
+
+def _like(container: Any, entries: list[Any]) -> Any:
+    return container._make(entries) if hasattr(container, "_make") else type(container)(entries)
+
+
+def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    named = _named(batch)
+    if named is not None:
+        label = next((name for name in LABELS if name in named), None)
+        if label is None:
+            raise ValueError(f"labels must be under one of {', '.join(LABELS)}, got {_listed(named)}")
+        labels = named.pop(label)
+        return (), named, labels
+    kind = type(batch).__name__
+    if isinstance(batch, tuple | list):
+        if len(batch) < 2:
+            raise ValueError(f"a {kind} must hold the inputs and then the labels, got {len(batch)} in it")
+        return tuple(batch[:-1]), {}, batch[-1]
+    shape = f" of shape {tuple(batch.shape)}" if hasattr(batch, "shape") else ""
+    raise ValueError(
+        "it must be a tuple or list that ends in the labels, or a mapping, dataclass or named tuple, "
+        f"got {kind}{shape}; a loader of one batch is [(inputs, labels)]"
+    )
+
+
+def _named(batch: Any) -> dict[str, Any] | None:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return {field.name: getattr(batch, field.name) for field in fields(batch)}
+    if isinstance(batch, tuple) and hasattr(batch, "_asdict"):
+        return dict(batch._asdict())
+    return None
+
+
+def _labels(labels: Any) -> Tensor:
+    try:
+        y = torch.as_tensor(_without_numpy(labels))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"labels must be an array of integers, got {type(labels).__name__}: {error}") from None
+    if y.ndim != 1:
+        raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}")
+    if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
+        raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
+    return y.detach().to(torch.int64)
+
+
+def _moved(value: Any, device: Device | None) -> Any:
+    """Tensors to the device, also inside of tuples, lists, dicts and whatever knows how to move itself."""
+    value = _without_numpy(value)
+    if callable(getattr(value, "to", None)):
+        return value if device is None else value.to(device)
+    if isinstance(value, MutableMapping):
+        moved = copy.copy(value)
+        for key, entry in value.items():
+            moved[key] = _moved(entry, device)
+        return moved
+    if isinstance(value, tuple | list):
+        return _like(value, [_moved(entry, device) for entry in value])
+    return value
+
+
+def _without_numpy(value: Any) -> Any:
+    """Numbers as a tensor, which wants an array that it may write to."""
+    numbers = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+    return torch.from_numpy(np.require(value, requirements=["C", "W"])) if numbers else value
+
+
+def _listed(named: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, named)) or "nothing"

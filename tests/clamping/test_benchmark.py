@@ -1,0 +1,24 @@
+"""The benchmark of clamping, in its small form."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "benchmarks/clamping.py"]
+
+
+def test_it_runs_small_and_without_data():
+    alone = {name: value for name, value in os.environ.items() if name != "TRUEUP_DATA"}
+    out = subprocess.run([*COMMAND, "--small"], cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
+    for what in ("untouched", "bit for bit", "in distribution", "share of the oracle's gain", "the worst", "projected"):
+        assert what in out
+    assert "MISS" not in out
+
+
+def test_without_data_it_says_what_it_wants():
+    alone = {name: value for name, value in os.environ.items() if name != "TRUEUP_DATA"}
+    ended = subprocess.run(COMMAND, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("TRUEUP_DATA must name the folder")

@@ -1,0 +1,103 @@
+"""Clamped networks and their files."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from trueup.artifact import load_calibrator, save_calibrator
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping import clamp
+from trueup.clamping.file import load_clamped, save_clamped
+from trueup.models import Calibrated
+
+
+def network(inputs=4, classes=3):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(inputs, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes)).eval()
+
+
+def sample():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(90, 4, generator=generator), torch.randint(0, 3, (90,), generator=generator)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lam": 1e-3}, {"input_map": "affine", "lam": 1e-3, "box": (-2, torch.ones(4))}]
+)
+def test_what_is_loaded_is_what_was_saved(tmp_path, options):
+    model, (x, y) = network(), sample()
+    clamped = clamp(model, [(x, y)], loss="focal", gamma=(0.0, 1.0), progress=False, **options)
+    save_clamped(clamped, tmp_path / "net.safetensors")
+    loaded = load_clamped(model, tmp_path / "net.safetensors")
+    assert loaded.fit_record == clamped.fit_record
+    assert type(loaded.before) is type(clamped.before)
+    assert torch.equal(loaded(x), clamped(x))
+    assert loaded.model is model
+    with safe_open(tmp_path / "net.safetensors", framework="pt") as file:
+        assert {"delta", "temperature"} <= set(file.keys())
+        json.loads(file.metadata()["trueup"])
+
+
+def test_another_model_is_refused_by_what_differs(tmp_path):
+    path = tmp_path / "net.safetensors"
+    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    with pytest.raises(ValueError, match=r"0\.weight \(8, 5\) instead of \(8, 4\)"):
+        load_clamped(network(inputs=5), path)
+    with pytest.raises(ValueError, match=r"3\.weight \(7, 8\) instead of \(3, 8\); 3\.bias \(7,\) instead of \(3,\)"):
+        load_clamped(network(classes=7), path)
+    with pytest.raises(ValueError, match=r"0\.weight missing instead of \(8, 4\).* and \d+ more"):
+        load_clamped(nn.Identity(), path)
+
+
+def test_files_that_hold_something_else(tmp_path):
+    path = tmp_path / "net.safetensors"
+    save_calibrator(Temperature(2.0), path)
+    with pytest.raises(ValueError, match="holds no clamped network but schema, calibrator"):
+        load_clamped(network(), path)
+    save_file({"weight": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="holds no clamped network but weight"):
+        load_clamped(network(), path)
+    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    with pytest.raises(ValueError, match="net.safetensors"):
+        load_calibrator(path)
+    with pytest.raises(FileNotFoundError):
+        load_clamped(network(), tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content, tensors: content.update(schema=2), "the schema must be 1, got 2"),
+        (lambda content, tensors: content["clamped"].update(before="Warp"), "no input map is called 'Warp'"),
+        (lambda content, tensors: content["clamped"].pop("record"), "must tell of before, record and model"),
+        (lambda content, tensors: tensors.pop("delta"), "the tensors must be delta, temperature, got temperature"),
+        (lambda content, tensors: tensors.update(more=torch.ones(1)), "got delta, more, temperature"),
+        (lambda content, tensors: content["clamped"]["record"]["dict"].pop("lam"), "the record of the fit is none"),
+    ],
+)
+def test_a_damaged_file_says_how(tmp_path, change, message):
+    path = tmp_path / "net.safetensors"
+    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = json.loads(file.metadata()["trueup"])
+    change(content, tensors)
+    save_file(tensors, path, metadata={"trueup": json.dumps(content)})
+    with pytest.raises(ValueError, match=message):
+        load_clamped(network(), path)
+
+
+def test_only_clamped_networks_are_saved(tmp_path):
+    with pytest.raises(ValueError, match="clamped must be what clamp returns, got Calibrated"):
+        save_clamped(Calibrated(network()), tmp_path / "net.safetensors")
+    clamped = clamp(network(), [sample()], lam=1e-3, progress=False)
+    with pytest.raises(ValueError, match="the suffix must be .safetensors, got '.pt'"):
+        save_clamped(clamped, tmp_path / "net.pt")
+    clamped.after = None
+    with pytest.raises(ValueError, match="a Temperature after the model, got Shift and NoneType"):
+        save_clamped(clamped, tmp_path / "net.safetensors")

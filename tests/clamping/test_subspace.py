@@ -1,0 +1,153 @@
+"""The default recipe: it leaves alone what is well, repairs what was shifted, and keeps to its budget."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trueup import metrics
+from trueup.clamping import Affine, clamp
+from trueup.clamping.subspace import subspace
+from trueup.models import collect
+
+
+class Blobs(nn.Module):
+    """Tells small images apart by the brightness of their quarters, through one bend."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("first", torch.randn(3 * 16, 24, generator=generator).double() / 4)
+        self.register_buffer("second", torch.randn(24, 4, generator=generator).double())
+
+    def forward(self, x):
+        return torch.tanh(x.flatten(1) @ self.first) @ self.second
+
+
+def images(n, seed, shift=None, scale=1.0):
+    """Smooth images with labels that the network's own probabilities gave, then seen through a tinted glass."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(n, 3, 2, 2, generator=generator).double()
+    x = nn.functional.interpolate(coarse, size=(4, 4), mode="bilinear")
+    y = torch.multinomial(torch.softmax(Blobs()(x), dim=1), 1, generator=generator)[:, 0]
+    tint = torch.tensor([0.0, 0.0, 0.0] if shift is None else shift).double().reshape(3, 1, 1)
+    return scale * x + tint, y
+
+
+def loader(x, y, size=200):
+    return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+
+
+def nll_of(model, x, y):
+    return metrics.nll(*collect(model, loader(x, y), progress=False))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_network_that_is_well_is_left_alone(seed):
+    x, y = images(1000, seed)
+    record = clamp(Blobs(), loader(x, y), progress=False).fit_record
+    assert record.delta_norm == 0
+    assert math.isinf(record.lam)
+    assert record.equivalents <= 20
+    assert record.verdict.startswith("No: temperature is enough")
+    assert record.objective == record.baseline
+    assert record.evidence > 0.01 or "standard error" in record.verdict
+    assert record.temperature == pytest.approx(1.0, abs=0.2)
+    assert set(record.candidates) == {math.inf, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_tint_is_taken_off(seed):
+    tint = [1.0, -0.8, 0.6]
+    x, y = images(1000, seed, tint)
+    clamped = clamp(Blobs(), loader(x, y), progress=False)
+    record = clamped.fit_record
+    test = images(2000, 10 + seed, tint)
+    before, after = nll_of(Blobs(), *test), nll_of(clamped, *test)
+    oracle = nll_of(Blobs(), *images(2000, 10 + seed))
+    assert after < oracle + 0.15 * (before - oracle)
+    assert record.evidence < 0.01
+    assert record.verdict.startswith("Yes: ")
+    assert record.equivalents <= 80
+    np.testing.assert_allclose(clamped.before.delta.mean(dim=(1, 2)), [-t for t in tint], atol=0.25)
+    assert record.objective < record.baseline
+    assert record.lemma_residual < 1e-9
+    assert record.notes["held_out_gain"] > record.notes["held_out_error"]
+
+
+def test_a_scale_a_channel_follows_contrast():
+    x, y = images(1500, 0, scale=0.3)
+    test = images(2000, 10, scale=0.3)
+    shifted, scaled = (clamp(Blobs(), loader(x, y), input_map=m, progress=False) for m in ("shift", "affine"))
+    assert isinstance(scaled.before, Affine)
+    assert scaled.before.scale.shape == (3, 1, 1)
+    assert nll_of(scaled, *test) < nll_of(shifted, *test) - 0.02
+    assert 1.8 < float(scaled.before.scale.mean()) < 6
+    assert scaled.fit_record.input_map == "affine"
+
+
+def test_a_penalty_that_is_given_is_not_questioned():
+    x, y = images(600, 0)
+    found = clamp(Blobs(), loader(x, y), lam=1e-3, progress=False)
+    assert found.fit_record.lam == 1e-3
+    assert found.fit_record.delta_norm > 0
+    assert found.fit_record.verdict.startswith("Not asked, since λ was given, though")
+    record = clamp(Blobs(), loader(x, y), lam=math.inf, progress=False).fit_record
+    assert record.delta_norm == 0
+    by_rule = clamp(Blobs(), loader(x, y), lam="R1", progress=False).fit_record
+    assert by_rule.lam == pytest.approx(0.1 * nll_of(Blobs(), x, y))
+
+
+def test_it_ends_at_a_minimum_of_the_subspace():
+    x, y = images(800, 0, [1.0, -0.8, 0.6])
+    found = clamp(Blobs(), loader(x, y), lam=1e-3, recipe=partial(subspace, frequencies=1, passes=60), progress=False)
+    record, delta = found.fit_record, found.before.delta
+    assert record.notes["directions"] == 4
+    assert record.objective == pytest.approx(nll_of(found, x, y) + 1e-3 * float(delta.square().sum()), abs=1e-9)
+    direction = torch.ones(1, 4, 4).double() / 4
+    for channel in range(3):
+        for step in (-0.05, 0.05):
+            moved = delta.clone()
+            moved[channel] += step * direction[0]
+            with torch.no_grad():
+                z = Blobs()(x + moved)
+            other = metrics.nll(z / record.temperature, y) + 1e-3 * float(moved.square().sum())
+            assert other > record.objective - 1e-5
+
+
+def test_the_order_and_the_batches_of_the_samples_do_not_matter():
+    x, y = images(700, 0, [1.0, -0.8, 0.6])
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
+    one = clamp(Blobs(), loader(x, y), progress=False)
+    other = clamp(Blobs(), loader(x[order], y[order], 64), progress=False)
+    torch.testing.assert_close(one.before.delta, other.before.delta, atol=1e-6, rtol=1e-6)
+    assert one.fit_record.temperature == pytest.approx(other.fit_record.temperature, rel=1e-6)
+    assert one.fit_record.lam == other.fit_record.lam
+
+
+@pytest.mark.parametrize("m", [3, 40])
+def test_vectors_have_directions_of_their_own(m):
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(m, 4).double()
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=generator).double()
+    x = torch.randn(900, m, generator=generator).double() * torch.linspace(2, 0.1, m) + 0.5
+    with torch.no_grad():
+        y = torch.multinomial(torch.softmax(model(x), dim=1), 1, generator=generator)[:, 0]
+    still = clamp(model, loader(x, y), progress=False).fit_record
+    moved = clamp(model, loader(1.8 * x[:, :] - 1.0 * (x.mean(dim=0) * 3), y), progress=False).fit_record
+    assert still.objective <= still.baseline
+    assert moved.objective < moved.baseline - 0.05
+    assert moved.verdict.startswith("Yes")
+
+
+def test_few_samples_or_one_class_end_well():
+    x, y = images(12, 0)
+    record = clamp(Blobs(), [(x, y)], progress=False).fit_record
+    assert record.samples == 12
+    with pytest.warns(UserWarning, match="bound"):
+        sure = clamp(nn.Identity(), [(torch.eye(3).double().repeat(9, 1), torch.arange(3).repeat(9))], progress=False)
+    assert sure.fit_record.delta_norm == 0
