@@ -60,11 +60,14 @@ class Histogram(TopLabel):
     ) -> Self:
         """Count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
         z, y = as_tensors(logits, labels, at_least=1)
-        confidence, hits = confidences_and_hits(z, y)
         if edges not in ("width", "mass"):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
-        places = equal_mass(confidence, bins) if edges == "mass" else _slack_edges(bins, z)
-        tally = Bins.tallied(confidence, hits, places)
+        if edges == "mass":
+            confidence, hits = confidences_and_hits(z, y, quick=True)
+            places = equal_mass(confidence, bins)
+            tally = Bins.tallied(confidence, hits, places)
+        else:
+            places, tally = _slack_edges(bins, z), Bins.of(z, y, bins=bins)
         return cls(places, _frequency(tally.count, tally.hits, places, empty), 1 / (len(z) + 2))
 
     @classmethod

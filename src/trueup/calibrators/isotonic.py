@@ -63,7 +63,7 @@ class Isotonic(TopLabel):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Pool adjacent violators."""
         z, y = as_tensors(logits, labels, at_least=1)
-        confidence, hits = confidences_and_hits(z, y)
+        confidence, hits = confidences_and_hits(z, y, quick=True)
         knots, values = pooled(confidence, confidence[hits > 0])
         return cls(knots, clipped(values, len(z)))
 
