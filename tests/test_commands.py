@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -15,6 +17,15 @@ def test_the_demo_prints_a_table():
     out = run("examples/digits.py")
     assert "997 rows, 10 classes, 15 bins" in out
     assert "It is miscalibrated and overconfident" in out
+
+
+def test_lightning_logs_the_streaming_metrics():
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    out = run("-W", "ignore", "examples/lightning_digits.py")
+    ece = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("epoch")]
+    assert len(ece) == 4
+    assert 0 < ece[0] < 0.5
+    assert "brier" in out.split("The table of the last:")[1]
 
 
 def test_the_benchmark_runs_small_and_without_peers():
