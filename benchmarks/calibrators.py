@@ -37,6 +37,8 @@ from trueup.registry import METHODS
 Pair = tuple[Tensor, Tensor]
 
 TRUE_TEMPERATURE = 1.7
+OTHERS = ("vector", "ms_odir", "platt", "beta", "temperature_brier", "isotonic_pooled")
+"""Rivals of the automatic choice beside those it chooses from."""
 SCALES = (0.02, 1.0, 5.0, 50.0, 500.0)
 
 
@@ -412,7 +414,7 @@ def judge_oracle(sizes: Sizes) -> None:
     ):
         after = METHODS[method](*val)(test.logits)
         nll, ece = metrics.nll(after, test.labels), metrics.ece(after, test.labels)
-        near = published is None or abs(ece - published) <= 0.003
+        near = published is None or ece <= published + 0.003
         print_row(
             f"cifar10_densenet40, {method}: test NLL",
             f"{nll:.6f}",
@@ -434,7 +436,7 @@ def study() -> None:
     for name, splits in real_files(Path(folder) / "logits"):
         losses: dict[str, list[np.ndarray]] = {}
         for fit, test in splits:
-            runs = {method: ours(method) for method in (*CHOICES, "auto")}
+            runs = {method: ours(method) for method in (*CHOICES, *OTHERS, "auto")}
             runs |= {f"{m} {p}": f for m in ("sms", "svs", "ets") for p, f in peers.fitting(m).items()}
             for key, run in runs.items():
                 losses.setdefault(key, []).append(row_losses(run(*fit), test))
@@ -453,7 +455,7 @@ def study() -> None:
                     "≤ .0005",
                     passed,
                 )
-        best = min(CHOICES, key=lambda key: means[key])
+        best = min((key for key in means if key != "auto" and " " not in key), key=lambda key: means[key])
         # The rows of all splits together: the mean regret beside the standard error of a split's.
         regret = [a - b for a, b in zip(losses["auto"], losses[best], strict=True)]
         mean = float(np.mean([r.mean() for r in regret]))

@@ -19,8 +19,11 @@ from trueup.rows import hashed_groups, rows
 
 Fit = Callable[..., Calibrator]
 
-CHOICES = ("identity", "temperature", "ets", "svs", "sms", "isotonic_pooled")
+CHOICES = ("identity", "temperature", "ets", "diagonal", "svs", "sms", "dirichlet_odir")
 """What `auto` chooses from, the simplest first."""
+MANY_CLASSES = 200
+LEAN = ("identity", "temperature", "ets", "svs")
+"""What it chooses from where there are more than that many classes: a matrix of them would take hours."""
 
 
 class Chain(Calibrator):
@@ -230,7 +233,7 @@ def choose(
 
 
 def auto(logits: Any, labels: Any) -> Calibrator:
-    """Choose among `CHOICES` by cross-validated likelihood.
+    """Choose among `CHOICES`, or `LEAN` for many classes, by cross-validated likelihood.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(500, 3))
@@ -238,7 +241,8 @@ def auto(logits: Any, labels: Any) -> Calibrator:
     >>> auto(3 * z, y).choice.chosen
     'temperature'
     """
-    return choose(CHOICES)(logits, labels)
+    z, y = as_tensors(logits, labels, at_least=10)
+    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else LEAN)(z, y)
 
 
 class Refinement(NamedTuple):

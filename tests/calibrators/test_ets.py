@@ -126,7 +126,7 @@ def test_both_losses_are_no_worse_than_temperature_in_their_own_score():
     logits, labels = calibrated(2000, 6, temperature=2.0, scale=5.0, seed=3)
     scaled = Temperature.fit(logits, labels)(logits)
     by_nll = EnsembleTemperature.fit(logits, labels, loss="nll")(logits)
-    by_brier = EnsembleTemperature.fit(logits, labels)(logits)
+    by_brier = EnsembleTemperature.fit(logits, labels, loss="brier")(logits)
     assert metrics.nll(by_nll, labels) <= metrics.nll(scaled, labels) + 1e-12
     assert metrics.brier(by_brier, labels) <= metrics.brier(scaled, labels) + 1e-12
 
@@ -143,7 +143,7 @@ def test_wrong_arguments_are_named():
 def test_real_predictions_get_better(data):
     with np.load(data / "logits" / "cifar10_densenet40.npz") as file:
         val, test = ((file[f"{half}_logits"], file[f"{half}_labels"]) for half in ("val", "test"))
-    ets = EnsembleTemperature.fit(*val)
+    ets = EnsembleTemperature.fit(*val, loss="brier")
     assert ets.temperature.item() == pytest.approx(2.799, abs=1e-3)
     for loss, nll in (("brier", 0.22693), ("nll", 0.22556)):
         after = EnsembleTemperature.fit(*val, loss=loss)(test[0])

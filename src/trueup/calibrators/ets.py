@@ -25,14 +25,14 @@ _TRACE = 1e-3
 class EnsembleTemperature(Calibrator):
     """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1.
 
-    T minimises the Brier score (or the NLL), then w does, exactly. The ranking stays, and no rare error can cost more
-    than ln(K/w₃). Not for networks whose miscalibration differs between classes.
+    T minimises the NLL (or, as published, the Brier score, which pays for it in NLL), then w does, exactly. The ranking
+    stays, and no rare error can cost more than ln(K/w₃). Not for networks whose miscalibration differs between classes.
     Zhang et al., "Mix-n-match: ensemble and compositional methods for uncertainty calibration in deep learning" (2020).
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 10))
     >>> y = np.where(rng.random(5000) < 0.2, rng.integers(0, 10, 5000), (z + rng.gumbel(size=z.shape)).argmax(axis=1))
-    >>> ets = EnsembleTemperature.fit(z, y, loss="nll")
+    >>> ets = EnsembleTemperature.fit(z, y)
     >>> ets.weights.numpy().round(2)
     array([0.  , 0.82, 0.18])
     """
@@ -63,7 +63,7 @@ class EnsembleTemperature(Calibrator):
         return torch.logsumexp(parts + torch.log(self.weights)[:, None, None], dim=0).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "brier") -> Self:
+    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll") -> Self:
         """Minimise the loss in T alone, then in the weights."""
         z, y = as_tensors(logits, labels, at_least=1)
         scale = scale_of(z)
