@@ -19,7 +19,7 @@ from trueup.rows import hashed_groups, rows
 
 Fit = Callable[..., Calibrator]
 
-CHOICES = ("identity", "temperature", "ets", "diagonal", "svs", "sms", "dirichlet_odir")
+CHOICES = ("identity", "temperature", "ets", "diagonal", "svs", "sms", "diagonal_sms", "dirichlet_odir")
 """What `auto` chooses from, the simplest first."""
 MANY_CLASSES = 200
 LEAN = ("identity", "temperature", "ets", "svs")
@@ -140,6 +140,21 @@ def _binary(odds: Tensor) -> Tensor:
 def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
     """Temperature scaling, then histogram binning of the confidence: `chain("temperature", "histogram")`."""
     return chain("temperature", "histogram")(logits, labels)
+
+
+def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
+    """One increasing map for all logits, then structured matrix scaling: `chain("diagonal", "sms")`.
+
+    The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
+    keep the predicted class.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(500, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> diagonal_sms(3 * z, y)(3 * z).shape
+    (500, 3)
+    """
+    return chain("diagonal", "sms")(logits, labels)
 
 
 def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:

@@ -115,6 +115,7 @@ METHODS = Lazy(
         **_fits("diagonal", diagonal="Diagonal.fit"),
         **_fits("density", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
         "temperature_histogram": "trueup.combine:temperature_histogram",
+        "diagonal_sms": "trueup.combine:diagonal_sms",
         "auto": "trueup.combine:auto",
     },
 )
