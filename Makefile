@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench bench-clamping clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/python examples/digits.py
@@ -28,6 +28,10 @@ bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
 	$(BENCH)/bin/python benchmarks/metrics.py
 	$(BENCH)/bin/python benchmarks/calibrators.py
+
+# TRUEUP_DATA names the folder of networks and images; OPTIONS=--full runs every bar.
+bench-clamping: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/clamping.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
