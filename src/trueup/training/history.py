@@ -1,0 +1,69 @@
+"""What a training run leaves behind: a row an epoch, and which training samples were right when."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch's figures; those of a half that is not there are NaN."""
+
+    number: int
+    """From 1."""
+    rate: float
+    """Learning rate at its start."""
+    loss: float
+    """Mean training loss."""
+    train_accuracy: float
+    accuracy: float
+    """On the validation half, as the next two."""
+    nll: float
+    ece: float
+    test_ece: float
+    optimal_ece: float
+    """The least test ECE that any one temperature could give: below what a validation half can choose."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """All epochs of a run.
+
+    >>> from dataclasses import replace
+    >>> import numpy as np
+    >>> History((), np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool)).learned_epochs()
+    array([ 2.,  3.,  1., inf])
+    """
+
+    epochs: tuple[Epoch, ...] = ()
+    correct: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
+    """(epochs, n): whether a training sample was classified correctly at the end of each epoch."""
+
+    def learned_epochs(self) -> np.ndarray:
+        """The first epoch from which on each training sample was right to the end; infinity if there is none.
+
+        Wang et al., "Rethinking calibration of deep neural networks" (2021).
+        """
+        last_wrong = np.where(~self.correct, np.arange(1, len(self.correct) + 1)[:, None], 0).max(axis=0, initial=0)
+        return np.where(last_wrong < len(self.correct), last_wrong + 1.0, np.inf)
+
+    def and_then(self, epoch: Epoch, correct: np.ndarray) -> History:
+        """With one more epoch."""
+        seen = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
+        return History((*self.epochs, epoch), np.concatenate([seen, correct[None]]))
+
+    def as_state(self) -> dict[str, Any]:
+        """Plain numbers and tensors, for a checkpoint."""
+        return {"epochs": [asdict(epoch) for epoch in self.epochs], "correct": torch.from_numpy(self.correct)}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> History:
+        """From what `as_state` gave."""
+        correct: Tensor = state["correct"]
+        return cls(tuple(Epoch(**epoch) for epoch in state["epochs"]), correct.numpy())
