@@ -37,7 +37,7 @@ from trueup.registry import METHODS
 Pair = tuple[Tensor, Tensor]
 
 TRUE_TEMPERATURE = 1.7
-OTHERS = ("vector", "ms_odir", "platt", "beta", "temperature_brier", "isotonic_pooled")
+OTHERS = ("ets", "sms", "diagonal", "vector", "ms_odir", "platt", "beta", "temperature_brier", "isotonic_pooled")
 """Rivals of the automatic choice beside those it chooses from."""
 SCALES = (0.02, 1.0, 5.0, 50.0, 500.0)
 

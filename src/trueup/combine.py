@@ -19,8 +19,8 @@ from trueup.rows import hashed_groups, rows
 
 Fit = Callable[..., Calibrator]
 
-CHOICES = ("identity", "temperature", "ets", "diagonal", "svs", "sms", "diagonal_sms", "dirichlet_odir")
-"""What `auto` chooses from, the simplest first."""
+CHOICES = ("identity", "temperature", "svs", "diagonal_sms", "dirichlet_odir")
+"""What `auto` chooses from, the simplest first: few, since of near equals the luck of the folds would choose."""
 MANY_CLASSES = 200
 LEAN = ("identity", "temperature", "ets", "svs")
 """What it chooses from where there are more than that many classes: a matrix of them would take hours."""
