@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from trueup.optimise import FitError, lbfgs, minimise, newton
+from trueup.optimise import FitError, Stage, lbfgs, newton
 
 
 def counted(function):
@@ -84,8 +84,51 @@ def test_lbfgs_names_its_failures():
         lbfgs(lambda x: (0.0, np.ones(2)), np.ones(2))
 
 
-def test_minimise_finds_the_lowest_of_several_valleys():
-    x, certificate = minimise(lambda t: math.cos(3 * t) + 0.1 * t, low=-3, high=3)
-    assert x == pytest.approx(-1.0583, abs=1e-3)
-    assert certificate.status == "converged"
-    assert minimise(lambda t: t, low=-1, high=1)[1].status == "bound"
+def valley(x):
+    """Rosenbrock's, whose curvature turns on the way."""
+    value = (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+    gradient = np.array([-2 * (1 - x[0]) - 400 * x[0] * (x[1] - x[0] ** 2), 200 * (x[1] - x[0] ** 2)])
+    return value, gradient
+
+
+def test_a_rough_objective_does_the_descent_and_the_exact_one_the_end():
+    seen = {"rough": 0, "exact": 0}
+
+    def exact(x):
+        seen["exact"] += 1
+        return valley(x)
+
+    def rough(x):
+        seen["rough"] += 1
+        value, gradient = valley(x)
+        return float(np.float32(value)), gradient.astype(np.float32).astype(float)
+
+    x, certificate = lbfgs(exact, np.array([-1.2, 1.0]), rough=Stage(rough, 1e-6, 1e-6))
+    assert x == pytest.approx([1, 1], abs=1e-6)
+    assert seen["rough"] > 3 * seen["exact"]
+    assert certificate.passes == seen["rough"] + seen["exact"]
+
+
+def test_a_rough_objective_that_leads_nowhere_hands_over():
+    stuck = Stage(lambda x: (0.0, np.ones(2)), 1e-6, 0.0)
+    x, _ = lbfgs(valley, np.array([-1.2, 1.0]), rough=stuck)
+    assert x == pytest.approx([1, 1], abs=1e-6)
+
+
+def test_a_long_search_takes_its_curvature_anew():
+    scales = np.geomspace(1, 1e6, 60)
+
+    def objective(x):
+        return float(scales @ np.cosh(x) - scales.sum()), scales * np.sinh(x)
+
+    at = []
+
+    def renew(x):
+        at.append(x.copy())
+        return lambda g: g / (scales * np.cosh(x))
+
+    start = np.full(60, 3.0)
+    with pytest.raises(FitError, match="no minimum was found in 70 steps"):
+        lbfgs(objective, start, memory=2, most=70, tolerance=1e-3)
+    lbfgs(objective, start, memory=2, most=70, tolerance=1e-3, renew=renew)
+    assert len(at) == 1

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,6 @@ def newton(
         last_slope = abs(slope)
         x = following
     raise FitError(f"no minimum was found in {most} steps: slope {slope:g} at {x:g}")
-
-
-def minimise(
-    function: Callable[[float], float], *, low: float, high: float, starts: int = 3, tolerance: float = 1e-7
-) -> tuple[float, Certificate]:
-    """Minimise a function of one number that need not be convex, by Brent's method in each of `starts` equal ranges."""
-    bounds = np.linspace(low, high, starts + 1)
-    found = [
-        minimize_scalar(function, bounds=(a, b), method="bounded", options={"xatol": tolerance})
-        for a, b in pairwise(bounds.tolist())
-    ]
-    best = min(found, key=lambda result: result.fun)
-    evaluations = sum(result.nfev for result in found)
-    reach = 1e-4 * (high - low)
-    status: Literal["converged", "bound"] = "bound" if min(best.x - low, high - best.x) < reach else "converged"
-    slope = abs(function(best.x + 1e-5) - function(best.x - 1e-5)) / 2e-5
-    return float(best.x), Certificate(status, slope, evaluations, evaluations + 2, float(best.fun))
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]

@@ -150,7 +150,7 @@ def test_focal_loss_is_at_its_minimum():
     nll = Temperature.fit(logits, labels).temperature.item()
     assert Temperature.fit_focal(logits, labels, gamma=0.0).temperature.item() == pytest.approx(nll, rel=1e-5)
     assert Temperature.fit_focal(logits, labels).temperature.item() > nll  # it raises entropy
-    with pytest.raises(ValueError, match="gamma must not be negative"):
+    with pytest.raises(ValueError, match="gamma must be a number from 0 on"):
         Temperature.fit_focal(logits, labels, gamma=-1.0)
 
 

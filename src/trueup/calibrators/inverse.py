@@ -1,4 +1,4 @@
-"""Searches for one inverse temperature β = 1/T: by likelihood, which is convex in it, and by Brier score."""
+"""Searches for one inverse temperature β = 1/T: by likelihood, which is convex in it, Brier score and focal loss."""
 
 from __future__ import annotations
 
@@ -81,6 +81,63 @@ def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]
     while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
         high += 1
     return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
+
+
+def focal_inverse_temperature(
+    z: Tensor, y: Tensor, gamma: float, *, near: float | None = None
+) -> tuple[float, Certificate]:
+    """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted tensors; `near` is where it is searched first.
+
+    The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
+    bottom.
+    """
+    beta, certificate = inverse_temperature(z, y)
+    if certificate.status == "bound" or not scale_of(z):
+        return beta, certificate
+    grid = beta * np.geomspace(0.02, 20.0, 41) if near is None else near * np.geomspace(1 / 1.5, 1.5, 9)
+    values = [_focal(z, y, b, gamma)[0] for b in grid.tolist()]
+    at = int(np.argmin(values))
+    if at in (0, len(grid) - 1):
+        if near is not None:
+            return focal_inverse_temperature(z, y, gamma)
+        return float(grid[at]), Certificate("bound", abs(_focal(z, y, float(grid[at]), gamma)[1]), 0, 42, values[at])
+    return newton(
+        lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1])
+    )
+
+
+def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
+
+    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
+
+    >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
+    0.8466 -0.6534
+    """
+    p, rest = log_p.exp(), -torch.expm1(log_p)
+    safe = rest.clamp(min=1e-12)
+    ratio = torch.where(rest > 1e-12, -p * log_p / safe, torch.ones_like(p))
+    weight = rest**gamma * (1 + gamma * ratio)
+    turn = -gamma * safe ** (gamma - 1) * p * (2 + log_p + (gamma - 1) * ratio)
+    return weight, turn if gamma else torch.zeros_like(p)
+
+
+def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
+    """The mean focal loss of softmax(βz), and its first two derivatives in β."""
+    sums = np.zeros(3)
+    for part, labels in chunks_of(z, y):
+        log_p = torch.log_softmax(beta * part, dim=1)
+        p = log_p.exp()
+        mean = (p * part).sum(dim=1, keepdim=True)
+        off = mean - part.gather(1, labels)
+        variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
+        log_y = log_p.gather(1, labels)
+        weight, turn = focal_weight(log_y, gamma)
+        sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** gamma * log_y).sum())
+        sums[1] += float((weight * off).sum())
+        sums[2] += float((weight * variance - turn * off.square()).sum())
+    value, slope, curvature = (sums / len(z)).tolist()
+    return value, slope, curvature
 
 
 def _bound(loss: Loss, low: float, high: float) -> float | None:

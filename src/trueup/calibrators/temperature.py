@@ -11,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
+from trueup.arrays import as_tensors
 from trueup.bins import BINS, Bins, equal_width, rounding
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.inverse import brier_inverse_temperature, inverse_temperature, scale_of
-from trueup.optimise import Certificate, minimise
-from trueup.rows import confidences, confidences_and_hits, rows
+from trueup.calibrators.inverse import (
+    brier_inverse_temperature,
+    focal_inverse_temperature,
+    inverse_temperature,
+    scale_of,
+)
+from trueup.optimise import Certificate
+from trueup.rows import confidences, confidences_and_hits
 
 FINE = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
@@ -91,21 +96,13 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0) -> Self:
-        """Minimise the focal loss −(1 − p_y)^γ ln p_y, from three starts because it is not convex."""
-        if gamma < 0:
-            raise ValueError(f"gamma must not be negative, got {gamma}")
-
-        z, y = as_tensors(logits, labels, at_least=1)
-        beta, _ = inverse_temperature(z, y)
-
-        def loss(log_t: float) -> float:
-            scored = rows(computable(z) * (beta / math.exp(log_t)), y)
-            return float(np.mean((1 - scored.label_prob) ** gamma * scored.nll))
-
-        log_t, certificate = minimise(loss, low=-math.log(20.0), high=math.log(20.0))
+        """Minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since it is not convex."""
+        if not gamma >= 0 or math.isinf(gamma):
+            raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
+        beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {math.exp(log_t) / beta:.3g}", stacklevel=2)
-        return cls._certified(math.exp(log_t) / beta, certificate)
+            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
+        return cls._certified(1 / beta, certificate)
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any) -> Self:
