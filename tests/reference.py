@@ -457,3 +457,60 @@ def descent(weight, bias, x, y, orders, *, delta, gamma, lam, norm, rate, moment
             speed_temperature = momentum * speed_temperature + by_temperature
             delta, temperature = delta - rate * speed_delta, temperature - rate * speed_temperature
     return delta, temperature
+
+
+def empirical_quantile(z, level):
+    """The value below which a share `level` lies, when the i-th smallest of n has the share i/(n+1), straight between.
+
+    Beyond them the normal distribution, scaled to the share that is left, by bisection in its distribution function.
+    """
+    z, n = sorted(z), len(z)
+
+    def share(t):
+        below = 0.5 * math.erfc(-t / math.sqrt(2))
+        if t < z[0]:
+            return below / (0.5 * math.erfc(-z[0] / math.sqrt(2))) / (n + 1)
+        above = 0.5 * math.erfc(t / math.sqrt(2))
+        return 1 - above / (0.5 * math.erfc(z[-1] / math.sqrt(2))) / (n + 1)
+
+    place = level * (n + 1)
+    if 1 <= place <= n:
+        i = min(int(place), n - 1)
+        return z[i - 1] + (place - i) * (z[min(i, n - 1)] - z[i - 1])
+    low, high = (-40.0, z[0]) if place < 1 else (z[-1], 40.0)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(middle) < level else (low, middle)
+    return (low + high) / 2
+
+
+def forecast_of_passes(samples):
+    """Mean probabilities of each row over passes (passes, n, K), their entropy, information and variance."""
+    probs = [softmax(one) for one in samples]
+    out = []
+    for i in range(len(samples[0])):
+        rows = [one[i] for one in probs]
+        mean = [sum(row[k] for row in rows) / len(rows) for k in range(len(rows[0]))]
+        total = -sum(v * math.log(v) for v in mean if v > 0)
+        inner = sum(-sum(v * math.log(v) for v in row if v > 0) for row in rows) / len(rows)
+        spread = sum(sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows) for k in range(len(mean)))
+        out.append((mean, total, total - inner, spread))
+    return out
+
+
+def aligned(error, uncertainty, alpha, level, group):
+    """α mean e + (1−α) times the squared gap of e and u, by hand at each level."""
+    m = len(error)
+    order = sorted(range(m), key=lambda i: uncertainty[i])
+    if level == "sample":
+        parts = [[i] for i in order]
+    elif level == "batch":
+        parts = [order]
+    else:
+        count = max(1, m // group)
+        parts = [[i for at, i in enumerate(order) if at * count // m == g] for g in range(count)]
+    square = 0.0
+    for part in parts:
+        gap = sum(error[i] for i in part) / len(part) - sum(uncertainty[i] for i in part) / len(part)
+        square += len(part) / m * gap**2
+    return alpha * sum(error) / m + (1 - alpha) * square

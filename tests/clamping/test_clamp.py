@@ -32,7 +32,9 @@ def network():
 
 def sample(n=150):
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    x = torch.randn(n, 4, generator=generator)
+    with torch.no_grad():
+        return x, torch.multinomial(torch.softmax(3 * network().eval()(x), dim=1), 1, generator=generator)[:, 0]
 
 
 def loader(n=150, size=64):
@@ -65,7 +67,7 @@ class Snapshot:
         assert random.getstate() == self.randomness[2]
 
 
-@pytest.mark.filterwarnings("ignore:temperature stopped", "ignore:Theorem 3.2")
+@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no best value")
 @pytest.mark.parametrize("name", SHORT)
 def test_the_callers_model_is_untouched(name):
     model = network()
@@ -92,22 +94,36 @@ class Broken(nn.Module):
         return self.model(x)
 
 
-@pytest.mark.filterwarnings("ignore:temperature stopped", "ignore:Theorem 3.2")
+@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no best value")
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("calls", [0, 2, 5, 40])
+@pytest.mark.parametrize("calls", [0, 2, 5, 15])
 @pytest.mark.parametrize("name", SHORT)
 def test_the_callers_model_is_untouched_when_the_fit_fails(name, calls, error):
     model = Broken(network(), calls, error)
     before = Snapshot(model)
-    loud = name == "closed" and calls == 40  # which needs no more than a few calls
-    with pytest.raises(type(error)) if not loud else pytest.MonkeyPatch.context():
+    try:
         clamp(model, loader(), recipe=SHORT[name], lam=0.01, box=(-9, 9), progress=False)
+    except type(error):
+        pass
+    else:
+        assert calls == 15  # more than some recipes need
     before.check()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+class InHalf(nn.Module):
+    """Takes and gives half precision, though it multiplies matrices in single."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_result_is_a_network_of_the_same_kind(dtype):
-    model = network().to(dtype)
+    model = network().to(dtype) if dtype.itemsize > 2 else InHalf(network())
     x, y = sample()
     found = clamp(model, [(x.to(dtype), y)], lam=0.01, progress=False)
     assert isinstance(found, Calibrated)
@@ -119,7 +135,8 @@ def test_the_result_is_a_network_of_the_same_kind(dtype):
     assert not found.before.delta.requires_grad
     with torch.no_grad():
         wanted = model((x.to(dtype) + found.before.delta).to(dtype)) / found.fit_record.temperature
-    torch.testing.assert_close(z, wanted.to(dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
+    torch.testing.assert_close(z, wanted.to(dtype), **close)
     assert copy.deepcopy(found).fit_record == found.fit_record
 
 
@@ -132,7 +149,7 @@ def test_models_with_keywords_and_outputs_of_their_own():
         def forward(self, ids=None, values=None):
             return {"logits": self.inner(values), "ids": ids}
 
-    x, y = sample()
+    x, _ = sample()
     batches = [{"ids": torch.arange(len(a)), "values": a, "labels": b} for a, b in loader()]
     found = clamp(Model(), batches, lam=0.01, progress=False).eval()
     output = found(ids=torch.arange(3), values=x[:3])
@@ -153,7 +170,8 @@ def test_tokens_get_one_vector():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Tokens()
-        tokens, y = torch.randint(0, 20, (200, 7)), torch.randint(0, 3, (200,))
+        tokens = torch.randint(0, 20, (200, 7))
+        y = torch.multinomial(torch.softmax(5 * model(tokens), dim=1).detach(), 1)[:, 0]
     for name in ("subspace", "projected"):
         found = clamp(model, [(tokens, y)], recipe=name, lam=1e-3, progress=False).eval()
         assert found.before.delta.shape == (5,)
@@ -168,7 +186,7 @@ def test_a_pool_of_gammas_goes_to_the_least_error():
     z = collect(model, [(x, y)]).logits
     wanted = {g: metrics.ece(Temperature.fit_focal(z, y, gamma=g)(z), y) for g in (0.0, 0.5, 1.0)}
     assert list(record.gammas) == [0.0, 0.5, 1.0]
-    assert record.gammas == pytest.approx(wanted, abs=1e-6)
+    assert record.gammas == pytest.approx(wanted, abs=1e-4)
     assert record.gamma == min(wanted, key=wanted.get)
     assert record.loss == "focal"
 

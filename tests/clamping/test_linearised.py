@@ -91,9 +91,9 @@ def test_differences_are_derivatives(scaled):
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     network = Network(model.requires_grad_(False), Inputs.read([(x, y)], device="cpu"))
     basis = torch.linalg.qr(torch.randn(5, 2, generator=generator).double())[0].T
-    chart = Chart(network, basis, channel_spread(network) if scaled else None)
+    chart = Chart(network, basis, channel_spread(network), scaled=scaled)
     part = network.inputs.part(torch.arange(10))
-    found = differentiate(chart, part, network.plain()[:10], y[:10], reach=1e-4)
+    found = differentiate(chart, part, network.plain()[:10], y[:10], relative=1e-6)
     assert found.jacobian.shape == (10, 3, 7 if scaled else 2)
     theta = torch.zeros(chart.size, dtype=torch.float64)
 
@@ -137,7 +137,11 @@ def test_the_gradient_of_a_chart_is_that_of_its_map():
     basis = torch.linalg.qr(torch.randn(18, 4, generator=generator).double())[0].T.reshape(4, 2, 3, 3)
     spread = channel_spread(network)
     torch.testing.assert_close(spread, x.square().sum(dim=(2, 3)).mean(dim=0).sqrt())
-    for chart in (Chart(network, basis, spread), Chart(network, None, spread), Chart(network, basis, None)):
+    for chart in (
+        Chart(network, basis, spread, scaled=True),
+        Chart(network, None, spread, scaled=True),
+        Chart(network, basis, spread),
+    ):
         theta = np.random.default_rng(0).normal(size=chart.size)
 
         def value(theta, chart=chart):
@@ -149,4 +153,6 @@ def test_the_gradient_of_a_chart_is_that_of_its_map():
         for j, step in enumerate(1e-6 * np.eye(chart.size)):
             assert mine[j] == pytest.approx((value(theta + step) - value(theta - step)) / 2e-6, abs=1e-5)
     delta = torch.randn(2, 3, 3, generator=generator).double()
-    assert Chart(network, basis, None).place(delta) == pytest.approx((basis.reshape(4, -1) @ delta.reshape(-1)).numpy())
+    assert Chart(network, basis, spread).place(delta) == pytest.approx(
+        (basis.reshape(4, -1) @ delta.reshape(-1)).numpy()
+    )

@@ -67,6 +67,7 @@ def test_the_plain_norm_holds_delta_at_exactly_zero():
     found = clamp(model, [(x, y)], recipe="projected", lam=5.0, norm="l2", progress=False)
     assert not found.before.delta.any()
     assert found.fit_record.objective == pytest.approx(found.fit_record.baseline, abs=1e-12)
+    assert found.fit_record.backwards == 1  # it sees at once that there is nowhere to go
 
 
 def test_it_keeps_to_its_passes():
@@ -79,7 +80,7 @@ def test_it_keeps_to_its_passes():
 
 def test_the_penalty_is_chosen_on_samples_left_out():
     model, x, y = sample(n=600)
-    found = clamp(model, [(x, y)], recipe=partial(projected, candidates=(math.inf, 1.0, 0.001)), progress=False)
+    found = clamp(model, [(x, y)], recipe=partial(projected, lams=(1.0, 0.001)), progress=False)
     record = found.fit_record
     assert record.lam == 0.001
     assert list(record.candidates) == [math.inf, 1.0, 0.001]
@@ -92,7 +93,7 @@ def test_the_penalty_is_chosen_on_samples_left_out():
     x = torch.randn(60, 80, generator=generator).double()
     with torch.no_grad():
         y = torch.multinomial(torch.softmax(wide(x) / 3, dim=1), 1, generator=generator)[:, 0]
-    record = clamp(wide, [(x, y)], recipe=partial(projected, candidates=(math.inf, 1e-6)), progress=False).fit_record
+    record = clamp(wide, [(x, y)], recipe=partial(projected, lams=(1e-6,)), progress=False).fit_record
     assert record.candidates[math.inf] <= record.candidates[1e-6]
     assert math.isinf(record.lam)
     assert record.delta_norm == 0
@@ -114,12 +115,12 @@ def test_the_gradient_is_that_of_the_value_and_points_that_explode_are_left():
     model, x, y = sample()
     with torch.no_grad():
         network = Network(model.requires_grad_(False), Inputs.read([(x, y)], device="cpu"))
-    objective = Projected(Chart(network, None, None), Loss(1.0), Penalty(0.1), temperature=1.0)
+    objective = Projected(Chart(network, None, torch.ones(4)), Loss(1.0), Penalty(0.1), temperature=1.0)
     theta = np.array([0.1, -0.2, 0.3, 0.0])
     value, gradient = objective(theta)
 
     def alone(theta):
-        return Projected(Chart(network, None, None), Loss(1.0), Penalty(0.1), temperature=1.0)(theta)[0]
+        return Projected(Chart(network, None, torch.ones(4)), Loss(1.0), Penalty(0.1), temperature=1.0)(theta)[0]
 
     for j, step in enumerate(1e-5 * np.eye(4)):
         assert gradient[j] == pytest.approx((alone(theta + step) - alone(theta - step)) / 2e-5, abs=1e-6)
@@ -134,6 +135,6 @@ def test_the_gradient_is_that_of_the_value_and_points_that_explode_are_left():
     small = Network(
         Exploding(), Inputs.read([(torch.zeros(4, 2).double() + 0.1, torch.tensor([0, 1, 0, 0]))], device="cpu")
     )
-    bad = Projected(Chart(small, None, None), Loss(), Penalty(0.0), temperature=1.0)
+    bad = Projected(Chart(small, None, torch.ones(2)), Loss(), Penalty(0.0), temperature=1.0)
     assert bad(np.array([9.0, 0.0]))[0] == math.inf
     assert descend(bad, np.array([0.0, 0.0])).value < math.log(2)

@@ -1,6 +1,7 @@
 """The default recipe: it leaves alone what is well, repairs what was shifted, and keeps to its budget."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import Affine, clamp
+from trueup.clamping.search import search
 from trueup.clamping.subspace import subspace
 from trueup.models import collect
 
@@ -56,7 +58,8 @@ def test_a_network_that_is_well_is_left_alone(seed):
     assert record.objective == record.baseline
     assert record.evidence > 0.01 or "standard error" in record.verdict
     assert record.temperature == pytest.approx(1.0, abs=0.2)
-    assert set(record.candidates) == {math.inf, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6}
+    assert len(record.candidates) == 6
+    assert record.candidates[math.inf] == pytest.approx(record.baseline, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -75,7 +78,21 @@ def test_a_tint_is_taken_off(seed):
     np.testing.assert_allclose(clamped.before.delta.mean(dim=(1, 2)), [-t for t in tint], atol=0.25)
     assert record.objective < record.baseline
     assert record.lemma_residual < 1e-9
-    assert record.notes["held_out_gain"] > record.notes["held_out_error"]
+    assert record.notes["held_out_gain"] > 3 * record.notes["held_out_error"] > 0
+
+
+def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):
+    x, y = images(1000, 0, [1.0, -0.8, 0.6])
+
+    def astray(*args, **options):
+        found = search(*args, **options)
+        return replace(found, point=replace(found.point, theta=-3 * found.point.theta))
+
+    monkeypatch.setattr("trueup.clamping.subspace.search", astray)
+    record = clamp(Blobs(), loader(x, y), progress=False).fit_record
+    assert record.delta_norm == 0
+    assert record.objective == record.baseline
+    assert "did not keep it" in record.verdict
 
 
 def test_a_scale_a_channel_follows_contrast():
@@ -125,7 +142,20 @@ def test_the_order_and_the_batches_of_the_samples_do_not_matter():
     other = clamp(Blobs(), loader(x[order], y[order], 64), progress=False)
     torch.testing.assert_close(one.before.delta, other.before.delta, atol=1e-6, rtol=1e-6)
     assert one.fit_record.temperature == pytest.approx(other.fit_record.temperature, rel=1e-6)
-    assert one.fit_record.lam == other.fit_record.lam
+    assert one.fit_record.lam == pytest.approx(other.fit_record.lam)
+
+
+def test_the_units_of_the_inputs_do_not_matter():
+    class InUnits(nn.Module):
+        def forward(self, x):
+            return Blobs()(x / 100)
+
+    x, y = images(700, 0, [1.0, -0.8, 0.6])
+    one = clamp(Blobs(), loader(x, y), progress=False)
+    other = clamp(InUnits(), loader(100 * x, y), progress=False)
+    torch.testing.assert_close(one.before.delta, other.before.delta / 100, atol=1e-5, rtol=1e-5)
+    assert one.fit_record.objective == pytest.approx(other.fit_record.objective, rel=1e-6)
+    assert one.fit_record.lam == pytest.approx(1e4 * other.fit_record.lam, rel=1e-6)
 
 
 @pytest.mark.parametrize("m", [3, 40])
@@ -138,16 +168,20 @@ def test_vectors_have_directions_of_their_own(m):
     with torch.no_grad():
         y = torch.multinomial(torch.softmax(model(x), dim=1), 1, generator=generator)[:, 0]
     still = clamp(model, loader(x, y), progress=False).fit_record
-    moved = clamp(model, loader(1.8 * x[:, :] - 1.0 * (x.mean(dim=0) * 3), y), progress=False).fit_record
+    moved = clamp(model, loader(x + 2 * x.mean(dim=0), y), progress=False).fit_record
     assert still.objective <= still.baseline
     assert moved.objective < moved.baseline - 0.05
     assert moved.verdict.startswith("Yes")
 
 
-def test_few_samples_or_one_class_end_well():
-    x, y = images(12, 0)
+def test_few_samples_end_well():
+    x, y = images(40, 0)
     record = clamp(Blobs(), [(x, y)], progress=False).fit_record
-    assert record.samples == 12
-    with pytest.warns(UserWarning, match="bound"):
-        sure = clamp(nn.Identity(), [(torch.eye(3).double().repeat(9, 1), torch.arange(3).repeat(9))], progress=False)
-    assert sure.fit_record.delta_norm == 0
+    assert record.samples == 40
+    assert record.objective <= record.baseline
+
+
+def test_a_network_that_is_always_right_is_told_about():
+    sure = torch.eye(3).double().repeat(30, 1)
+    with pytest.warns(UserWarning, match="temperature has no best value.*every label has its row's largest logit"):
+        clamp(nn.Identity(), [(sure, torch.arange(3).repeat(30))], progress=False)

@@ -24,13 +24,19 @@ class Chart:
     network: Network
     basis: Tensor | None
     """Orthonormal directions (r, *shape) in float64, or None for all of the space."""
-    spread: Tensor | None
-    """ρ of each channel, (C,) in float64, or None where the map is a shift alone."""
+    spread: Tensor
+    """ρ of each channel, (C,) in float64."""
+    scaled: bool = False
 
     @property
     def size(self) -> int:
         """How many coordinates there are."""
-        return self._shifts + (0 if self.spread is None else len(self.spread))
+        return self._shifts + (len(self.spread) if self.scaled else 0)
+
+    @property
+    def reach(self) -> float:
+        """The root mean square norm of an input."""
+        return float(self.spread.square().sum().sqrt())
 
     @property
     def _shifts(self) -> int:
@@ -42,7 +48,7 @@ class Chart:
         c, a = torch.from_numpy(theta[: self._shifts]), torch.from_numpy(theta[self._shifts :])
         delta = c.reshape(network.shape) if self.basis is None else torch.tensordot(c, self.basis, dims=1)
         leaves = [delta.to(network.device, network.dtype).requires_grad_()]
-        if self.spread is None:
+        if not self.scaled:
             return network.mapping(*leaves), leaves
         scale = torch.exp(a / self.spread).reshape(scale_shape(network.shape))
         leaves.append(scale.to(network.device, network.dtype).requires_grad_())
@@ -52,7 +58,7 @@ class Chart:
         """The gradient by θ, of those by the shift and the scales."""
         by_delta = gradients[0].cpu().reshape(-1)
         parts = [by_delta if self.basis is None else self.basis.reshape(len(self.basis), -1) @ by_delta]
-        if self.spread is not None:
+        if self.scaled:
             a = torch.from_numpy(theta[self._shifts :])
             parts.append(gradients[1].cpu().reshape(-1) * torch.exp(a / self.spread) / self.spread)
         return torch.cat(parts).numpy()

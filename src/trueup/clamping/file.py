@@ -43,9 +43,8 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
 
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.clamping.fit import clamp
-    >>> x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 1]).repeat(20)
-    >>> model = nn.Linear(3, 3)
-    >>> clamped = clamp(model, [(x, y)], lam=float("inf"))
+    >>> model, x, y = nn.Identity(), torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
+    >>> clamped = clamp(model, [(x, y)], lam=0.01)
     >>> with TemporaryDirectory() as folder:
     ...     save_clamped(clamped, f"{folder}/net.safetensors")
     ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())

@@ -40,7 +40,7 @@ class Inputs:
         """Read a loader once; what it holds is kept if that is less than `limit` bytes."""
         with together():
             kept: list[Batch] | None = []
-            labels, held, size = [], 0, 0
+            labels, held, size = [], 0, 1
             for batch in batches(loader, device=device):
                 labels.append(batch.labels.cpu())
                 size = max(size, len(batch.labels))

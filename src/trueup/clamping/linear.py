@@ -79,20 +79,17 @@ def room(samples: int, classes: int, coordinates: int) -> int:
     return max(1, min(samples, MEMORY // (8 * classes * (coordinates + 1))))
 
 
-def differentiate(
-    chart: Chart, inputs: Inputs, logits: Tensor, labels: Tensor, *, reach: float, at: np.ndarray | None = None
-) -> Linear:
+def differentiate(chart: Chart, inputs: Inputs, logits: Tensor, labels: Tensor, *, relative: float = STEP) -> Linear:
     """Differences of the logits along each coordinate, by one forward pass over the inputs for each.
 
-    `logits` are those at the point where the differences begin, zero unless another is given; `reach` is the norm of a
-    typical input. Steps are large enough for single precision, and for the kinks of a network to average out.
+    `logits` are those of the inputs as they are. Steps, in units of the inputs' own norm, are large enough for single
+    precision, and for the kinks of a network to average out.
     """
-    step = STEP * reach
-    start = np.zeros(chart.size) if at is None else at
+    step = relative * chart.reach
     base = logits.double()
     jacobian = torch.empty(*base.shape, chart.size, dtype=torch.float64)
     for j in range(chart.size):
-        before, _ = chart.map(start + step * np.eye(chart.size)[j])
+        before, _ = chart.map(step * np.eye(chart.size)[j])
         jacobian[:, :, j] = (chart.network.logits(before, inputs=inputs).double() - base) / step
     return Linear(base, jacobian, labels)
 

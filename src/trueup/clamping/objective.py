@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -52,10 +51,12 @@ class Loss:
         return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature
 
     def temperature(self, logits: Tensor, labels: Tensor, near: float | None = None) -> float:
-        """The temperature of least loss, exact to rounding; `near` is where a focal loss is searched first."""
+        """The temperature of least loss, exact to rounding; `near` is where a focal loss is searched first.
+
+        Where there is none, since the logits are always right or no better than chance, it is the search's bound.
+        """
         beta, certificate = inverse_temperature(logits, labels)
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
             return 1 / beta
         if not scale_of(logits):
             return 1 / beta
@@ -71,7 +72,6 @@ class Loss:
         if at in (0, len(grid) - 1):
             if near is not None:
                 return self.temperature(logits, labels)
-            warnings.warn(f"temperature stopped at its bound, {1 / grid[at]:.3g}", stacklevel=2)
             return float(1 / grid[at])
         try:
             best, _ = newton(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,19 @@ from trueup.clamping.chart import Chart, channel_spread
 from trueup.clamping.folds import HELD_OUT, dealt, parted
 from trueup.clamping.inputs import Inputs
 from trueup.clamping.objective import Loss, Penalty
-from trueup.clamping.recipe import Problem, Solution, lam_by_rule
+from trueup.clamping.recipe import Problem, Solution, given_lam
 from trueup.clamping.shift import Shift
 from trueup.distributed import gathered
-from trueup.optimise import FitError, lbfgs
+from trueup.optimise import FitError, Stage, lbfgs
 
-STALE = 0.01
+STALE = 0.03
 """By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""
 DECREMENT = 1e-5
 """The search is over where a step promises to lower the mean loss by less than about this."""
+STRENGTHS = (3000.0, 300.0, 30.0, 3.0)
+"""Penalties that are tried by default: of a δ as long as a typical input."""
+STEP = 0.02
+"""Length of a difference beside that of a typical input."""
 PATIENCE = 4
 """It is over, too, where so many passes together have not lowered the loss by enough."""
 
@@ -79,12 +83,16 @@ class Projected:
         self.best: Point | None = None
         self._last: tuple[np.ndarray, float, np.ndarray] | None = None
         self._lowest: list[float] = []
+        self._over = False
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; the pass is made with the last T, and again only where that matters."""
+        if self._over:
+            raise Spent
         if self._last is not None and np.array_equal(theta, self._last[0]):
             return self._last[1:]
         if self._lowest[-PATIENCE - 1 : -PATIENCE] and self._lowest[-PATIENCE - 1] - self._lowest[-1] < self.enough:
+            self._over = True
             raise Spent
         point, gradient = self._pass(theta)
         if point is None:
@@ -104,7 +112,8 @@ class Projected:
         return self._last[1:]
 
     def _pass(self, theta: np.ndarray) -> tuple[Point | None, np.ndarray]:
-        if self.left < self.share:
+        if self.left < self.share and self.best is not None:  # the start is looked at in any case
+            self._over = True
             raise Spent
         self.left -= self.share
         self.used += self.share
@@ -133,25 +142,43 @@ def descend(
     *,
     unit: float = 1.0,
     precondition: np.ndarray | None = None,
+    rough: Projected | None = None,
+    check: Callable[[Point], None] | None = None,
     decrement: float = DECREMENT,
 ) -> Point:
     """Minimise until no step promises anything, or the passes are used up: the best point seen.
 
-    `unit` is a length of which about one is a good first step; `precondition` a rough inverse of the curvature.
+    `unit` is a length of which about one is a good first step; `precondition` a rough inverse of the curvature, and
+    `rough` the same objective over fewer samples, which does the first part of the way; `check` looks at where that
+    ended, and may raise.
     """
+    noise = 1e-6 if objective.network.dtype == torch.float32 else 1e-12
 
-    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def exact(x: np.ndarray) -> tuple[float, np.ndarray]:
+        if rough is not None and rough.best is not None and objective.best is None:
+            objective.temperature = rough.best.temperature
+            if check is not None:
+                check(rough.best)
         value, gradient = objective(unit * x)
+        return value, unit * gradient
+
+    def roughly(x: np.ndarray) -> tuple[float, np.ndarray]:
+        assert rough is not None
+        try:
+            value, gradient = rough(unit * x)
+        except Spent:
+            return math.inf, np.zeros_like(x)  # so that its part of the way ends here
         return value, unit * gradient
 
     try:
         lbfgs(
-            scaled,
+            exact,
             start / unit,
             tolerance=1e-9 * unit,
             decrement=decrement,
-            noise=1e-6 if objective.network.dtype == torch.float32 else 1e-12,
+            noise=noise,
             precondition=None if precondition is None else lambda g: precondition @ g / unit**2,
+            rough=None if rough is None else Stage(roughly, 10 * decrement, noise),
             stretch=3.0,
         )
     except Spent:
@@ -163,29 +190,26 @@ def descend(
     return objective.best
 
 
-def projected(
-    problem: Problem, *, passes: float = 18.0, candidates: tuple[float, ...] = (math.inf, 1.0, 0.1, 0.01, 0.001)
-) -> Solution:
+def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] | None = None) -> Solution:
     """Fit every coordinate of δ by L-BFGS with T eliminated, in at most so many forward-backward passes.
 
-    With lam="auto" each candidate is first fitted, from the largest down, to four fifths of the samples in half as many
-    passes, and the one of least loss on the last fifth is taken; infinity is temperature alone.
+    With lam="auto" each of `lams` is first fitted, from the largest down, to four fifths of the samples in half as many
+    passes, and the one of least loss on the last fifth is taken, or infinity, which is temperature alone. Unless they
+    are given, they are `STRENGTHS` over the mean square norm of the inputs.
     Golub & Pereyra, "Separable nonlinear least squares: the variable projection method and its applications" (2003).
     """
     network, loss = problem.network, problem.loss
-    chart = Chart(network, None, channel_spread(network) if problem.input_map == "affine" else None)
+    chart = Chart(network, None, channel_spread(network), scaled=problem.input_map == "affine")
     delta = problem.start(network)
     start = chart.place(delta)
     plain = network.plain()
     plain_temperature = loss.temperature(plain, network.labels)
     tried: dict[float, float] = {}
     if problem.lam == "auto":
-        lam, tried = _held_out(problem, chart, start, candidates, passes / 2)
-    elif isinstance(problem.lam, str):
-        first = network.logits(chart.map(start)[0]) if start.any() else plain
-        lam = lam_by_rule(problem.lam, loss.mean(first, network.labels, 1.0), delta)
+        some = [strength / chart.reach**2 for strength in STRENGTHS] if lams is None else lams
+        lam, tried = _held_out(problem, chart, start, some, passes / 2)
     else:
-        lam = float(problem.lam)
+        lam = given_lam(problem, delta)
     if math.isinf(lam):
         return Solution(
             before=network.mapping(torch.zeros(network.shape, dtype=network.dtype, device=network.device)),
@@ -221,7 +245,7 @@ def first_unit(objective: Projected, start: np.ndarray) -> float:
     if not size or objective.best is None:
         return 1.0
     at = objective.best
-    step = 0.02 * float(channel_spread(objective.network).square().sum().sqrt())
+    step = STEP * objective.chart.reach
     moved = start - step * gradient / size
     z = objective.network.logits(objective.chart.map(moved)[0], inputs=objective.inputs)
     rise = (z.double() - at.logits.double()) / step
@@ -242,7 +266,7 @@ def detached(before: Shift) -> Shift:
 
 
 def _held_out(
-    problem: Problem, chart: Chart, start: np.ndarray, candidates: tuple[float, ...], passes: float
+    problem: Problem, chart: Chart, start: np.ndarray, lams: Sequence[float], passes: float
 ) -> tuple[float, dict[float, float]]:
     network, loss = problem.network, problem.loss
     order = dealt(network, loss)
@@ -251,12 +275,9 @@ def _held_out(
     plain, labels = network.plain(), network.labels
     temperature = loss.temperature(plain[~out], labels[~out])
     fitted, judged = (parted(network, mask.nonzero()[:, 0]) for mask in (~out, out))
-    tried: dict[float, float] = {}
+    tried = {math.inf: loss.mean(plain[out], labels[out], temperature)}
     unit: float | None = None
-    for lam in sorted(candidates, reverse=True):
-        if math.isinf(lam):
-            tried[lam] = loss.mean(plain[out], labels[out], temperature)
-            continue
+    for lam in sorted(lams, reverse=True):
         objective = Projected(
             chart,
             loss,

@@ -65,6 +65,17 @@ class Solution:
 Recipe: TypeAlias = Callable[[Problem], Solution]
 
 
+def given_lam(problem: Problem, start: Tensor) -> float:
+    """The λ that a problem gives, as a number or by a rule of the papers."""
+    if not isinstance(problem.lam, str):
+        return float(problem.lam)
+    if problem.lam == "auto":
+        raise ValueError('lam="auto" is for the recipe to decide')
+    network = problem.network
+    first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain()
+    return lam_by_rule(problem.lam, problem.loss.mean(first, network.labels, 1.0), start)
+
+
 def lam_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
     """λ by a rule of thumb of the paper, from the mean loss at the start with T = 1.
 

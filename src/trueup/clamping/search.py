@@ -1,7 +1,8 @@
-"""The way through the network: first on few samples, then, with the curvature seen there, on as many as are wanted."""
+"""The way through the network: its first part on few samples, the rest on as many as are wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from trueup.clamping.chart import Chart
 from trueup.clamping.folds import parted
-from trueup.clamping.linear import Linear, differentiate
+from trueup.clamping.linear import Linear
 from trueup.clamping.objective import Penalty
 from trueup.clamping.projected import Point, Projected, descend
 from trueup.clamping.recipe import Problem
@@ -34,50 +35,54 @@ class Ground:
     order: Tensor
     """All samples, dealt by what they hold."""
     linear: Linear
-    """Logits and derivatives at zero."""
+    """Logits and derivatives of some samples as they are."""
     plain: Tensor
     """Logits of all samples as they are."""
     temperature: float
     """The best for them."""
     evidence: float
-    reach: float
-    """The norm of a typical input."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search that has come near its end."""
+    """Where a search ended."""
 
     ground: Ground
     lam: float
     point: Point
-    inverse: np.ndarray
-    """Of the curvature there."""
     used: float
     """Passes forward and backward, in units of all samples."""
 
 
-def approach(ground: Ground, lam: float, among: Tensor, *, passes: float) -> Search:
-    """Descend from the start on few of the samples `among` (a mask), and take the curvature where that ends."""
+def search(
+    ground: Ground, lam: float, which: Tensor, *, passes: float, check: Callable[[Point], None] | None = None
+) -> Search:
+    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part."""
     problem, chart = ground.problem, ground.chart
-    candidates = ground.order[among[ground.order]]
-    number = min(len(candidates), max(FEW, len(among) // 5))
-    few = torch.zeros_like(among)
+    candidates = ground.order[which[ground.order]]
+    number = min(len(candidates), max(FEW, len(which) // 5))
+    few = torch.zeros_like(which)
     few[candidates[torch.arange(number) * len(candidates) // number]] = True
-    budget = max(SHARE * passes, FEWEST * number / len(among))
-    objective = _objective(ground, lam, few, budget, ground.temperature)
-    start = chart.place(problem.start(problem.network))
-    point = descend(objective, start, precondition=_inverse(ground, ground.linear, ground.temperature, lam))
-    problem.progress(f"derivatives of the logits along {chart.size} directions")
-    near = differentiate(chart, objective.inputs, point.logits, objective.labels, reach=ground.reach, at=point.theta)
-    return Search(ground, lam, point, _inverse(ground, near, point.temperature, lam), objective.used)
+    first = max(SHARE * passes, FEWEST * number / len(which)) if number < len(candidates) else 0.0
+    rough = _objective(ground, lam, few, first, ground.temperature) if first else None
+    objective = _objective(ground, lam, which, passes - first, ground.temperature)
+    point = descend(
+        objective,
+        chart.place(problem.start(problem.network)),
+        precondition=_inverse(ground, lam, ground.temperature),
+        rough=rough,
+        check=check,
+    )
+    return Search(ground, lam, point, objective.used + (rough.used if rough else 0.0))
 
 
-def settle(search: Search, which: Tensor, *, passes: float) -> Search:
-    """Go on over the samples of a mask, for so many passes at most."""
-    objective = _objective(search.ground, search.lam, which, passes, search.point.temperature)
-    point = descend(objective, search.point.theta, precondition=search.inverse)
-    return Search(search.ground, search.lam, point, search.inverse, search.used + objective.used)
+def widened(found: Search, *, passes: float) -> Search:
+    """Go on from where a search ended, over all samples."""
+    ground, point = found.ground, found.point
+    everything = torch.ones(len(ground.order), dtype=torch.bool)
+    objective = _objective(ground, found.lam, everything, passes, point.temperature)
+    point = descend(objective, point.theta, precondition=_inverse(ground, found.lam, point.temperature))
+    return Search(ground, found.lam, point, found.used + objective.used)
 
 
 def _objective(ground: Ground, lam: float, which: Tensor, budget: float, temperature: float) -> Projected:
@@ -94,8 +99,10 @@ def _objective(ground: Ground, lam: float, which: Tensor, budget: float, tempera
     )
 
 
-def _inverse(ground: Ground, linear: Linear, temperature: float, lam: float) -> np.ndarray:
-    curvature = linear.curvature(temperature)
+def _inverse(ground: Ground, lam: float, temperature: float) -> np.ndarray:
+    """A rough inverse of the curvature, which falls with the square of the temperature."""
+    fall = (ground.temperature / temperature) ** 2
+    curvature = fall * ground.linear.curvature(ground.temperature)
     damping = 2 * lam if ground.problem.norm == "l2sq" else 0.0
     damping += 1e-6 * float(np.trace(curvature)) / len(curvature)
     return np.linalg.inv(curvature + (damping or 1.0) * np.eye(len(curvature)))

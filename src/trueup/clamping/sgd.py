@@ -10,7 +10,7 @@ What the paper says and what its released code does differ. The two recipes foll
 | steps | SGD, rate 0.001, no momentum | SGD, rate 0.01, momentum 0.9 | rate 0.001, momentum 0.9 |
 | batches | 512, shuffled | 1,000, shuffled | 1,000 |
 | epochs | 100 | 100 | has no default |
-| δ at the start | random, scale not stated; ours 0.001 | random, 0.001·N(0, 1) | random, 0.01·N(0, 1) |
+| δ at the start | random (`start="random"`), scale not stated; ours 0.001 | 0.001·N(0, 1) | 0.01·N(0, 1) |
 | T | raw, from 1, no guard | the same | the same |
 | γ | of least ECE in a pool, else 1 | 1 | 0: focal loss is off |
 | augmentation | not mentioned | random crop, flip and cutout: `augment=True` | on |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,22 +16,28 @@ from trueup.clamping.evidence import gradient_test
 from trueup.clamping.folds import HELD_OUT, dealt, parted
 from trueup.clamping.linear import Linear, Validated, differentiate, room, validate
 from trueup.clamping.projected import Point, detached
-from trueup.clamping.recipe import Problem, Solution, lam_by_rule
-from trueup.clamping.search import Ground, Search, approach, settle
+from trueup.clamping.recipe import Problem, Solution, given_lam
+from trueup.clamping.search import Ground, Search, search, widened
 
-LAMS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Weights of the penalty that are tried beside infinity, which is temperature alone."""
+STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
+"""Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
 SUBSAMPLE = 2000
 """Samples whose derivatives are taken."""
 SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
+WORTHWHILE = 3.0
+"""Passes that must be left for the search to go on over all samples."""
+
+
+class _Hopeless(Exception):
+    """The samples left out say that the input map does harm."""
 
 
 def subspace(
     problem: Problem,
     *,
     frequencies: int = 2,
-    lams: Sequence[float] = LAMS,
+    lams: Sequence[float] | None = None,
     folds: int = 5,
     significance: float = SIGNIFICANCE,
     subsample: int = SUBSAMPLE,
@@ -42,33 +49,28 @@ def subspace(
     better than temperature alone by its standard error, on samples left out, and the mean gradient is not what noise
     gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes:
     on four fifths of the samples, and if the last fifth agrees that it is better than temperature, on all of them.
-    A λ that is given is not questioned.
+    Unless `lams` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
+    inputs do not matter. A λ that the problem gives is not questioned.
     """
     network, loss = problem.network, problem.loss
     basis = directions(network, entropy_gradient(network), frequencies=frequencies, seed=problem.seed)
-    spread = channel_spread(network)
-    chart = Chart(network, basis, spread if problem.input_map == "affine" else None)
+    chart = Chart(network, basis, channel_spread(network), scaled=problem.input_map == "affine")
     plain, labels = network.plain(), network.labels
     temperature = loss.temperature(plain, labels)
     order = dealt(network, loss)
     most = room(min(subsample, len(order)), plain.shape[1], chart.size)
     chosen = order[torch.arange(most) * len(order) // most]
     problem.progress(f"derivatives of the logits along {chart.size} directions")
-    reach = float(spread.square().sum().sqrt())
-    linear = _linear(chart, chosen, plain, labels, reach)
+    linear = _linear(chart, chosen, plain, labels)
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
-    ground = Ground(problem, chart, order, linear, plain, temperature, evidence, reach)
+    ground = Ground(problem, chart, order, linear, plain, temperature, evidence)
     if problem.lam != "auto":
-        delta = problem.start(network)
-        lam = (
-            lam_by_rule(problem.lam, loss.mean(plain, labels, 1.0), delta)
-            if isinstance(problem.lam, str)
-            else float(problem.lam)
-        )
+        lam = given_lam(problem, problem.start(network))
         if math.isinf(lam):
             return _temperature_alone(ground, {}, "Temperature alone was asked for.")
         return _given(ground, lam, passes)
-    validated = validate(linear, loss, problem.norm, lams, folds=folds)
+    tried = [strength / chart.reach**2 for strength in STRENGTHS] if lams is None else lams
+    validated = validate(linear, loss, problem.norm, tried, folds=folds)
     best = validated.best()
     gain, error = validated.gain(best)
     if gain <= error or evidence > significance:
@@ -82,10 +84,10 @@ def subspace(
     return _through_the_network(ground, validated, _lenient(validated, best), passes)
 
 
-def _linear(chart: Chart, chosen: Tensor, plain: Tensor, labels: Tensor, reach: float) -> Linear:
+def _linear(chart: Chart, chosen: Tensor, plain: Tensor, labels: Tensor) -> Linear:
     """Derivatives of the chosen samples, in their given order; passes over the network give them by number."""
     sorted_, back = chosen.sort()
-    found = differentiate(chart, parted(chart.network, sorted_), plain[sorted_], labels[sorted_], reach=reach)
+    found = differentiate(chart, parted(chart.network, sorted_), plain[sorted_], labels[sorted_])
     again = torch.argsort(back)
     return Linear(found.logits[again], found.jacobian[again], found.labels[again])
 
@@ -112,52 +114,66 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
     alone = loss.temperature(ground.plain[~out], labels[~out])
     before = loss.rows(ground.plain[out], labels[out], alone).numpy()
 
-    def gain(point: Point) -> tuple[float, float]:
-        """By how much the loss falls on the samples left out, and the standard error of that."""
+    def judged(point: Point) -> tuple[Tensor, float, float]:
+        """Logits of the samples left out, by how much their loss falls, and the standard error of that."""
         z = network.logits(chart.map(point.theta)[0], inputs=held)
         gains = before - loss.rows(z, labels[out], point.temperature).numpy()
-        return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        return z, float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
-    search = approach(ground, lam, ~out, passes=passes)
-    found, error = gain(search.point)
-    if found > 0:
-        search = settle(search, ~out, passes=passes / 2)
-        found, error = gain(search.point)
-    if found <= error:
+    def check(point: Point) -> None:
+        if judged(point)[1] <= 0:
+            raise _Hopeless
+
+    try:
+        found = search(ground, lam, ~out, passes=passes, check=check)
+        z, gain, error = judged(found.point)
+        if gain <= 0:
+            raise _Hopeless
+    except _Hopeless:
         return _temperature_alone(
             ground,
             validated.candidates(),
             "No: temperature is enough, for the input map that promised something did not keep it on a fifth of the "
             f"samples that was left out (p = {ground.evidence:.2g}).",
         )
-    whole = settle(search, torch.ones_like(out), passes=passes - search.used)
+    if passes - found.used >= WORTHWHILE:
+        found = widened(found, passes=passes - found.used)
+    else:
+        found = replace(found, point=_joined(ground, found.point, out, z))
     return _solution(
-        whole,
+        found,
         validated.candidates(),
         f"Yes: on a fifth of the samples that was left out, the input map lowered the loss from {before.mean():.4f} to "
-        f"{before.mean() - found:.4f} (standard error {error:.4f}).",
-        {"held_out_gain": found, "held_out_error": error},
+        f"{before.mean() - gain:.4f} (standard error {error:.4f}).",
+        {"held_out_gain": gain, "held_out_error": error},
     )
 
 
+def _joined(ground: Ground, point: Point, out: Tensor, held: Tensor) -> Point:
+    """The same map over all samples, with the temperature that is best for them."""
+    loss, labels = ground.problem.loss, ground.problem.network.labels
+    logits = torch.empty(len(out), held.shape[1], dtype=held.dtype)
+    logits[out], logits[~out] = held, point.logits
+    temperature = loss.temperature(logits, labels, near=point.temperature)
+    return replace(point, logits=logits, temperature=temperature, loss=loss.mean(logits, labels, temperature))
+
+
 def _given(ground: Ground, lam: float, passes: float) -> Solution:
-    everything = torch.ones(len(ground.order), dtype=torch.bool)
-    search = approach(ground, lam, everything, passes=passes)
-    search = settle(search, everything, passes=passes - search.used)
+    found = search(ground, lam, torch.ones(len(ground.order), dtype=torch.bool), passes=passes)
     verdict = "Not asked, since λ was given" + (
         f", though the mean input gradient is what noise gives (p = {ground.evidence:.2g})."
         if ground.evidence > SIGNIFICANCE
         else f"; the mean input gradient is more than noise (p = {ground.evidence:.2g})."
     )
-    return _solution(search, {}, verdict, {})
+    return _solution(found, {}, verdict, {})
 
 
-def _solution(search: Search, candidates: dict[float, float], verdict: str, notes: dict[str, object]) -> Solution:
-    ground, point = search.ground, search.point
+def _solution(found: Search, candidates: dict[float, float], verdict: str, notes: dict[str, object]) -> Solution:
+    ground, point = found.ground, found.point
     return Solution(
         before=detached(ground.chart.map(point.theta)[0]),
         temperature=point.temperature,
-        lam=search.lam,
+        lam=found.lam,
         logits=point.logits,
         penalty=point.penalty,
         candidates=candidates,
