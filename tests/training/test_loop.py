@@ -162,7 +162,7 @@ from trueup.training.loop import train
 fabric = Fabric(accelerator="cpu", devices={devices}, strategy="ddp" if {devices} > 1 else "auto")
 fabric.launch()
 rows = []
-for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0)):
+for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0), losses.CLUE(passes=1)):
     done = train(network(), DATA, loss, 3, batch={batch}, fabric=fabric, rate=0.05, progress=False)
     rows += [[e.loss, e.nll, e.train_accuracy] for e in done.history.epochs]
 if fabric.is_global_zero:

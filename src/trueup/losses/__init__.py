@@ -3,6 +3,7 @@
 from trueup.losses.avuc import AvUC, avuc, entropy_threshold
 from trueup.losses.base import Loss
 from trueup.losses.brier import Brier, brier
+from trueup.losses.clue import CLUE, classified, clue, regressed
 from trueup.losses.cross_entropy import CrossEntropy, cross_entropy
 from trueup.losses.dca import DCA, dca
 from trueup.losses.dual_focal import DualFocal, dual_focal
@@ -16,6 +17,7 @@ from trueup.losses.norm import Norm, norm
 from trueup.losses.soft_binned import SoftBinnedECE, soft_binned_ece
 
 __all__ = [
+    "CLUE",
     "DCA",
     "FLSD53",
     "MMCE",
@@ -34,6 +36,8 @@ __all__ = [
     "SoftBinnedECE",
     "avuc",
     "brier",
+    "classified",
+    "clue",
     "cross_entropy",
     "dca",
     "dual_focal",
@@ -47,5 +51,6 @@ __all__ = [
     "mmce",
     "mmce_weighted",
     "norm",
+    "regressed",
     "soft_binned_ece",
 ]

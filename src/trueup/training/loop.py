@@ -238,6 +238,7 @@ class _Run:
                 "settings": self.settings(),
                 "model": self.plain.state_dict(),
                 "optimiser": self.optimiser.state_dict(),
+                "loss": self.loss.state_dict() if isinstance(self.loss, nn.Module) else {},
                 "history": history.as_state(),
             }
             with replacing(checkpoint) as (draft,):
@@ -253,6 +254,8 @@ class _Run:
                 raise ValueError(f"it is of a run with {state['settings']}, this one has {self.settings()}")
             self.plain.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
+            if isinstance(self.loss, nn.Module):
+                self.loss.load_state_dict(state["loss"])
             return History.of_state(state["history"])
 
     def settings(self) -> dict[str, Any]:
