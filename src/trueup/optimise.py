@@ -120,15 +120,15 @@ def lbfgs(
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     for iteration in range(most + 1):
-        size = float(np.linalg.norm(gradient))
+        size = _norm(gradient)
         if not math.isfinite(value + size):
             raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
         if renew and iteration and iteration % _LONG == 0:
             steps, changes, precondition = [], [], renew(x)
         direction = -_two_loops(gradient, steps, changes, precondition)
-        if direction @ gradient >= 0:
+        if _dot(direction, gradient) >= 0:
             steps, changes, precondition, direction = [], [], None, -gradient
-        done = size <= tolerance or (iteration > 0 and -(direction @ gradient) <= 2 * stage.decrement)
+        done = size <= tolerance or (iteration > 0 and -(_dot(direction, gradient)) <= 2 * stage.decrement)
         if done and stage is exact:
             return x, Certificate("converged", size, iteration, passes, value)
         if done:
@@ -136,8 +136,8 @@ def lbfgs(
             value, gradient = stage.objective(x)
             continue
         first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-        if stretch * last < first * float(np.linalg.norm(direction)):
-            first = stretch * last / float(np.linalg.norm(direction))
+        if stretch * last < first * _norm(direction):
+            first = stretch * last / _norm(direction)
         found = _line_search(stage, x, value, gradient, direction, first)
         passes += found.evaluations
         if found.length == 0 and stage is not exact:
@@ -152,10 +152,19 @@ def lbfgs(
                 return x, Certificate("converged", size, iteration, passes, value)
             raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
         step, change = found.length * direction, found.gradient - gradient
-        if step @ change > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
+        if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
-        x, value, gradient, last = x + step, found.value, found.gradient, float(np.linalg.norm(step))
+        x, value, gradient, last = x + step, found.value, found.gradient, _norm(step)
     raise FitError(f"no minimum was found in {most} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """A sum of products on one core: waking another takes longer than the sum, the more so if it has other work."""
+    return float(np.einsum("i,i", a, b))
+
+
+def _norm(a: np.ndarray) -> float:
+    return math.sqrt(_dot(a, a))
 
 
 def _two_loops(
@@ -168,15 +177,15 @@ def _two_loops(
     q = gradient.copy()
     weights = []
     for step, change in zip(reversed(steps), reversed(changes), strict=True):
-        weight = (step @ q) / (step @ change)
+        weight = _dot(step, q) / _dot(step, change)
         q -= weight * change
         weights.append(weight)
     if precondition is not None:
         q = precondition(q)
     elif steps:
-        q *= (steps[-1] @ changes[-1]) / (changes[-1] @ changes[-1])
+        q *= _dot(steps[-1], changes[-1]) / _dot(changes[-1], changes[-1])
     for step, change, weight in zip(steps, changes, reversed(weights), strict=True):
-        q += (weight - (change @ q) / (step @ change)) * step
+        q += (weight - _dot(change, q) / _dot(step, change)) * step
     return q
 
 
@@ -192,12 +201,12 @@ def _line_search(
     stage: Stage, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray, length: float
 ) -> _Found:
     """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
-    slope, rounding = float(gradient @ direction), stage.noise * abs(value)
+    slope, rounding = _dot(gradient, direction), stage.noise * abs(value)
     low, high = 0.0, math.inf
     best = _Found(0.0, value, gradient, 0)
     for evaluation in range(1, 31):
         new_value, new_gradient = stage.objective(x + length * direction)
-        new_slope = float(new_gradient @ direction)
+        new_slope = _dot(new_gradient, direction)
         lower = math.isfinite(new_value) and new_value <= value + 1e-4 * length * slope + rounding
         if lower:
             if new_value <= best.value + rounding:

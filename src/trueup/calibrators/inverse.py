@@ -58,7 +58,11 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> float | None:
     if len(z) <= 4 * few:
         return None
     some = slice(None, None, len(z) // few)
-    loss = _mean_loss(z[some].contiguous(), y[some].contiguous())
+    if z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64):
+        rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
+    else:
+        rows = z[some].contiguous()
+    loss = _mean_loss(rows, y[some].contiguous())
     near, found = newton(loss, 1 / scale, low=1 / (FAR * scale), high=FAR / scale, tolerance=1e-2)
     return near if found.status == "converged" else None
 

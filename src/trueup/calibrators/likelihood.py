@@ -18,7 +18,7 @@ from trueup.optimise import Certificate, Objective, Stage, lbfgs
 from trueup.rows import hashed_groups, log_normaliser
 from trueup.sums import vector_sums
 
-_CHUNK = 1 << 17
+_CHUNK = 1 << 19
 _SMALL_PROBLEM = 1 << 23
 _ROWS = 1 << 19  # numbers among which the curvature is taken
 _DECREMENT = 1e-10  # by so much at most could a further step lower the mean loss
