@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
+from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ __all__ = [
     "METHODS",
     "METRICS",
     "NETWORKS",
+    "RECALIBRATIONS",
     "Calibrated",
     "Predictions",
     "Scores",

@@ -154,6 +154,17 @@ NETWORKS = Lazy(
         },
         "cnn": "trueup.networks:CNN",
         "mlp": "trueup.networks:MLP",
+        "text_cnn": "trueup.sequences:TextCNN",
+        "char_transformer": "trueup.sequences:CharTransformer",
     },
 )
 """Network → its maker, which takes the number of outputs first."""
+
+RECALIBRATIONS = Lazy(
+    "recalibration",
+    {
+        "variance": "trueup.recalibration.variance:VarianceScaling.fit",
+        "quantiles": "trueup.recalibration.quantiles:IsotonicQuantiles.fit",
+    },
+)
+"""Recalibration → `fit(mean, std, targets)`, for regression."""

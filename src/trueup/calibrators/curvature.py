@@ -12,20 +12,15 @@ Inverse = Callable[[np.ndarray], np.ndarray]
 Blocks = Callable[[float, float, float], Inverse]
 """The likelihood's curvature, to be inverted with that of a penalty: off and on the diagonal, and on the bias."""
 
-_ONE_THREAD = 1 << 15  # numbers up to which torch does not wake other cores
 _LEVEL = 1e-6  # of the mean curvature, added where the data may have none
 _FEW_CLASSES, _MANY_CLASSES = 32, 128  # up to so many each have a curvature of their own: K (K + 1)² numbers
 
 
 def vector_blocks(u: Tensor, weight: Tensor, bias: Tensor) -> Blocks:
     """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k)."""
-    sums = torch.zeros(3, u.shape[1], dtype=torch.float64)
-    for part in torch.split(u, max(1, _ONE_THREAD // u.shape[1])):
-        spread = _spread(part * weight + bias)
-        scaled = spread * part
-        for row, x in zip(sums, (scaled * part, scaled, spread), strict=True):
-            row += x.sum(dim=0)
-    a, m, d = (sums / len(u)).numpy()
+    spread = _spread(u * weight + bias)
+    scaled = spread * u
+    a, m, d = (x.mean(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
     level = _LEVEL * (a.mean() + d.mean()) / 2 + 1e-12
 
     def inverse(_: float, diagonal: float, offset: float) -> Inverse:
@@ -120,6 +115,5 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
 
 
 def _spread(s: Tensor) -> Tensor:
-    e = torch.exp(s - s.amax(dim=1, keepdim=True))  # torch's softmax would wake other cores sooner
-    p = e / e.sum(dim=1, keepdim=True)
+    p = torch.softmax(s, dim=1)
     return p * (1 - p)

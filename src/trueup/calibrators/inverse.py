@@ -105,9 +105,7 @@ def focal_inverse_temperature(
         if near is not None:
             return focal_inverse_temperature(z, y, gamma)
         return float(grid[at]), Certificate("bound", abs(_focal(z, y, float(grid[at]), gamma)[1]), 0, 42, values[at])
-    return newton(
-        lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1])
-    )
+    return newton(lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1]))
 
 
 def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

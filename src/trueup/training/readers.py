@@ -1,0 +1,168 @@
+"""The formats in which data sets are distributed, none of which may run code of its own."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.disk import blaming, existing
+from trueup.training.record import Part, Parts
+from trueup.training.sources import library
+
+SIDE = 32
+"""CIFAR images are SIDE × SIDE × 3."""
+
+
+def idx(path: Path) -> np.ndarray:
+    """Read bytes in the IDX format of MNIST, also compressed: 0 0 8 d, d sizes as big-endian int32, the bytes."""
+    with blaming(existing(path)):
+        opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rb") as file:
+            content = file.read()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"an IDX file of bytes must begin with 0 0 8, got {list(content[:3])}")
+        start = 4 + 4 * content[3]
+        shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">i4"))
+        values = np.frombuffer(content, np.uint8, offset=start)
+        if values.size != np.prod(shape):
+            raise ValueError(f"the sizes {shape} need {np.prod(shape)} bytes, got {values.size}")
+        return values.reshape(shape)
+
+
+def cifar_binary(path: Path, *, labels: int = 1) -> Part:
+    """Read a binary batch of CIFAR: for each image its label bytes, the last of which counts, then its three planes."""
+    with blaming(existing(path)):
+        content = np.fromfile(path, np.uint8)
+        row = labels + 3 * SIDE * SIDE
+        if not content.size or content.size % row:
+            raise ValueError(f"a batch must have {row} bytes an image, got {content.size} bytes")
+        rows = content.reshape(-1, row)
+        return Part(_upright(rows[:, labels:]), rows[:, labels - 1].astype(np.int64))
+
+
+def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
+    """Read a batch of the Python version of CIFAR, the one torchvision keeps, without running what a pickle may name.
+
+    Of all that a pickle can call, only what makes plain arrays of bytes is let through, and that by makers of ours.
+    """
+    with blaming(existing(path)), path.open("rb") as file:
+        batch = _Bytes(file, encoding="latin1").load()
+        if not isinstance(batch, dict) or not isinstance(batch.get("data"), _Array) or label not in batch:
+            raise ValueError(f"a batch must be a mapping with data and {label}")
+        pixels = batch["data"].value()
+        if pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
+            raise ValueError(f"data must have shape (n, {3 * SIDE * SIDE}), got {pixels.shape}")
+        return Part(_upright(pixels), np.array(batch[label], dtype=np.int64))
+
+
+def npz(path: Path, inputs: str = "images") -> Parts:
+    """Read train, val and test of one file: `train_images`, `train_labels` and so on, or `images` and `labels`."""
+    with blaming(existing(path)), np.load(path, allow_pickle=False) as file:
+        parts = {
+            key: Part(file[f"{key}_{inputs}"], _vector(file[f"{key}_labels"]))
+            for key in ("train", "val", "test")
+            if f"{key}_{inputs}" in file
+        }
+        if parts:
+            return parts
+        if inputs not in file or "labels" not in file:
+            raise ValueError(f"wanted the arrays train_{inputs} … or {inputs} and labels, got {', '.join(file.files)}")
+        return {"train": Part(file[inputs], _vector(file["labels"]))}
+
+
+def mat(path: Path) -> Part:
+    """Read a file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
+    from scipy.io import loadmat
+
+    with blaming(existing(path)):
+        content = loadmat(path, variable_names=("X", "y"))
+        return Part(np.moveaxis(content["X"], 3, 0), _vector(content["y"]) % 10)
+
+
+def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str, ...]) -> Parts:
+    """Read what `save_to_disk` of the Hugging Face library left: the parts train, validation (or val) and test.
+
+    Where the classes have our names in another order, the labels are put in ours.
+    """
+    whole = library("datasets", "datasets").load_from_disk(str(folder))
+    parts = {}
+    for key, names in (("train", ("train",)), ("val", ("validation", "val")), ("test", ("test",))):
+        part = next((whole[name] for name in names if name in whole), None)
+        if part is None:
+            continue
+        theirs = list(getattr(part.features[labels], "names", None) or ())
+        if theirs and len(theirs) != len(classes):
+            raise ValueError(f"{folder}: {labels} must have {len(classes)} classes, got {len(theirs)}")
+        y = np.asarray(part[labels], dtype=np.int64)
+        if sorted(theirs) == sorted(classes):
+            y = np.array([classes.index(name) for name in theirs], dtype=np.int64)[y]
+        values = part[inputs]
+        parts[key] = Part(list(values) if isinstance(values[0], str) else np.stack([np.asarray(v) for v in values]), y)
+    missing = [key for key in ("train", "test") if key not in parts]
+    if missing:
+        raise ValueError(f"{folder}: wanted the parts train and test, got {', '.join(whole)}")
+    return parts
+
+
+def joined(parts: list[Part]) -> Part:
+    """Batches, one after the other."""
+    return Part(np.concatenate([p.inputs for p in parts]), np.concatenate([p.labels for p in parts]))
+
+
+def _upright(planes: np.ndarray) -> np.ndarray:
+    """Rows of three planes to images (n, H, W, 3), as every other file has them."""
+    return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+
+
+def _vector(labels: np.ndarray) -> np.ndarray:
+    """Labels (n,) from (n,) or, as MedMNIST and SVHN write them, (n, 1)."""
+    if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1):
+        raise ValueError(f"labels must have shape (n,) or (n, 1), got {labels.shape}")
+    return labels.reshape(-1).astype(np.int64)
+
+
+class _Array:
+    """What stands for an array while a pickle is read: it takes the state of one and interprets only bytes."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def value(self) -> np.ndarray:
+        try:
+            _, shape, kind, by_columns, content = self.state
+            if kind.name != "u1":
+                raise ValueError(f"arrays must be of bytes, got type {kind.name}")
+            raw = content.encode("latin1") if isinstance(content, str) else content
+            return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
+        except (AttributeError, TypeError, UnicodeEncodeError) as error:
+            raise ValueError(f"an array's state is not as NumPy writes it: {error}") from None
+
+
+class _Kind:
+    """What stands for an array's type."""
+
+    def __init__(self, name: Any = None, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Bytes(pickle.Unpickler):
+    """Reads nothing but plain data and arrays of bytes."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return lambda *_: _Array()
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return _Array if name == "ndarray" else _Kind
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return lambda text, _: text.encode("latin1")
+        raise ValueError(f"a batch must hold plain arrays, got a call of {module}.{name}")

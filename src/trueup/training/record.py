@@ -1,0 +1,87 @@
+"""What a data set is to a training loop: three parts, and what is to be known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from torch.utils.data import Dataset
+
+Kind: TypeAlias = Literal["image", "text", "characters", "tabular"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set in three parts of pairs (inputs, labels), none of which shares a sample with another.
+
+    Images are (C, H, W) with pixels in [0, 1], texts and characters whole numbers (length,), rows of a table float
+    vectors that are already centred and scaled by the training part, as are the targets of a regression.
+    """
+
+    name: str
+    kind: Kind
+    train: Dataset[Any]
+    val: Dataset[Any]
+    test: Dataset[Any]
+    classes: tuple[str, ...] = ()
+    """The names of the classes, in the order of the labels; none for a regression."""
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Mean and standard deviation of each channel of images, not applied: `Normalise(*data.normalisation)` does it."""
+    vocabulary: tuple[str, ...] = ()
+    """The words or characters that the whole numbers stand for; of words, 0 is padding and 1 any other word."""
+    target_mean: float = 0.0
+    """What was subtracted from the targets of a regression …"""
+    target_std: float = 1.0
+    """… and by what they were divided then: targets · target_std + target_mean are in their own units."""
+
+
+class Part(NamedTuple):
+    """Inputs of one part as they come from a file (an array or a list of texts), and their labels."""
+
+    inputs: Any
+    labels: np.ndarray
+
+
+Parts: TypeAlias = Mapping[str, Part]
+"""Under "train" and "test", and "val" where the files say which samples are for validation."""
+
+
+def checked(name: str, parts: Parts, classes: int) -> Parts:
+    """Refuse parts that do not fit their labels, or labels that are no classes."""
+    for key, (inputs, labels) in parts.items():
+        if len(inputs) != len(labels):
+            raise ValueError(f"{name}: {key} must have a label for each of its {len(inputs)} inputs, got {len(labels)}")
+        if not len(labels):
+            raise ValueError(f"{name}: {key} must have at least one sample, got none")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise ValueError(f"{name}: labels of {key} must lie in 0..{classes - 1}, got {low}..{high}")
+    return parts
+
+
+def with_val(parts: Parts, *, share: float, seed: int) -> Parts:
+    """Take a share of the training part for validation, unless the files did."""
+    if "val" in parts:
+        return parts
+    train, val = held_out(len(parts["train"].labels), share=share, seed=seed)
+    return {"train": chosen(parts["train"], train), "val": chosen(parts["train"], val), "test": parts["test"]}
+
+
+def held_out(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Part 0..n−1 at random: the first of a permutation, and its last `share`, at least one of each.
+
+    `RandomState`, for its stream is the same in every version of NumPy.
+    """
+    if n < 2:
+        raise ValueError(f"a part to split must have at least 2 samples, got {n}")
+    order = np.random.RandomState(seed).permutation(n)
+    kept = min(max(n - round(share * n), 1), n - 1)
+    return order[:kept], order[kept:]
+
+
+def chosen(part: Part, index: Sequence[int] | np.ndarray) -> Part:
+    """The samples of a part at these places."""
+    inputs = part.inputs[index] if isinstance(part.inputs, np.ndarray) else [part.inputs[i] for i in index]
+    return Part(inputs, part.labels[index])

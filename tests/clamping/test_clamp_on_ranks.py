@@ -1,0 +1,134 @@
+"""What two processes fit to a share of the samples each is what one fits to all of them."""
+
+import subprocess
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from trueup.clamping import clamp
+from trueup.clamping.projected import projected
+from trueup.networks import MLP
+
+SHARES = (slice(0, 260), slice(260, 600))
+WAYS = {
+    "subspace": {"recipe": "subspace"},
+    "affine": {"recipe": "subspace", "input_map": "affine"},
+    "focal": {"recipe": "subspace", "loss": "focal", "gamma": 1.0, "lam": 1e-3},
+    "pool": {"recipe": "subspace", "loss": "focal", "gamma": (0.0, 1.0), "gamma_folds": 2, "lam": 1e-2},
+    "projected": {"recipe": partial(projected, passes=40), "lam": 0.01},
+    "held out": {"recipe": partial(projected, passes=20, lams=(0.1, 0.001))},
+    "principal": {"recipe": "subspace", "lam": 1e-3},
+}
+
+
+def network(way):
+    model = MLP(3, inputs=30 if way == "principal" else 4, hidden=(16,), seed=0).double()
+    return nn.Sequential(model, nn.Tanh(), nn.Linear(3, 3, bias=False).double().requires_grad_(False)).eval()
+
+
+def sample(way):
+    generator = torch.Generator().manual_seed(1)
+    m = 30 if way == "principal" else 4
+    x = torch.randn(600, m, generator=generator).double()
+    model = network(way)
+    model[2].weight.data = 6 * torch.eye(3).double()
+    with torch.no_grad():
+        y = torch.multinomial(torch.softmax(model(x), dim=1), 1, generator=generator)[:, 0]
+    return model, x + 0.8, y
+
+
+def fitted(way, share=slice(None), size=150):
+    model, x, y = sample(way)
+    x, y = x[share], y[share]
+    found = clamp(
+        model, list(zip(torch.split(x, size), torch.split(y, size), strict=True)), progress=False, **WAYS[way]
+    )
+    record = found.fit_record
+    scale = found.before.scale if hasattr(found.before, "scale") else torch.ones(1)
+    return {
+        "delta": found.before.delta,
+        "scale": scale,
+        "temperature": record.temperature,
+        "lam": record.lam,
+        "gamma": record.gamma,
+        "evidence": record.evidence,
+        "samples": record.samples,
+        "objective": record.objective,
+        "forwards": record.forwards,
+    }
+
+
+def broken(rank):
+    model, x, y = sample("subspace")
+    if rank == 1:
+        model.register_forward_pre_hook(lambda module, inputs: 1 / 0)
+    try:
+        clamp(model, [(x, y)], progress=False)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main(rank, store, out):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    found = {way: fitted(way, SHARES[rank], size=70) for way in WAYS}
+    found["alone"] = fitted("subspace", slice(None) if rank == 1 else slice(0, 0))
+    found["broken"] = broken(rank)
+    torch.save(found, out)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    outs = [folder / f"{rank}.pt" for rank in range(2)]
+    processes = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(folder / "store"), str(out)], stderr=subprocess.PIPE)
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[1].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    return [torch.load(out, weights_only=True) for out in outs]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_ranks_end_where_one_process_ends(pair, way):
+    alone = fitted(way)
+    assert (alone["delta"] != 0).any()
+    for found in pair:
+        torch.testing.assert_close(found[way]["delta"], alone["delta"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found[way]["scale"], alone["scale"], atol=1e-5, rtol=1e-5)
+        for name in ("temperature", "objective", "lam", "gamma"):
+            assert found[way][name] == pytest.approx(alone[name], rel=1e-5), name
+        assert found[way]["evidence"] == alone["evidence"]
+        assert found[way]["samples"] == 600
+    for name in ("delta", "scale"):
+        assert torch.equal(pair[0][way][name], pair[1][way][name])
+    assert pair[0][way]["temperature"] == pair[1][way]["temperature"]
+
+
+def test_a_rank_may_have_no_samples(pair):
+    wanted = fitted("subspace")
+    for found in pair:
+        torch.testing.assert_close(found["alone"]["delta"], wanted["delta"], atol=1e-5, rtol=1e-5)
+
+
+def test_one_ranks_failure_is_everyones(pair):
+    assert pair[1]["broken"].startswith("ZeroDivisionError")
+    assert pair[0]["broken"].startswith("RuntimeError: rank 1 failed with ZeroDivisionError")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
