@@ -103,7 +103,7 @@ def test_the_recipes_are_known_by_name_and_by_their_own_settings():
         clamp(model, loader(x, y), recipe=name, progress=False).fit_record for name in ("paper", "code")
     )
     start = torch.nn.functional.cross_entropy(model(x), y).item()
-    assert by_paper.lam == pytest.approx(0.1 * start, rel=1e-3)  # at a start whose δ is not quite zero
+    assert by_paper.lam == pytest.approx(0.1 * start, rel=1e-2)  # at a start whose δ is not quite zero
     assert (by_paper.norm, by_paper.recipe) == ("l2sq", "paper")
     assert (by_code.lam, by_code.norm, by_code.recipe) == (0.01, "l2", "code")
     assert by_code.backwards == by_paper.backwards == 100

@@ -58,7 +58,7 @@ def clamp(
     gamma_folds: int | None = None,
     lam: Lam = "auto",
     norm: Norm = "l2sq",
-    start: Start = "zero",
+    start: Start | None = None,
     box: Box | None = None,
     input_map: InputMap = "shift",
     seed: int = 0,
@@ -69,9 +69,11 @@ def clamp(
 
     The objective is the mean focal loss (γ = 0, cross-entropy, by default) plus λ‖δ‖². What comes back is a network of
     the same signature with the model inside, which is left exactly as it was; its `fit_record` says what was found,
-    whether δ earned its place, and what that cost. A recipe is a name of `RECIPES` or a function with its options
-    bound; a start likewise. γ may be a pool: that of least ECE on the calibration set is kept, or, with `gamma_folds`,
-    on folds left out of the fit. `box` (low, high) holds x + δ in a range; `input_map="affine"` adds a scale a channel.
+    whether δ earned its place, and what that cost.
+    A recipe is a name of `RECIPES` or a function with its options bound. A start is "zero", "random", "data" (Theorem
+    3.2) or a function; unless given, the published recipes start at random and the others at zero. γ may be a pool:
+    that of least ECE on the calibration set is kept, or, with `gamma_folds`, on folds left out of the fit. `box` (low,
+    high) holds x + δ in a range; `input_map="affine"` adds a scale a channel.
     In a `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
     Tang et al., "Neural Clamping: joint input perturbation and temperature scaling for neural network calibration"
     (2024).
@@ -82,7 +84,7 @@ def clamp(
     >>> moved = [(x + torch.tensor([2.0, 0.0, -1.0]), y)]  # what the network meets is not what it was made for
     >>> clamped = clamp(nn.Identity(), moved)
     >>> print(f"{clamped.fit_record.baseline:.4f} {clamped.fit_record.objective:.4f}")
-    0.9765 0.5818
+    0.9765 0.5834
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
@@ -127,13 +129,13 @@ def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
     return RECIPES[recipe], recipe
 
 
-def _start(start: Start, seed: int) -> Callable[[Network], Tensor]:
+def _start(start: Start | None, seed: int) -> Callable[[Network], Tensor] | None:
     named: dict[str, Callable[[Network], Tensor]] = {
         "zero": starts.zero,
         "random": partial(starts.random, seed=seed),
         "data": starts.data_driven,
     }
-    if not isinstance(start, str):
+    if start is None or not isinstance(start, str):
         return start
     if start not in named:
         raise ValueError(f"start must be one of {', '.join(named)}, or a function, got {start!r}")

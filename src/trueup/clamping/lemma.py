@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from trueup.arrays import as_tensors, computable
+from trueup.calibrators.inverse import focal_weight
 
 _CHUNK = 1 << 20
 
@@ -56,20 +56,7 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
         q = log_q.exp()
         mean = (q * x).sum(dim=1)
         deviation = (q * (x - mean[:, None]) ** 2).sum(dim=1).sqrt()
-        weight = focal_weight(log_q.gather(1, label[:, None])[:, 0], gamma)
+        weight, _ = focal_weight(log_q.gather(1, label[:, None])[:, 0], gamma)
         total += float((weight * (x.gather(1, label[:, None])[:, 0] - mean)).sum())
         spread += float((weight * deviation).sum())
     return Residual(total, abs(total) / spread if spread else float(total != 0))
-
-
-def focal_weight(log_p: Tensor, gamma: float) -> Tensor:
-    """The factor w that the focal loss puts before cross-entropy's gradient: ∂L/∂s = w (p − e_y), from ln p_y.
-
-    w = (1 − p)^γ (1 − γ p ln p / (1 − p)); the fraction is −1 where p is 1 to the last digit.
-
-    >>> print(f"{float(focal_weight(torch.tensor(0.5).log(), 1.0)):.4f}")
-    0.8466
-    """
-    rest = -torch.expm1(log_p)
-    share = torch.where(rest > 0, log_p.exp() * log_p / rest, -torch.ones_like(log_p))
-    return rest**gamma * (1 - gamma * share)

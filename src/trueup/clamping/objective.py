@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from trueup.arrays import computable
-from trueup.calibrators.inverse import chunks_of, inverse_temperature, scale_of
-from trueup.optimise import FitError, newton
+from trueup.calibrators.inverse import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
+from trueup.sums import temperature_sums
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
-
-_SURE = 1 - 1e-12
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,9 @@ class Loss:
 
     def slope(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """Each row's derivative by its logits: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p_y."""
-        p = torch.softmax(computable(logits).double() / temperature, dim=1)
-        weight = _weight(p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
+        log_p = torch.log_softmax(computable(logits).double() / temperature, dim=1)
+        p = log_p.exp()
+        weight = focal_weight(log_p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
         return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature
 
     def temperature(self, logits: Tensor, labels: Tensor, near: float | None = None) -> float:
@@ -55,52 +54,14 @@ class Loss:
 
         Where there is none, since the logits are always right or no better than chance, it is the search's bound.
         """
+        if self.gamma:
+            return 1 / focal_inverse_temperature(logits, labels, self.gamma, near=None if near is None else 1 / near)[0]
         beta, certificate = inverse_temperature(logits, labels)
-        if certificate.status == "bound":
+        if certificate.status == "bound" or not scale_of(logits):
             return 1 / beta
-        if not scale_of(logits):
-            return 1 / beta
-        if not self.gamma:
-            # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
-            _, slope, curvature = self._by_inverse(logits, labels, beta)
-            return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
-        # The focal loss is not convex in β, but its minimum lies below that of cross-entropy, since it asks for less
-        # confidence: a coarse walk down finds the valley, Newton its bottom.
-        grid = beta * np.geomspace(20.0, 0.02, 41) if near is None else np.geomspace(1.5, 1 / 1.5, 9) / near
-        values = [self.mean(logits, labels, 1 / b) for b in grid.tolist()]
-        at = int(np.argmin(values))
-        if at in (0, len(grid) - 1):
-            if near is not None:
-                return self.temperature(logits, labels)
-            return float(1 / grid[at])
-        try:
-            best, _ = newton(
-                lambda b: self._by_inverse(logits, labels, b),
-                float(grid[at]),
-                low=float(grid[at + 1]),
-                high=float(grid[at - 1]),
-            )
-        except FitError:
-            best = float(grid[at])
-        return 1 / best
-
-    def _by_inverse(self, logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
-        """The mean loss with its first two derivatives in β = 1/T."""
-        sums = np.zeros(3)
-        for z, label in chunks_of(logits, labels):
-            log_p = torch.log_softmax(beta * z, dim=1)
-            p = log_p.exp()
-            mean = (p * z).sum(dim=1, keepdim=True)
-            off = mean - z.gather(1, label)
-            variance = (p * (z - mean).square()).sum(dim=1, keepdim=True)
-            p_y = p.gather(1, label)
-            weight, turn = _weight(p_y, self.gamma)
-            log_y = log_p.gather(1, label)
-            sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** self.gamma * log_y).sum())
-            sums[1] += float((weight * off).sum())
-            sums[2] += float((weight * variance - turn * p_y * off.square()).sum())
-        value, slope, curvature = (sums / len(logits)).tolist()
-        return value, slope, curvature
+        # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
+        _, slope, curvature = temperature_sums(logits, labels, beta)
+        return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
 
 
 @dataclass(frozen=True)
@@ -125,12 +86,3 @@ class Penalty:
             return 2 * self.lam * vector
         size = float(np.linalg.norm(vector))
         return self.lam * vector / size if size else np.zeros_like(vector)
-
-
-def _weight(p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """w(p) of the focal loss, and its derivative in p."""
-    p = p.clamp(max=_SURE, min=1e-300)
-    q, log_p = 1 - p, p.log()
-    weight = q**gamma - gamma * q ** (gamma - 1) * p * log_p
-    turn = -gamma * q ** (gamma - 1) * (2 + log_p) + gamma * (gamma - 1) * q ** (gamma - 2) * p * log_p
-    return weight, turn

@@ -200,7 +200,7 @@ def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] |
     """
     network, loss = problem.network, problem.loss
     chart = Chart(network, None, channel_spread(network), scaled=problem.input_map == "affine")
-    delta = problem.start(network)
+    delta = problem.begin()
     start = chart.place(delta)
     plain = network.plain()
     plain_temperature = loss.temperature(plain, network.labels)

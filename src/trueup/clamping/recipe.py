@@ -12,6 +12,7 @@ from torch import Tensor
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss, Norm
 from trueup.clamping.shift import Shift, scale_shape
+from trueup.clamping.starts import zero
 
 Lam: TypeAlias = float | Literal["auto", "R1", "R2"]
 InputMap: TypeAlias = Literal["shift", "affine"]
@@ -26,12 +27,16 @@ class Problem:
     lam: Lam
     """A number; "auto", the recipe's own rule; or a rule of the papers, see `lam_by_rule`."""
     norm: Norm
-    start: Callable[[Network], Tensor]
-    """Where δ starts."""
+    start: Callable[[Network], Tensor] | None
+    """Where δ starts; None leaves it to the recipe."""
     input_map: InputMap
     seed: int
     progress: Callable[[str], None]
     """Takes one line that says how far the fit has come."""
+
+    def begin(self) -> Tensor:
+        """Where δ starts, at zero unless something else was asked for."""
+        return (self.start or zero)(self.network)
 
     def scale(self) -> Tensor | None:
         """A scale of one for each channel, to be fitted; None where the map is a shift alone."""

@@ -68,7 +68,7 @@ def search(
     objective = _objective(ground, lam, which, passes - first, ground.temperature)
     point = descend(
         objective,
-        chart.place(problem.start(problem.network)),
+        chart.place(problem.begin()),
         precondition=_inverse(ground, lam, ground.temperature),
         rough=rough,
         check=check,

@@ -21,7 +21,7 @@ from trueup.clamping.search import Ground, Search, search, widened
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
-SUBSAMPLE = 2000
+SUBSAMPLE = 1250
 """Samples whose derivatives are taken."""
 SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
@@ -65,7 +65,7 @@ def subspace(
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
     ground = Ground(problem, chart, order, linear, plain, temperature, evidence)
     if problem.lam != "auto":
-        lam = given_lam(problem, problem.start(network))
+        lam = given_lam(problem, problem.begin())
         if math.isinf(lam):
             return _temperature_alone(ground, {}, "Temperature alone was asked for.")
         return _given(ground, lam, passes)
