@@ -50,6 +50,18 @@ _WHERE = {
     "save_calibrator": "artifact",
 }
 
+_ROOMS = (
+    "clamping",
+    "corruptions",
+    "losses",
+    "metrics",
+    "models",
+    "networks",
+    "recalibration",
+    "training",
+    "uncertainty",
+)
+
 __all__ = [
     "LOSSES",
     "METHODS",
@@ -88,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("losses", "metrics"):
+    if name in _ROOMS:
         return import_module(f"trueup.{name}")
     if name in _WHERE:
         return getattr(import_module(f"trueup.{_WHERE[name]}"), name)

@@ -100,12 +100,19 @@ def clamp(
         raise ValueError(f'lam must be a number, "auto", "R1" or "R2", got {lam!r}')
     if not isinstance(lam, str) and not lam >= 0:
         raise ValueError(f"lam must not be negative, got {lam}")
+    if gamma_folds is not None and (gamma is None or isinstance(gamma, int | float)):
+        raise ValueError(f"gamma_folds choose from a pool of gamma, got {gamma} alone")
     fit, name = _recipe(recipe)
     pool = _pool(loss, gamma)
     inner = unwrapped(model)
     with frozen(inner), _told(progress) as tell:
         inputs = Inputs.read(loader, device=device_of(inner) if device is None else torch.device(device))
         network = Network(inner, inputs, box=box)
+        starts.check_box(network)
+        if gamma_folds is not None and not 2 <= gamma_folds <= len(network.labels):
+            raise ValueError(
+                f"gamma_folds must lie between 2 and the number of samples, {len(network.labels)}, got {gamma_folds}"
+            )
         problem = Problem(network, Loss(pool[0]), lam, norm, _start(start, seed), input_map, seed, tell)
         gammas = {} if len(pool) == 1 else _errors(problem, fit, pool, gamma_folds)
         # A tie goes to the smaller γ.

@@ -148,6 +148,8 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
             return new
         if isinstance(value, Mapping):
             return type(value)({key: changed(entry) for key, entry in value.items()})  # type: ignore[call-arg]
+        if isinstance(value, list) and len(value) == n and not any(isinstance(entry, Tensor) for entry in value):
+            return [value[i] for i in change(torch.arange(n)).tolist()]  # names and the like, one a sample
         if isinstance(value, tuple | list):
             entries = [changed(entry) for entry in value]
             return value._make(entries) if hasattr(value, "_make") else type(value)(entries)

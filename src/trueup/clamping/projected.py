@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.clamping.chart import Chart, channel_spread
 from trueup.clamping.folds import HELD_OUT, dealt, parted
 from trueup.clamping.inputs import Inputs
-from trueup.clamping.objective import Loss, Penalty
+from trueup.clamping.objective import Loss, Norm, Penalty
 from trueup.clamping.recipe import Problem, Solution, given_lam
 from trueup.clamping.shift import Shift
 from trueup.distributed import gathered
@@ -24,7 +24,7 @@ STALE = 0.03
 """By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""
 DECREMENT = 1e-5
 """The search is over where a step promises to lower the mean loss by less than about this."""
-STRENGTHS = (3000.0, 300.0, 30.0, 3.0)
+STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried by default: of a δ as long as a typical input."""
 STEP = 0.02
 """Length of a difference beside that of a typical input."""
@@ -206,10 +206,25 @@ def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] |
     plain_temperature = loss.temperature(plain, network.labels)
     tried: dict[float, float] = {}
     if problem.lam == "auto":
-        some = [strength / chart.reach**2 for strength in STRENGTHS] if lams is None else lams
+        some = penalties(STRENGTHS, chart, problem.norm) if lams is None else lams
         lam, tried = _held_out(problem, chart, start, some, passes / 2)
     else:
         lam = given_lam(problem, delta)
+    alone = "No input map lowered the loss on samples left out of its fit: temperature alone is kept."
+    if problem.lam != "auto":
+        alone = "Temperature alone was asked for."
+    if not math.isinf(lam):
+        objective = Projected(
+            chart,
+            loss,
+            Penalty(lam, problem.norm),
+            temperature=plain_temperature,
+            budget=passes,
+            progress=problem.progress,
+        )
+        found = descend(objective, start, unit=first_unit(objective, start))
+        if found.value > loss.mean(plain, network.labels, plain_temperature):
+            lam, alone = math.inf, f"No input map is worth its penalty at λ = {lam:.3g}: temperature alone is kept."
     if math.isinf(lam):
         return Solution(
             before=network.mapping(torch.zeros(network.shape, dtype=network.dtype, device=network.device)),
@@ -217,17 +232,8 @@ def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] |
             lam=lam,
             logits=plain,
             candidates=tried,
-            verdict="No input map lowered the loss on samples left out of its fit: temperature alone is kept.",
+            verdict=alone,
         )
-    objective = Projected(
-        chart,
-        loss,
-        Penalty(lam, problem.norm),
-        temperature=plain_temperature,
-        budget=passes,
-        progress=problem.progress,
-    )
-    found = descend(objective, start, unit=first_unit(objective, start))
     return Solution(
         before=detached(chart.map(found.theta)[0]),
         temperature=found.temperature,
@@ -236,6 +242,12 @@ def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] |
         penalty=found.penalty,
         candidates=tried,
     )
+
+
+def penalties(strengths: Sequence[float], chart: Chart, norm: Norm) -> list[float]:
+    """The λ at which a δ as long as a typical input has these penalties."""
+    length = chart.reach**2 if norm == "l2sq" else chart.reach
+    return [strength / length for strength in strengths]
 
 
 def first_unit(objective: Projected, start: np.ndarray) -> float:

@@ -103,6 +103,7 @@ def _inverse(ground: Ground, lam: float, temperature: float) -> np.ndarray:
     """A rough inverse of the curvature, which falls with the square of the temperature."""
     fall = (ground.temperature / temperature) ** 2
     curvature = fall * ground.linear.curvature(ground.temperature)
-    damping = 2 * lam if ground.problem.norm == "l2sq" else 0.0
-    damping += 1e-6 * float(np.trace(curvature)) / len(curvature)
+    level = float(np.trace(curvature)) / len(curvature)
+    # The plain norm has no curvature along δ, but a slope that may point where the logits have none either.
+    damping = 2 * lam + 1e-6 * level if ground.problem.norm == "l2sq" else lam / ground.chart.reach + 1e-3 * level
     return np.linalg.inv(curvature + (damping or 1.0) * np.eye(len(curvature)))

@@ -138,6 +138,7 @@ def augmented(images: Tensor, draws: Tensor, hole: int, *, padding: int = 4) -> 
 def _descend(problem: Problem, how: _How) -> Solution:
     network = problem.network
     generator, own = (torch.Generator().manual_seed(problem.seed + more) for more in (0, 1 + rank()))
+    problem.network.plain()  # logits and labels that no descent could use are told of here
     delta = _start(problem).detach().clone().requires_grad_()
     temperature = torch.ones((), dtype=delta.dtype, device=delta.device, requires_grad=True)
     # A scale s of a channel is exp(a/ρ), ρ the channel's size, so that one rate and one penalty suit δ and a alike.
@@ -203,6 +204,8 @@ def _start(problem: Problem) -> Tensor:
 def _lam(problem: Problem, how: _How, delta: Tensor) -> float:
     lam = how.lam if problem.lam == "auto" else problem.lam
     if not isinstance(lam, str):
+        if math.isinf(lam):
+            raise ValueError('lam must be finite for a descent; Temperature.fit or recipe="subspace" take none of δ')
         return float(lam)
     network = problem.network
     loss = problem.loss.mean(network.logits(network.mapping(delta)), network.labels, 1.0)

@@ -68,7 +68,7 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
         raise ValueError(f"scale must lie in (0, 1], got {scale}")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    low, high = (torch.as_tensor(end, dtype=torch.float64).expand(network.shape) for end in network.box)
+    low, high = ends_of(network)
     smallest, largest = _extent(network, quantile)
     g = network.pull_plain(lambda z, y: entropy_slope(z, temperature)).cpu()
     corner = scale * corner_of(g, smallest, largest, (low, high))
@@ -82,6 +82,28 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
     return Theorem(corner.to(network.device, network.dtype), gain)
 
 
+def check_box(network: Network) -> None:
+    """Refuse a box that some input is not in: the network as it is would not be among the maps that are tried."""
+    if network.box is None:
+        return
+    low, high = ends_of(network)
+    smallest, largest = _extent(network, 0.0)
+    slack = _OUTSIDE * (high - low)
+    if bool(((smallest < low - slack) | (largest > high + slack)).any()):
+        raise ValueError(
+            f"box must hold every input, got inputs in {float(smallest.min()):.4g}..{float(largest.max()):.4g} "
+            f"for a box of {float(low.min()):.4g}..{float(high.max()):.4g}; it is in the space of the network's input"
+        )
+
+
+def ends_of(network: Network) -> tuple[Tensor, Tensor]:
+    """The two ends of the network's box, each of the shape of δ."""
+    if not isinstance(network.box, tuple | list) or len(network.box) != 2:
+        raise ValueError(f"box must be a pair (low, high), got {network.box!r}")
+    low, high = (torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape) for end in network.box)
+    return low, high
+
+
 def corner_of(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
     """The δ of most δᵀg among those that keep inputs between `smallest` and `largest` inside the box.
 
@@ -90,12 +112,6 @@ def corner_of(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tuple[Te
     tensor([-0.2000,  0.3000,  0.0000])
     """
     low, high = box
-    slack = _OUTSIDE * (high - low)
-    if bool(((smallest < low - slack) | (largest > high + slack)).any()):
-        raise ValueError(
-            f"box must hold every input, got inputs in {float(smallest.min()):.4g}..{float(largest.max()):.4g} "
-            f"for a box of {float(low.min()):.4g}..{float(high.max()):.4g}"
-        )
     down, up = (smallest - low).clamp(min=0), (high - largest).clamp(min=0)
     return torch.where(gradient < 0, -down, torch.where(gradient > 0, up, torch.zeros_like(up)))
 

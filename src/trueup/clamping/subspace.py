@@ -15,9 +15,10 @@ from trueup.clamping.directions import directions, entropy_gradient
 from trueup.clamping.evidence import gradient_test
 from trueup.clamping.folds import HELD_OUT, dealt, parted
 from trueup.clamping.linear import Linear, Validated, differentiate, room, validate
-from trueup.clamping.projected import Point, detached
+from trueup.clamping.projected import Point, detached, penalties
 from trueup.clamping.recipe import Problem, Solution, given_lam
 from trueup.clamping.search import Ground, Search, search, widened
+from trueup.clamping.starts import zero
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -27,6 +28,11 @@ SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
 WORTHWHILE = 3.0
 """Passes that must be left for the search to go on over all samples."""
+PARTS = (1.0, 0.5, 0.25)
+"""How much of the way that few samples show is tried on those left out."""
+
+
+_FEWEST = 50
 
 
 class _Hopeless(Exception):
@@ -53,6 +59,12 @@ def subspace(
     inputs do not matter. A λ that the problem gives is not questioned.
     """
     network, loss = problem.network, problem.loss
+    if folds < 2 or subsample < 2 * folds:
+        raise ValueError(f"folds must be at least 2, and subsample twice that, got {folds} and {subsample}")
+    if lams is not None and not all(0 < lam < math.inf for lam in lams):
+        raise ValueError(f"lams must be positive and finite, got {list(lams)}; infinity is always tried")
+    if len(network.labels) < _FEWEST:
+        return _too_few(problem)
     basis = directions(network, entropy_gradient(network), frequencies=frequencies, seed=problem.seed)
     chart = Chart(network, basis, channel_spread(network), scaled=problem.input_map == "affine")
     plain, labels = network.plain(), network.labels
@@ -69,7 +81,7 @@ def subspace(
         if math.isinf(lam):
             return _temperature_alone(ground, {}, "Temperature alone was asked for.")
         return _given(ground, lam, passes)
-    tried = [strength / chart.reach**2 for strength in STRENGTHS] if lams is None else lams
+    tried = penalties(STRENGTHS, chart, problem.norm) if lams is None else list(lams)
     validated = validate(linear, loss, problem.norm, tried, folds=folds)
     best = validated.best()
     gain, error = validated.gain(best)
@@ -121,7 +133,11 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
         return z, float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
     def check(point: Point) -> None:
-        if judged(point)[1] <= 0:
+        # Few samples are followed too far, so that a part of the way may be right where all of it is not.
+        parts = (
+            replace(point, theta=s * point.theta, temperature=alone * (point.temperature / alone) ** s) for s in PARTS
+        )
+        if all(judged(part)[1] <= 0 for part in parts):
             raise _Hopeless
 
     try:
@@ -143,8 +159,8 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
     return _solution(
         found,
         validated.candidates(),
-        f"Yes: on a fifth of the samples that was left out, the input map lowered the loss from {before.mean():.4f} to "
-        f"{before.mean() - gain:.4f} (standard error {error:.4f}).",
+        f"{'Yes' if gain > error else 'Probably'}: on a fifth of the samples that was left out, the input map lowered "
+        f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f}).",
         {"held_out_gain": gain, "held_out_error": error},
     )
 
@@ -160,6 +176,9 @@ def _joined(ground: Ground, point: Point, out: Tensor, held: Tensor) -> Point:
 
 def _given(ground: Ground, lam: float, passes: float) -> Solution:
     found = search(ground, lam, torch.ones(len(ground.order), dtype=torch.bool), passes=passes)
+    alone = ground.problem.loss.mean(ground.plain, ground.problem.network.labels, ground.temperature)
+    if found.point.value > alone:
+        return _temperature_alone(ground, {}, f"No: no input map that was found is worth its penalty at λ = {lam:.3g}.")
     verdict = "Not asked, since λ was given" + (
         f", though the mean input gradient is what noise gives (p = {ground.evidence:.2g})."
         if ground.evidence > SIGNIFICANCE
@@ -180,6 +199,19 @@ def _solution(found: Search, candidates: dict[float, float], verdict: str, notes
         evidence=ground.evidence,
         verdict=verdict,
         notes={"directions": ground.chart.size, **notes},
+    )
+
+
+def _too_few(problem: Problem) -> Solution:
+    network = problem.network
+    plain = network.plain()
+    return Solution(
+        before=network.mapping(zero(network)),
+        temperature=problem.loss.temperature(plain, network.labels),
+        lam=math.inf,
+        logits=plain,
+        penalty=0.0,
+        verdict=f"No: {len(plain)} samples are too few to judge an input map by, {_FEWEST} are needed.",
     )
 
 

@@ -1,0 +1,133 @@
+"""Wrong options and odd sets are told of, and no fit is worse than the temperature it starts from."""
+
+import math
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from trueup import metrics
+from trueup.clamping import clamp
+from trueup.clamping.subspace import subspace
+from trueup.models import collect
+
+
+def sample(n=800):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 4, generator=generator)
+    y = torch.multinomial(torch.softmax(x, dim=1), 1, generator=generator)[:, 0]
+    model = nn.Linear(4, 4, bias=False)
+    model.weight.data = 3 * torch.eye(4)
+    return model, x, y
+
+
+SHIFT = torch.tensor([1.5, 0.0, -1.0, 0.0])
+
+
+@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper", "code", "closed"])
+def test_a_box_that_does_not_hold_the_inputs_is_refused(recipe):
+    model, x, y = sample(200)
+    with pytest.raises(ValueError, match=r"box must hold every input, got inputs in -.*for a box of 0..1"):
+        clamp(model, [(x, y)], recipe=recipe, box=(0, 1), progress=False)
+
+
+def test_a_box_that_is_none_is_named():
+    model, x, y = sample(200)
+    with pytest.raises(ValueError, match=r"box must be a pair \(low, high\), got 5.0"):
+        clamp(model, [(x, y)], box=5.0, progress=False)
+
+
+def test_in_a_box_the_record_is_that_of_the_network_that_comes_back():
+    model, x, y = sample()
+    found = clamp(model, [(x + SHIFT, y)], box=(-6.0, 6.0), lam=1e-3, progress=False)
+    after = collect(found, [(x + SHIFT, y)], progress=False)
+    assert metrics.nll(*after) == pytest.approx(found.fit_record.objective - _penalty(found), abs=1e-6)
+
+
+def _penalty(found):
+    return found.fit_record.lam * float(found.before.delta.double().square().sum())
+
+
+@pytest.mark.parametrize("norm", ["l2sq", "l2"])
+@pytest.mark.parametrize("start", ["zero", "random"])
+@pytest.mark.parametrize("recipe", ["subspace", "projected"])
+def test_both_norms_find_the_shift_from_either_start(norm, start, recipe):
+    model, x, y = sample()
+    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, lam=1e-3, norm=norm, start=start, progress=False)
+    record = found.fit_record
+    assert record.objective < record.baseline - 0.08
+    assert record.delta_norm > 1
+
+
+@pytest.mark.parametrize("norm", ["l2sq", "l2"])
+@pytest.mark.parametrize("recipe", ["subspace", "projected"])
+def test_a_penalty_beyond_all_gain_leaves_temperature_alone(norm, recipe):
+    model, x, y = sample(300)
+    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, lam=1e4, norm=norm, start="random", progress=False)
+    assert found.fit_record.objective <= found.fit_record.baseline + 1e-9
+    assert found.fit_record.delta_norm < 1e-3
+
+
+def test_projected_goes_down_the_penalties_as_far_as_it_pays():
+    model, x, y = sample(2000)
+    found = clamp(model, [(x + SHIFT, y)], recipe="projected", progress=False)
+    given = clamp(model, [(x + SHIFT, y)], recipe="projected", lam=1e-3, progress=False)
+    loss = found.fit_record.objective - _penalty(found)
+    assert loss <= given.fit_record.objective - _penalty(given) + 0.005
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 0}, "gamma_folds must lie between 2 and .* 200, got 0"),
+        ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 500}, "gamma_folds must lie between 2 and"),
+        ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
+        ({"recipe": partial(subspace, folds=1)}, "folds must be at least 2"),
+        ({"recipe": partial(subspace, lams=[-1.0])}, "lams must be positive and finite"),
+        ({"recipe": "paper", "lam": math.inf}, "lam must be finite for a descent"),
+    ],
+)
+def test_wrong_options_are_named(options, named):
+    model, x, y = sample(200)
+    with pytest.raises(ValueError, match=named):
+        clamp(model, [(x, y)], progress=False, **options)
+
+
+@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper", "code"])
+def test_labels_and_inputs_that_no_fit_could_use_are_named(recipe):
+    model, x, y = sample(100)
+    with pytest.raises(ValueError, match="labels must lie in 0..3, got"):
+        clamp(model, [(x[:50], y[:50]), (x[50:], torch.full((50,), 7))], recipe=recipe, progress=False)
+    broken = x.clone()
+    broken[70, 0] = math.nan
+    with pytest.raises(ValueError, match="logits must be finite, got nan"):
+        clamp(model, [(broken[:50], y[:50]), (broken[50:], y[50:])], recipe=recipe, progress=False)
+
+
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_few_samples_leave_temperature_alone_and_say_so(n):
+    model, x, y = sample(n)
+    y = (model(x).argmax(dim=1) + 1) % 4 if n == 1 else y
+    with pytest.warns(UserWarning, match="temperature has no best value") if n == 1 else nullcontext():
+        found = clamp(model, [(x, y)], progress=False)
+    assert f"{n} samples are too few" in found.fit_record.verdict
+    assert found.fit_record.delta_norm == 0
+
+
+def test_what_comes_one_a_sample_goes_with_its_sample():
+    _, x, y = sample(400)
+    parts = [slice(0, 150), slice(150, 400)]
+    batches = [{"image": x[p], "names": [str(float(v)) for v in x[p, 0]], "label": y[p]} for p in parts]
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = sample()[0]
+
+        def forward(self, image, names):
+            assert len(names) == len(image)
+            return self.model(image)
+
+    assert clamp(Named(), batches, progress=False).fit_record.samples == 400
