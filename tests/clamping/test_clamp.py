@@ -212,9 +212,12 @@ def test_a_tie_goes_to_the_smaller_gamma_and_folds_leave_samples_out():
 
 def test_starts_of_ones_own():
     model = network()
-    start = torch.full((4,), 0.5)
-    found = clamp(model, loader(), recipe=partial(RECIPES["projected"], passes=1), lam=0.0, start=lambda n: start)
-    assert torch.equal(found.before.delta, start)  # one pass only looks at the start
+    better = clamp(model, loader(), recipe="projected", lam=0.0).before.delta
+    once = partial(RECIPES["projected"], passes=1)  # which only looks at the start
+    found = clamp(model, loader(), recipe=once, lam=0.0, start=lambda n: better)
+    assert torch.equal(found.before.delta, better)
+    worse = clamp(model, loader(), recipe=once, lam=0.0, start=lambda n: torch.full((4,), 0.5))
+    assert not worse.before.delta.any()  # than temperature alone, which is kept then
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def sample():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"lam": 1e-3}, {"input_map": "affine", "lam": 1e-3, "box": (-2, torch.ones(4))}]
+    "options", [{}, {"lam": 1e-3}, {"input_map": "affine", "lam": 1e-3, "box": (-9, 9 * torch.ones(4))}]
 )
 def test_what_is_loaded_is_what_was_saved(tmp_path, options):
     model, (x, y) = network(), sample()

@@ -10,7 +10,7 @@ from torch import nn
 
 from trueup.clamping.inputs import Inputs
 from trueup.clamping.network import Network
-from trueup.clamping.starts import corner_of, data_driven, entropy_slope, random, theorem, zero
+from trueup.clamping.starts import check_box, corner_of, data_driven, entropy_slope, random, theorem, zero
 from trueup.networks import MLP
 
 
@@ -142,4 +142,4 @@ def test_the_box_must_be_there_and_hold_the_inputs():
     with pytest.raises(ValueError, match="box must be given for the data-driven start"):
         theorem(network(nn.Linear(3, 2), drawn()))
     with pytest.raises(ValueError, match=r"box must hold every input, got inputs in 0.2.* for a box of 0..0.5"):
-        theorem(network(nn.Linear(3, 2), drawn(), box=(0.0, 0.5)))
+        check_box(network(nn.Linear(3, 2), drawn(), box=(0.0, 0.5)))
