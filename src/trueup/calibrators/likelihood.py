@@ -14,6 +14,7 @@ from torch import Tensor
 from trueup.arrays import computable
 from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
 from trueup.calibrators.inverse import near_inverse_temperature
+from trueup.native import one_thread
 from trueup.optimise import Certificate, Objective, Stage, lbfgs
 from trueup.rows import hashed_groups, log_normaliser
 from trueup.sums import vector_sums
@@ -23,12 +24,15 @@ _SMALL_PROBLEM = 1 << 23
 _ROWS = 1 << 19  # numbers among which the curvature is taken
 _DECREMENT = 1e-10  # by so much at most could a further step lower the mean loss
 _HANDOVER = 1e-9  # and by so much where single precision gives over to double
-_ROUGH = 1e-7  # and by so much in a fold, where only which penalty is better matters
+_ROUGH = 1e-6  # and by so much in a fold, where only which penalty is better matters
 _SINGLE = 1e-8  # relative rounding of a mean over many rows in single precision
 TINY = 1e-8
 """The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
 SMALL = 1e-6
 """That of matrix scaling where none is asked for: separable data have no finite optimum without it."""
+
+Likelihood = Callable[[np.ndarray], np.ndarray]
+"""Loss summed over the rows and its gradient, at the weights followed by the bias."""
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
@@ -81,33 +85,35 @@ class Problem:
         classes = self.z.shape[1]
         x = self._point(start)
         quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
-        x, certificate = lbfgs(
-            self._objective(),
-            x,
-            tolerance=tolerance,
-            decrement=max(_DECREMENT, self._noise),
-            noise=self._noise,
-            most=3000,
-            precondition=self._inverse(self.blocks(x)),
-            renew=lambda x: self._inverse(self.blocks(x, careful=True)),
-            rough=quick,
-        )
+        with one_thread(self.z.numel()):
+            x, certificate = lbfgs(
+                self._objective(),
+                x,
+                tolerance=tolerance,
+                decrement=max(_DECREMENT, self._noise),
+                noise=self._noise,
+                most=3000,
+                precondition=self._inverse(self.blocks(x)),
+                renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+                rough=quick,
+            )
         x = self.settled(x)
         found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
         return found if self.vector else found.reshape(classes, classes), bias, certificate
 
-    def solve_roughly(self, start: np.ndarray, blocks: Blocks) -> np.ndarray:
+    def solve_roughly(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
-        objective = self._objective(quick=True)
-        found, _ = lbfgs(
-            objective,
-            start,
-            decrement=_ROUGH,
-            noise=_SINGLE,
-            most=3000,
-            precondition=self._inverse(blocks),
-            renew=lambda x: self._inverse(self.blocks(x, careful=True)),
-        )
+        objective = self._penalised(likelihood)
+        with one_thread(self.z.numel()):
+            found, _ = lbfgs(
+                objective,
+                start,
+                decrement=_ROUGH,
+                noise=_SINGLE,
+                most=3000,
+                precondition=self._inverse(blocks),
+                renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+            )
         return self.settled(found)
 
     def _point(self, start: float | np.ndarray) -> np.ndarray:
@@ -169,9 +175,15 @@ class Problem:
 
     def _objective(self, *, quick: bool = False) -> Objective:
         """The penalised loss and its gradient; quickly, in single precision."""
+        return self._penalised(self.likelihood(quick=quick))
+
+    def likelihood(self, *, quick: bool = False) -> Likelihood:
+        """The loss summed over the rows, followed by its gradient."""
+        return self._by_rows(quick) if self.vector else self._by_products(quick)
+
+    def _penalised(self, likelihood: Likelihood) -> Objective:
         n, classes = self.z.shape
         p = self.penalty
-        likelihood = self._by_rows(quick) if self.vector else self._by_products(quick)
         centre = p.centre if self.vector else p.centre * np.eye(classes).ravel()
         weights = p.diagonal if self.vector else self._weights().ravel()
 
@@ -186,7 +198,7 @@ class Problem:
 
         return objective
 
-    def _by_rows(self, quick: bool) -> Callable[[np.ndarray], np.ndarray]:
+    def _by_rows(self, quick: bool) -> Likelihood:
         classes, shift = self.z.shape[1], self._shift
 
         def likelihood(x: np.ndarray) -> np.ndarray:
@@ -195,7 +207,7 @@ class Problem:
 
         return likelihood
 
-    def _by_products(self, quick: bool) -> Callable[[np.ndarray], np.ndarray]:
+    def _by_products(self, quick: bool) -> Likelihood:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
         classes, shift = self.z.shape[1], self._shift
         step = max(1, _CHUNK // classes)
@@ -236,10 +248,6 @@ class Problem:
         """The same problem on some of the rows."""
         kept = torch.from_numpy(np.flatnonzero(keep))
         return replace(self, z=self.z[kept], y=self.y[kept])
-
-    def held_out_loss(self, x: np.ndarray) -> float:
-        """Mean loss without the penalty."""
-        return replace(self, penalty=Penalty())._objective(quick=True)(x)[0]
 
 
 def regularised(
@@ -284,15 +292,21 @@ def _best_of(
     fold = hashed_groups(whole.z, whole.y, folds)
     parts = [(whole.rows(fold != k), whole.rows(fold == k)) for k in range(folds) if 0 < (fold == k).sum() < len(fold)]
     share = np.array([len(test.z) for _, test in parts]) / len(fold)
-    blocks = whole.blocks(start)
     found = [whole._point(start)] * len(parts)
     best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
     least, worse = np.full(len(parts), np.inf), 0
+    # What is made of the rows is the same for every penalty.
+    learnt, asked = ([half.likelihood(quick=True) for half in halves] for halves in zip(*parts, strict=True))
+    with one_thread(whole.z.numel()):
+        blocks = whole.blocks(start)
     for penalty in path:
         found = [
-            replace(train, penalty=penalty).solve_roughly(x, blocks) for (train, _), x in zip(parts, found, strict=True)
+            replace(train, penalty=penalty).solve_roughly(x, blocks, likelihood)
+            for (train, _), x, likelihood in zip(parts, found, learnt, strict=True)
         ]
-        losses = np.array([test.held_out_loss(x) for (_, test), x in zip(parts, found, strict=True)])
+        with one_thread(whole.z.numel()):
+            sums = [likelihood(x)[0] for likelihood, x in zip(asked, found, strict=True)]
+        losses = np.array(sums) / (share * len(fold))
         if losses @ share < best[0]:
             best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
         worse = worse + 1 if (losses > least).all() else 0
