@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from strategies import calibrated
 from trueup import load, metrics
 from trueup import native as room
+from trueup.calibrators.inverse import inverse_temperature
 from trueup.calibrators.temperature import FINE, WIDE, Temperature, grid_errors
-from trueup.optimise import FitError
+from trueup.optimise import FitError, newton
 from trueup.rows import rows
 from trueup.sums import temperature_sums
 
@@ -63,6 +64,23 @@ def test_a_large_set_is_fitted_from_a_subsample_in_few_passes():
     assert found.temperature.item() == pytest.approx(2.5, rel=0.05)
     assert found.certificate.passes <= 3
     assert metrics.nll(logits / found.temperature.item(), labels) - best_nll(logits, labels) <= 1e-9
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100, 200])
+@pytest.mark.parametrize("scale", [0.02, 1.0, 50.0])
+def test_the_quick_way_ends_at_the_exact_optimum(classes, scale):
+    logits, labels = calibrated(6000, classes, temperature=1.7, scale=3.0)
+    z, y = torch.tensor(logits * scale).float(), torch.tensor(labels)
+    found, certificate = inverse_temperature(z, y)
+    exact, _ = newton(
+        lambda b: tuple(v / len(y) for v in temperature_sums(z.double(), y, b)),
+        found,
+        low=found / 2,
+        high=found * 2,
+        tolerance=1e-12,
+    )
+    assert found == pytest.approx(exact, rel=3e-7)
+    assert certificate.passes <= 4
 
 
 @pytest.mark.parametrize("native", [True, False])
