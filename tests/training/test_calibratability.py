@@ -75,7 +75,7 @@ def test_a_row_equals_the_slow_loops(seed, scale):
 
 def test_single_precision_puts_frequencies_on_edges_where_double_does():
     z = np.log(np.array([[0.61, 0.39]] * 5 + [[0.9, 0.1]] * 5))
-    y = np.array([0, 0, 0, 1, 1] + [0, 0, 0, 0, 1])
+    y = np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 1])
     double, single = (
         calibratability({("x", 0.0, 0): ((z.astype(t), y), (z.astype(t), 1 - y))})[0] for t in (np.float64, np.float32)
     )
@@ -83,8 +83,9 @@ def test_single_precision_puts_frequencies_on_edges_where_double_does():
 
 
 def test_a_function_trains_each_wanted_setting_and_what_train_gave_is_a_run():
-    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    parts = torch.utils.data.random_split(TensorDataset(x, (x[:, 0] > 0).long()), [100, 50, 50])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=generator)
+    parts = torch.utils.data.random_split(TensorDataset(x, (x[:, 0] > 0).long()), [100, 50, 50], generator)
     asked = []
 
     def run(setting):

@@ -11,7 +11,7 @@ from trueup.arrays import as_tensors
 from trueup.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
-from trueup.rows import confidences_and_hits
+from trueup.rows import confidences_and_hits, top_tally
 
 Empty = Literal["midpoint", "zero", "mean"]
 
@@ -66,9 +66,11 @@ class Histogram(TopLabel):
             confidence, hits = confidences_and_hits(z, y, quick=True)
             places = equal_mass(confidence, bins)
             tally = Bins.tallied(confidence, hits, places)
+            count, hits = tally.count, tally.hits
         else:
-            places, tally = _slack_edges(bins, z), Bins.of(z, y, bins=bins)
-        return cls(places, _frequency(tally.count, tally.hits, places, empty), 1 / (len(z) + 2))
+            places = _slack_edges(bins, z)
+            count, _, hits = top_tally(z, y, places[1:-1].copy())
+        return cls(places, _frequency(count, hits, places, empty), 1 / (len(z) + 2))
 
     @classmethod
     def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
