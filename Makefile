@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
 
-.PHONY: demo test lint docs bench bench-clamping clean
+.PHONY: demo test lint docs bench bench-clamping bench-training clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/python examples/digits.py
@@ -32,6 +32,9 @@ bench: $(BENCH)/.ready
 # TRUEUP_DATA names the folder of networks and images; OPTIONS=--full runs every bar.
 bench-clamping: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/clamping.py $(OPTIONS)
+
+bench-training: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/training.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

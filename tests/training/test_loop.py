@@ -167,6 +167,9 @@ for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0), losses.CLUE(passes=
     rows += [[e.loss, e.nll, e.train_accuracy] for e in done.history.epochs]
 if fabric.is_global_zero:
     open({out!r}, "w").write(json.dumps(rows))
+if {devices} > 1:  # else a process that ends first may abort the other
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 """
 
 
