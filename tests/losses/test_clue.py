@@ -566,4 +566,5 @@ if __name__ == "__main__":
     )
     torch.manual_seed(number)
     torch.save(distributed_steps(SHARES[number], nn.parallel.DistributedDataParallel), folder / f"{number}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # an ordinary end may abort in a thread of gloo's that is still there
