@@ -71,8 +71,8 @@ class TextCNN(nn.Module):
 class CharTransformer(nn.Module):
     """A causal transformer: logits of the next character at each place, from those up to it.
 
-    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout is in the last `random_layers` blocks, which
-    make up the head with the layer on top, so that Monte-Carlo passes need not repeat the others.
+    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout is in the last `random_layers` blocks from the
+    first of their two-layer parts on: that and what follows make up the head, so that Monte-Carlo passes repeat little.
 
     >>> net = CharTransformer(65, context=32, width=16, heads=2, layers=2, dropout=0.1).eval()
     >>> net(torch.zeros(3, 20, dtype=torch.int64)).shape
@@ -100,22 +100,25 @@ class CharTransformer(nn.Module):
         if not 0 <= random_layers <= layers:
             raise ValueError(f"random_layers must lie in 0..{layers}, the number of layers, got {random_layers}")
         self.context = context
+        still = 2 * (layers - random_layers) + 1 if random_layers else 2 * layers
         with torch.device("meta"):
             self.characters = nn.Embedding(classes, width)
             self.places = nn.Embedding(context, width)
-            self.blocks = nn.Sequential(*(_Block(width, heads, None) for _ in range(layers - random_layers)))
+            halves: list[nn.Module] = [
+                _TwoLayers(width, dropout if number >= still else None)
+                if number % 2
+                else _Attention(width, heads, dropout if number >= still else None)
+                for number in range(2 * layers)
+            ]
+            self.blocks = nn.Sequential(*halves[:still])
             self.head = nn.Sequential(
-                *(_Block(width, heads, dropout) for _ in range(random_layers)),
-                nn.LayerNorm(width),
-                nn.Dropout(dropout),
-                nn.Linear(width, classes),
+                *halves[still:], nn.LayerNorm(width), nn.Dropout(dropout), nn.Linear(width, classes)
             )
         _initialise(self, seed)
         with torch.no_grad():  # residuals of all blocks add up: keep the variance of their sum
             for module in self.modules():
-                if isinstance(module, _Block):
-                    for last in (module.mixed, module.after):
-                        last.weight.mul_(1 / math.sqrt(2 * layers))
+                if isinstance(module, _Attention | _TwoLayers):
+                    module.last.weight.mul_(1 / math.sqrt(2 * layers))
 
     def trunk(self, tokens: Tensor) -> Tensor:
         """Tokens (n, length) to features (n, length, width)."""
@@ -128,28 +131,40 @@ class CharTransformer(nn.Module):
         return self.head(self.trunk(tokens))
 
 
-class _Block(nn.Module):
-    """Attention to what came before, and two layers, each normalised first and added to what it was given."""
+class _Attention(nn.Module):
+    """Attention to what came before, of the normalised input, added to it: the first half of a block."""
 
     def __init__(self, width: int, heads: int, dropout: float | None) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.wanted = nn.Linear(width, 3 * width)
-        self.mixed = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.before = nn.Linear(width, 4 * width)
-        self.after = nn.Linear(4 * width, width)
+        self.last = nn.Linear(width, width)
         # Not in the attention itself: there it would be no layer that could be switched on by itself.
-        self.dropout1, self.dropout2 = (nn.Identity() if dropout is None else nn.Dropout(dropout) for _ in range(2))
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        parts = self.wanted(self.norm1(x)).reshape(n, length, 3, self.heads, width // self.heads)
+        parts = self.wanted(self.norm(x)).reshape(n, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.dropout1(self.mixed(mixed.transpose(1, 2).reshape(n, length, width)))
-        return x + self.dropout2(self.after(F.gelu(self.before(self.norm2(x)))))
+        return x + self.dropout(self.last(mixed.transpose(1, 2).reshape(n, length, width)))
+
+
+class _TwoLayers(nn.Module):
+    """Two layers at each place by itself, of the normalised input, added to it: the second half of a block."""
+
+    def __init__(self, width: int, dropout: float | None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first = nn.Linear(width, 4 * width)
+        self.last = nn.Linear(4 * width, width)
+        # At the input too: else the layers themselves would never see anything random. Not of what is hidden, which is
+        # four times as much to draw.
+        self.dropout1, self.dropout2 = (nn.Identity() if dropout is None else nn.Dropout(dropout) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout2(self.last(F.gelu(self.first(self.dropout1(self.norm(x))))))
 
 
 def _initialise(network: nn.Module, seed: int) -> None:
