@@ -71,8 +71,8 @@ class TextCNN(nn.Module):
 class CharTransformer(nn.Module):
     """A causal transformer: logits of the next character at each place, from those up to it.
 
-    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout is in the last `random_layers` blocks from the
-    first of their two-layer parts on: that and what follows make up the head, so that Monte-Carlo passes repeat little.
+    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout is in the last `random_layers` blocks, from
+    the first of their two-layer parts on: that and what follows make up the head, so Monte-Carlo passes repeat little.
 
     >>> net = CharTransformer(65, context=32, width=16, heads=2, layers=2, dropout=0.1).eval()
     >>> net(torch.zeros(3, 20, dtype=torch.int64)).shape
