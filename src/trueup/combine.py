@@ -138,7 +138,10 @@ def _binary(odds: Tensor) -> Tensor:
 
 
 def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
-    """Temperature scaling, then histogram binning of the confidence: `chain("temperature", "histogram")`."""
+    """Temperature scaling, then histogram binning of the confidence: `chain("temperature", "histogram")`.
+
+    Not for ranking: confidences of one bin become equal.
+    """
     return chain("temperature", "histogram")(logits, labels)
 
 

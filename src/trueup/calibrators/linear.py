@@ -143,7 +143,8 @@ class Structured(Linear):
 
     With u = ln softmax(z/T): SVS fits q = softmax((1 + v) ⊙ u + b) with penalty (K/n)(‖b‖² + ‖v‖²); SMS adds a matrix
     M, zero on its diagonal, with penalty (K(K−1)/n)‖M‖². As n falls both tend to temperature scaling, so they do not
-    overfit. Not for maps that must keep the predicted class. Berta et al. (2026).
+    overfit. Not for maps that must keep the predicted class.
+    Berta et al. (2026).
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
