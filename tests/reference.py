@@ -514,3 +514,23 @@ def aligned(error, uncertainty, alpha, level, group):
         gap = sum(error[i] for i in part) / len(part) - sum(uncertainty[i] for i in part) / len(part)
         square += len(part) / m * gap**2
     return alpha * sum(error) / m + (1 - alpha) * square
+
+
+def slow_wealth(confidence, correct, beliefs, shares, block):
+    """Wealth of betters who begin anew each block, one payoff at a time, every set of bets by itself."""
+    import math
+
+    total = 0.0
+    n = len(confidence)
+    begun = n // block + 1
+    for (slope, shift, low, high), share in zip(beliefs, shares, strict=True):
+        for k in range(1, begun + 1):
+            money = share / (k * (k + 1))
+            for i in range((k - 1) * block, n):
+                c = confidence[i]
+                if low <= c < high or (high == 1 and c == 1):
+                    odds = slope * math.log(c / (1 - c)) + shift
+                    believed = 1 / (1 + math.exp(-odds))
+                    money *= believed / c if correct[i] else (1 - believed) / (1 - c)
+            total += money
+    return total + 1 / (begun + 1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trueup.clamping import clamp, load_clamped, save_clamped
     from trueup.combine import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.models import Calibrated, collect, on_model
+    from trueup.monitor import Monitor
     from trueup.predictions import Predictions, load, save, stream
     from trueup.scores import Scores, compare, evaluate
     from trueup.tally import Tally
@@ -33,6 +34,7 @@ _WHERE = {
     "Scores": "scores",
     "compare": "scores",
     "evaluate": "scores",
+    "Monitor": "monitor",
     "Tally": "tally",
     "Calibrated": "models",
     "collect": "models",
@@ -56,6 +58,7 @@ _ROOMS = (
     "losses",
     "metrics",
     "models",
+    "monitor",
     "networks",
     "recalibration",
     "training",
@@ -69,6 +72,7 @@ __all__ = [
     "NETWORKS",
     "RECALIBRATIONS",
     "Calibrated",
+    "Monitor",
     "Predictions",
     "Scores",
     "Tally",

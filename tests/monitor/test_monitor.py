@@ -1,0 +1,200 @@
+"""A monitor sees what happens, says so no more often than promised, and survives a restart."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trueup import metrics
+from trueup.monitor import Monitor, load_monitor, save_monitor
+
+
+def drawn(n, temperature=1.0, seed=0, classes=4):
+    rng = np.random.default_rng(seed)
+    z = 2 * rng.normal(size=(n, classes))
+    return z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
+
+
+def test_its_figures_are_those_of_the_metrics():
+    z, y = drawn(3000)
+    status = Monitor(4).update(z, y)
+    assert status.rows == status.recent_rows == 3000
+    for prefix in ("", "recent_"):
+        assert getattr(status, prefix + "ece") == pytest.approx(metrics.ece(z, y), abs=1e-12)
+        assert getattr(status, prefix + "nll") == pytest.approx(metrics.nll(z, y), abs=1e-12)
+        assert getattr(status, prefix + "accuracy") == pytest.approx(metrics.accuracy(z, y), abs=1e-12)
+
+
+def test_forgetting_halves_the_weight_of_what_is_a_half_life_older():
+    z, y = drawn(700)
+    status = Monitor(4, half_life=100, block=130).update(z, y)
+    weight = 0.5 ** (np.arange(700)[::-1] / 100)
+    correct = (z.argmax(axis=1) == y).astype(float)
+    assert status.fading_accuracy == pytest.approx((weight @ correct) / weight.sum(), abs=1e-12)
+
+
+def test_the_window_holds_the_last_rows():
+    z, y = drawn(5000)
+    monitor = Monitor(4, window=1000)
+    status = monitor.update(z, y)
+    assert 1000 <= status.recent_rows <= 1100
+    last = slice(5000 - status.recent_rows, None)
+    assert status.recent_ece == pytest.approx(metrics.ece(z[last], y[last]), abs=1e-12)
+
+
+@settings(max_examples=15)
+@given(cuts=st.lists(st.integers(0, 900), max_size=6))
+def test_however_rows_are_dealt_it_ends_the_same(cuts):
+    z, y = drawn(900)
+    whole = Monitor(4, block=128, window=300)
+    whole.update(z, y)
+    parts = Monitor(4, block=128, window=300)
+    bounds = [0, *sorted(cuts), 900]
+    for low, high in pairwise(bounds):
+        parts.update(z[low:high], y[low:high])
+    assert parts.status().evidence == pytest.approx(whole.status().evidence, rel=1e-9)
+    assert parts.status().fading_ece == pytest.approx(whole.status().fading_ece, abs=1e-12)
+    np.testing.assert_allclose(parts.evidence.wealth, whole.evidence.wealth, atol=1e-9)
+
+
+def test_calibrated_streams_hardly_ever_alarm():
+    alarms = 0
+    for seed in range(150):
+        monitor = Monitor(3, alpha=0.1, block=100)
+        alarms += monitor.update(*drawn(1000, seed=seed, classes=3)).alarm is not None
+    # At most 15 are expected; more than 26 would come once in a thousand times at the promised rate.
+    assert alarms <= 26
+
+
+@pytest.mark.parametrize(("temperature", "how"), [(1.5, "too sure"), (0.6, "not sure enough")])
+def test_a_drift_after_long_peace_is_found(temperature, how):
+    monitor = Monitor(4, alpha=0.01, classwise=False)
+    assert monitor.update(*drawn(20_000)).alarm is None
+    alarm = monitor.update(*drawn(3_000, temperature, seed=1)).alarm
+    assert 20_000 < alarm.row <= 23_000
+    assert alarm.evidence >= 100
+    assert how in alarm.reason
+
+
+def test_a_class_gone_wrong_is_found_by_its_own_betters():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4000, 5))
+    swapped = rng.random(4000) < 0.5
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    y[swapped & (y == 3)] = 4  # half of class 3 is called 4
+    assert Monitor(5, classwise=True).update(z, y).evidence > 100
+
+
+def test_p_value_is_of_the_strongest_evidence_ever():
+    monitor = Monitor(4)
+    monitor.update(*drawn(3000, 1.5))
+    least = monitor.status().p_value
+    monitor.update(*drawn(3000, 1.0, seed=2))
+    assert monitor.status().p_value <= least
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
+    path = tmp_path / "watch.safetensors"
+    one = Monitor(4, block=100, window=500)
+    one.update(*drawn(1234))
+    save_monitor(one, path)
+    assert path.stat().st_size < 8192
+    other = load_monitor(path)
+    for monitor in (one, other):
+        monitor.update(*drawn(4000, 1.6, seed=3))
+    assert one.status() == other.status()
+    assert one.alarm is not None
+
+
+def test_a_checkpoint_of_a_raised_alarm_keeps_it(tmp_path):
+    monitor = Monitor(4)
+    monitor.update(*drawn(4000, 2.0))
+    save_monitor(monitor, tmp_path / "a.safetensors")
+    assert load_monitor(tmp_path / "a.safetensors").alarm == monitor.alarm
+    json.dumps(monitor.status().to_dict())
+
+
+def test_bad_checkpoints_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"suffix must be .safetensors"):
+        save_monitor(Monitor(2), tmp_path / "a.json")
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="bad.safetensors"):
+        load_monitor(bad)
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.zeros(2)}, bad)
+    with pytest.raises(ValueError, match="holds no monitor"):
+        load_monitor(bad)
+
+
+def test_bad_rows_change_nothing():
+    monitor = Monitor(3)
+    monitor.update(*drawn(50, classes=3))
+    before = monitor.status()
+    for logits, labels in (
+        (np.zeros((2, 4)), [0, 1]),
+        (np.full((1, 3), np.nan), [0]),
+        (np.zeros((2, 3)), [0, 3]),
+        (np.zeros((2, 3)), [0]),
+    ):
+        with pytest.raises(ValueError):
+            monitor.update(logits, labels)
+    assert monitor.status() == before
+
+
+def test_no_rows_are_no_evidence():
+    status = Monitor(3).update(np.zeros((0, 3)), np.zeros(0, int))
+    assert status.rows == 0
+    assert status.evidence == pytest.approx(1)
+    assert status.p_value == 1
+    assert status.to_dict()["ece"] is None
+
+
+def test_torch_and_numpy_agree():
+    z, y = drawn(300)
+    assert Monitor(4).update(z, y) == Monitor(4).update(torch.tensor(z), torch.tensor(y))
+
+
+def test_monitors_add_up():
+    a, b = Monitor(4), Monitor(4)
+    a.update(*drawn(3000, 1.8))
+    b.update(*drawn(2000, seed=1))
+    both = a + b
+    pooled = [np.concatenate(parts) for parts in zip(drawn(3000, 1.8), drawn(2000, seed=1), strict=True)]
+    assert both.rows == 5000
+    assert both.status().ece == pytest.approx(metrics.ece(*pooled), abs=1e-12)
+    assert both.status().evidence == pytest.approx((a.status().evidence + b.status().evidence) / 2, rel=0.01)
+    assert both.alarm is not None
+    with pytest.raises(ValueError, match="same classes and settings"):
+        a + Monitor(4, alpha=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 1}, "classes must be a whole number of at least 2, got 1"),
+        ({"classes": 3, "alpha": 1.0}, r"alpha must lie in \(0, 1\), got 1.0"),
+        ({"classes": 3, "window": 0}, "window must be a whole number of at least 1, got 0"),
+        ({"classes": 3, "half_life": 0}, "half_life must be positive, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Monitor(**options)
+
+
+def test_prometheus_reads_it():
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    from trueup.monitor.prometheus import prometheus_text
+
+    monitor = Monitor(4)
+    monitor.update(*drawn(4000, 2.0))
+    text = prometheus_text({"net": monitor}).decode()
+    assert 'trueup_alarm{monitor="net"} 1.0' in text
+    assert 'trueup_rows{monitor="net",rows="all"} 4000.0' in text
+    assert text.count("# HELP") == 8
