@@ -86,7 +86,7 @@ def test_the_curvature_is_about_that_of_each_class(monkeypatch, vector, pooled):
     monkeypatch.setattr(curvature, "_FEW_CLASSES", 0 if pooled else 32)
     problem = Problem(Z, Y, Penalty(off=0.03, diagonal=0.01, bias=0.02), on="log_probs", vector=vector)
     x = problem._point(1.0)
-    inverse = problem._inverse(problem.blocks(x))
+    inverse = problem.inverse(problem.blocks(x))
     exact, unit = hessian(problem, x), np.eye(len(x))
     applied = np.stack([inverse(row) for row in unit])
     assert np.allclose(applied, applied.T, atol=1e-9 * abs(applied).max())

@@ -68,9 +68,14 @@ class Histogram(TopLabel):
             tally = Bins.tallied(confidence, hits, places)
             count, hits = tally.count, tally.hits
         else:
-            places = _slack_edges(bins, z)
+            places = slack_edges(bins, z)
             count, _, hits = top_tally(z, y, places[1:-1].copy())
-        return cls(places, _frequency(count, hits, places, empty), 1 / (len(z) + 2))
+        return cls.counted(count, hits, places, empty)
+
+    @classmethod
+    def counted(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+        """From trusted counts of rows and hits in bins."""
+        return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2))
 
     @classmethod
     def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
@@ -117,12 +122,17 @@ class HistogramOvR(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint") -> Self:
         """Count each class's labels in the bins of its probability; an empty one gets midpoint, zero or mean."""
         z, y = as_tensors(logits, labels, at_least=1)
-        places = _slack_edges(bins, z)
+        places = slack_edges(bins, z)
         tally = Bins.of(z, y, bins=bins, classwise=True)
-        return cls(places, clipped(_frequency(tally.count, tally.hits, places, empty), len(z)))
+        return cls.counted(tally, places, empty)
+
+    @classmethod
+    def counted(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+        """From a class-wise tally."""
+        return cls(edges, clipped(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
 
 
-def _slack_edges(bins: int, z: Tensor) -> np.ndarray:
+def slack_edges(bins: int, z: Tensor) -> np.ndarray:
     """Edges of equal width, each moved by the rounding of the logits, so that what lies on one stays below it."""
     return np.concatenate([[0.0], cuts(equal_width(bins), rounding=rounding(z)), [1.0]])
 

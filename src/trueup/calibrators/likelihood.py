@@ -93,8 +93,8 @@ class Problem:
                 decrement=max(_DECREMENT, self._noise),
                 noise=self._noise,
                 most=3000,
-                precondition=self._inverse(self.blocks(x)),
-                renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+                precondition=self.inverse(self.blocks(x)),
+                renew=lambda x: self.inverse(self.blocks(x, careful=True)),
                 rough=quick,
             )
         x = self.settled(x)
@@ -103,7 +103,7 @@ class Problem:
 
     def solve_roughly(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
-        objective = self._penalised(likelihood)
+        objective = self.penalised(likelihood, len(self.z))
         with one_thread(self.z.numel()):
             found, _ = lbfgs(
                 objective,
@@ -111,8 +111,8 @@ class Problem:
                 decrement=_ROUGH,
                 noise=_SINGLE,
                 most=3000,
-                precondition=self._inverse(blocks),
-                renew=lambda x: self._inverse(self.blocks(x, careful=True)),
+                precondition=self.inverse(blocks),
+                renew=lambda x: self.inverse(self.blocks(x, careful=True)),
             )
         return self.settled(found)
 
@@ -170,19 +170,21 @@ class Problem:
             return vector_blocks(u, weight, bias)
         return matrix_blocks(u, weight.view(classes, -1), bias, careful=careful)
 
-    def _inverse(self, blocks: Blocks) -> Inverse:
+    def inverse(self, blocks: Blocks) -> Inverse:
+        """The penalised loss's curvature, inverted."""
         return blocks(2 * self.penalty.off, 2 * self.penalty.diagonal, 2 * self.penalty.bias)
 
     def _objective(self, *, quick: bool = False) -> Objective:
         """The penalised loss and its gradient; quickly, in single precision."""
-        return self._penalised(self.likelihood(quick=quick))
+        return self.penalised(self.likelihood(quick=quick), len(self.z))
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
         """The loss summed over the rows, followed by its gradient."""
         return self._by_rows(quick) if self.vector else self._by_products(quick)
 
-    def _penalised(self, likelihood: Likelihood) -> Objective:
-        n, classes = self.z.shape
+    def penalised(self, likelihood: Likelihood, rows: int) -> Objective:
+        """The mean of a likelihood's sums over so many rows, which need not be these, with the penalty."""
+        classes = self.z.shape[1]
         p = self.penalty
         centre = p.centre if self.vector else p.centre * np.eye(classes).ravel()
         weights = p.diagonal if self.vector else self._weights().ravel()
@@ -190,7 +192,7 @@ class Problem:
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             x = self.settled(x)
             bias = x[-classes:]
-            sums = likelihood(x) / n
+            sums = likelihood(x) / rows
             off_centre = x[:-classes] - centre
             pull = weights * off_centre
             value = float(sums[0] + pull @ off_centre + p.bias * bias @ bias)

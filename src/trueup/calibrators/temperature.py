@@ -65,14 +65,19 @@ class Temperature(Calibrator):
         """Minimise the negative log-likelihood, by Newton steps in 1/T from a subsample's optimum."""
         z, y = as_tensors(logits, labels, at_least=1)
         beta, certificate = inverse_temperature(z, y)
+        return cls.ended(beta, certificate, scale_of(z))
+
+    @classmethod
+    def ended(cls, beta: float, certificate: Certificate, scale: float) -> Self:
+        """What a search for 1/T by likelihood has come to; a bound is told, of logits of that scale."""
         if certificate.status == "bound":
-            sure = beta * scale_of(z) > 1
+            sure = beta * scale > 1
             why = (
                 "every label has its row's largest logit"
                 if sure
                 else "the logits tell labels apart no better than chance"
             )
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: {why}", stacklevel=2)
+            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: {why}", stacklevel=3)
         return cls._certified(1 / beta, certificate)
 
     @classmethod

@@ -1,0 +1,241 @@
+"""Fits to shards: sums over the rows by map and reduce, the search by the one who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from trueup.arrays import as_tensors
+from trueup.bins import BINS, Bins
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
+from trueup.calibrators.inverse import FAR, inverse_temperature, scale_of
+from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
+from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
+from trueup.calibrators.temperature import Temperature
+from trueup.optimise import Certificate, lbfgs, newton
+from trueup.predictions import Predictions
+from trueup.shards.reduce import BadShard, gathered, tell_of
+from trueup.shards.source import Shards
+from trueup.sums import temperature_sums
+from trueup.tally import Tally
+
+SAMPLE = 20_000
+"""Rows, about, from all shards, by which a search is begun."""
+_NUMBERS = 1 << 23  # at most so many numbers in them
+_LAST = 1e-4  # a Newton step of this size leaves an error of about its square
+_DECREMENT = 1e-12
+
+
+def fit(
+    method: str,
+    shards: Shards,
+    *,
+    executor: Executor | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> Calibrator:
+    """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
+
+    >>> import tempfile, trueup
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 3)) * 3
+    >>> y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for i in range(4):
+    ...         trueup.save(f"{folder}/{i}.npz", (z[i::4], y[i::4]))
+    ...     fit("temperature", Shards.of(folder))
+    Temperature(temperature=1.95563)
+    >>> trueup.METHODS["temperature"](z, y)
+    Temperature(temperature=1.95563)
+    """
+    if method not in FITS:
+        raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
+    sample, rows, bad = gathered(
+        partial(Sample.of, most=max(64, SAMPLE // len(shards))),
+        shards,
+        combine=partial(Sample.joined, most=SAMPLE),
+        executor=executor,
+        skip_bad=skip_bad,
+        progress=progress,
+        label="reading shards",
+    )
+    tell_of(bad)
+    good = shards.without(bad)
+    return FITS[method](Data(good, rows, sample.pair(), executor, progress))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows, of all parts alike: when there are more than twice as many as wanted, every other one is let go."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    every: int
+    most: int
+
+    @classmethod
+    def of(cls, part: Predictions, *, most: int) -> Sample:
+        """Of a chunk."""
+        return cls(np.asarray(part.logits), np.asarray(part.labels), 1, most)._thinned(most)
+
+    def __add__(self, other: Sample) -> Sample:
+        return self.joined(other, most=self.most)
+
+    def joined(self, other: Sample, *, most: int) -> Sample:
+        """With another, as many rows as are wanted."""
+        every = max(self.every, other.every)
+        logits, labels = (
+            np.concatenate([getattr(one, name)[:: every // one.every] for one in (self, other)])
+            for name in ("logits", "labels")
+        )
+        return Sample(logits, labels, every, self.most)._thinned(most)
+
+    def _thinned(self, most: int) -> Sample:
+        logits, labels, every = self.logits, self.labels, self.every
+        while len(labels) > 2 * max(64, min(most, _NUMBERS // logits.shape[1])):
+            logits, labels, every = logits[::2], labels[::2], 2 * every
+        return Sample(logits.copy(), labels.copy(), every, self.most)  # not the whole chunk they were part of
+
+    def pair(self) -> Predictions:
+        """As predictions."""
+        return Predictions(self.logits, self.labels)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Shards that were read once, how many rows they hold, and some of these."""
+
+    shards: Shards
+    rows: int
+    sample: Predictions
+    executor: Executor | None
+    progress: bool
+
+    def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
+        """Sum a task over all rows."""
+        total, rows, _ = gathered(task, self.shards, executor=self.executor, progress=self.progress, label=label)
+        if rows != self.rows:
+            raise BadShard(f"shards must not change during a fit: {self.rows} rows have become {rows}")
+        return total
+
+
+def _temperature(data: Data) -> Temperature:
+    z, _ = as_tensors(*data.sample)
+    beta, certificate = _inverse_temperature(data)
+    return Temperature.ended(beta, certificate, scale_of(z))
+
+
+def _inverse_temperature(data: Data) -> tuple[float, Certificate]:
+    z, y = as_tensors(*data.sample)
+    scale = scale_of(z)
+    if scale == 0:
+        return inverse_temperature(z, y)
+
+    def loss(beta: float) -> tuple[float, float, float]:
+        sums = data.sum(partial(_temperature_sums, beta=beta), f"temperature {1 / beta:.4f}, shards") / data.rows
+        return float(sums[0]), float(sums[1]), float(sums[2])
+
+    near, _ = inverse_temperature(z, y)
+    return newton(loss, near, low=1 / (FAR * scale), high=FAR / scale, tolerance=_LAST)
+
+
+def _temperature_sums(part: Predictions, *, beta: float) -> np.ndarray:
+    return np.array(temperature_sums(*as_tensors(*part), beta))
+
+
+def _vector(data: Data) -> Linear:
+    return _linear(data, Vector, Penalty(diagonal=TINY, bias=TINY), vector=True)
+
+
+def _matrix(data: Data) -> Linear:
+    return _linear(data, Matrix, Penalty(off=SMALL, diagonal=SMALL, bias=SMALL), vector=False)
+
+
+def _structured(data: Data, *, vector: bool) -> Linear:
+    n, classes = data.rows, data.sample.logits.shape[1]
+    beta, _ = _inverse_temperature(data)
+    penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
+    return _linear(data, partial(Structured, 1 / beta), penalty, vector=vector, on="log_probs", scale=beta)
+
+
+def _linear(
+    data: Data,
+    make: Callable[..., Linear],
+    penalty: Penalty,
+    *,
+    vector: bool,
+    on: Literal["logits", "log_probs"] = "logits",
+    scale: float = 1.0,
+) -> Linear:
+    """Solve on some rows, and go on from there with sums over all."""
+    z, y = as_tensors(*data.sample)
+    few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
+    weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
+    start = np.concatenate([weight.numpy().ravel(), bias.numpy()])
+
+    def likelihood(x: np.ndarray) -> np.ndarray:
+        task = partial(_linear_sums, x=x, penalty=penalty, on=on, scale=scale, vector=vector)
+        total: np.ndarray = data.sum(task, "fitting, shards")
+        return total
+
+    x, certificate = lbfgs(
+        few.penalised(likelihood, data.rows),
+        start,
+        decrement=_DECREMENT,
+        precondition=few.inverse(few.blocks(start)),
+        renew=lambda x: few.inverse(few.blocks(x, careful=True)),
+    )
+    x, classes = few.settled(x), z.shape[1]
+    weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
+    found = make(weight if vector else weight.reshape(classes, classes), bias)
+    found.certificate = certificate
+    return found
+
+
+def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
+    return Problem(*as_tensors(*part), **options).likelihood()(x)
+
+
+def _histogram(data: Data) -> Histogram:
+    tally = data.sum(partial(_bins, classwise=False), "counting, shards")
+    return Histogram.counted(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+
+
+def _histogram_ovr(data: Data) -> HistogramOvR:
+    tally = data.sum(partial(_bins, classwise=True), "counting, shards")
+    return HistogramOvR.counted(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+
+
+def _histogram_mass(data: Data) -> Histogram:
+    """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
+    grid = data.sum(_tally, "counting, shards").grid
+    tally = grid.binned(grid.equal_mass_of_cell())
+    return Histogram.counted(tally.count, tally.hits, tally.edges)
+
+
+def _bins(part: Predictions, *, classwise: bool) -> Bins:
+    return Bins.of(*part, classwise=classwise)
+
+
+def _tally(part: Predictions) -> Tally:
+    return Tally.of(*part)
+
+
+FITS: Mapping[str, Callable[[Data], Calibrator]] = {
+    "temperature": _temperature,
+    "vector": _vector,
+    "matrix": _matrix,
+    "svs": partial(_structured, vector=True),
+    "sms": partial(_structured, vector=False),
+    "histogram": _histogram,
+    "histogram_mass": _histogram_mass,
+    "histogram_ovr": _histogram_ovr,
+}
+"""Methods whose fit is a search over sums: the same as those of METHODS."""
