@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trueup.arrays import as_logits, computable, like
 from trueup.optimise import Certificate
+from trueup.parameters import Parametrised
 
 HAIR = 1e-5
 """By how much of itself the predicted class's probability stays above the others where it would not by itself."""
@@ -20,7 +20,7 @@ HAIR = 1e-5
 _TRACE = 1e-12
 
 
-class Calibrator(nn.Module):
+class Calibrator(Parametrised):
     """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
 
     NumPy in, NumPy out; torch in, torch out; dtype out = dtype in. Half precision is computed in float32.
@@ -53,20 +53,6 @@ class Calibrator(nn.Module):
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:
         """Map logits in float32 or float64."""
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: `type(c)(**c.config())` equals `c`."""
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = inspect.signature(type(self)).parameters.values()
-        return {p.name: getattr(self, p.name) for p in parameters if p.kind is named}
-
-    def extra_repr(self) -> str:
-        """Small parameters in full, large ones by their shape."""
-        return ", ".join(f"{name}={_brief(value)}" for name, value in self.config().items())
-
-    def keep(self, name: str, value: Any) -> None:
-        """Register a parameter as a float64 buffer: moved with the module, saved with it, never trained."""
-        self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
     def _check_classes(self, logits: Tensor, classes: int) -> None:
         if logits.shape[1] != classes:
@@ -134,9 +120,3 @@ def _capped(mass: Tensor, total: Tensor, cap: Tensor) -> Tensor:
     fits = ordered * scale <= cap
     first = fits.to(torch.int64).argmax(dim=1, keepdim=True)  # the fewest capped with which the others fit
     return torch.minimum(mass * scale.gather(1, first), cap)
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.item():.6g}" if value.ndim == 0 else f"tensor{tuple(value.shape)}"
-    return repr(value)
