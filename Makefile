@@ -9,7 +9,7 @@ BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
 .PHONY: demo test lint docs bench bench-clamping bench-training clean
 
 demo: $(VENV)/.ready
-	$(VENV)/bin/python examples/digits.py
+	$(VENV)/bin/trueup demo
 
 test: lint
 	$(VENV)/bin/python -m pytest

@@ -534,3 +534,27 @@ def slow_wealth(confidence, correct, beliefs, shares, block):
                     money *= believed / c if correct[i] else (1 - believed) / (1 - c)
             total += money
     return total + 1 / (begun + 1)
+
+
+def chances_of_hits(chances):
+    """The distribution of how many of independent events come true, each with its own chance, one event at a time."""
+    found = [1.0]
+    for p in chances:
+        longer = [0.0] * (len(found) + 1)
+        for k, mass in enumerate(found):
+            longer[k] += mass * (1 - p)
+            longer[k + 1] += mass * p
+        found = longer
+    return found
+
+
+def class_calibration_errors(logits, labels, bins):
+    """Each class's calibration error, mean probability and frequency."""
+    probs = softmax(logits)
+    found = []
+    for k in range(probs.shape[1]):
+        hits = np.array([float(y == k) for y in labels])
+        index = np.array([equal_width_index(snap(p, bins), bins) for p in probs[:, k]])
+        error = binned_errors(index, probs[:, k], hits)["ece"]
+        found.append((error, sum(probs[:, k]) / len(hits), sum(hits) / len(hits)))
+    return found

@@ -300,8 +300,8 @@ def test_insert_dropout_errors():
     for layers in (0, 3, [], ["1"]):
         with pytest.raises(ValueError, match="layers must be one or more of 0, 2, or their number, got"):
             insert_dropout(net, 0.5, layers=layers)
-    with pytest.raises(ValueError, match="one or more of none"):
-        insert_dropout(nn.Linear(2, 2), 0.5)
+    with pytest.raises(ValueError, match="must have a linear or convolutional layer, got none in"):
+        insert_dropout(nn.ReLU(), 0.5)
 
 
 # The numbers
@@ -423,3 +423,28 @@ def test_moments_are_checked():
             moments(samples, variance_head=True)
     with pytest.raises(ValueError, match=r"shape \(passes, n\) or \(passes, n, targets\), got torch.float64, \(3,\)"):
         moments(np.zeros(3))
+
+
+def test_insert_dropout_into_a_single_layer_and_into_subclasses():
+    class Own(nn.Linear):
+        pass
+
+    alone = insert_dropout(nn.Linear(3, 2), 0.4)
+    assert len(mc_dropout(alone, torch.ones(2, 3), 5).unique(dim=0)) > 1
+    net = insert_dropout(nn.Sequential(nn.Linear(3, 3), Own(3, 2)), 0.4, layers="1")
+    assert not hasattr(net[0], "dropout")
+    assert net[1].dropout.p == 0.4
+
+
+def test_inputs_may_be_numpy_arrays():
+    net = MLP(2, inputs=3, dropout=0.3)
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    assert torch.equal(mc_dropout(net, x, 3), mc_dropout(net, torch.from_numpy(x), 3))
+    assert torch.equal(mc_dropout(net, {"inputs": x}, 3), mc_dropout(net, {"inputs": torch.from_numpy(x)}, 3))
+
+
+def test_wrappers_are_taken_off():
+    net = MLP(2, inputs=3, dropout=0.3)
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    x = torch.ones(4, 3)
+    assert torch.equal(mc_dropout(averaged, x, 3), mc_dropout(net, x, 3))

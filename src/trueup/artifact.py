@@ -37,7 +37,14 @@ from trueup.version import __version__
 SCHEMA = 1
 """Raised when a file of this version could be misread by an older one."""
 
-_KEY = "trueup"
+KEY = "trueup"
+"""Under which a file's metadata has the header."""
+
+# What a file may hold, by its entry in the header: its name, and what reads it.
+_KINDS = {
+    "calibrator": ("calibrator", "load_calibrator(path)"),
+    "clamped": ("clamped network", "load_clamped(model, path)"),
+}
 
 
 class Header(NamedTuple):
@@ -77,22 +84,22 @@ def save_calibrator(
     tensors: dict[str, Tensor] = {}
     content = {
         "schema": SCHEMA,
-        "calibrator": _packed(calibrator, "", tensors)["calibrator"],
+        "calibrator": packed(calibrator, "", tensors)["calibrator"],
         "classes": classes,
         "versions": {"trueup": __version__, "torch": str(torch.__version__)},
-        "summary": _packed(summary, "summary", None),
+        "summary": packed(summary, "summary", None),
     }
     with replacing(file) as (draft,):
-        save_file(tensors, draft, metadata={_KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)})
+        save_file(tensors, draft, metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)})
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """Read a calibrator from a file that `save_calibrator` wrote; of anything else one sentence says what is wrong."""
     file = existing(Path(path))
     with blaming(file), safe_open(file, framework="pt") as stored:
-        content = _content(stored)
+        content = _entries(content_of(stored, "calibrator"), "header", _CONTENT)
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        found = _unpacked({"calibrator": content["calibrator"]}, tensors)
+        found = unpacked({"calibrator": content["calibrator"]}, tensors)
         if tensors:
             raise ValueError(f"no parameter refers to {', '.join(sorted(tensors))}")
         if content["classes"] is not None:
@@ -104,9 +111,9 @@ def header(path: str | os.PathLike[str]) -> Header:
     """Read what a file says of its calibrator, without the calibrator."""
     file = existing(Path(path))
     with blaming(file), safe_open(file, framework="pt") as stored:
-        content = _content(stored)
+        content = _entries(content_of(stored, "calibrator"), "header", _CONTENT)
         method = _entries(content["calibrator"], "calibrator", _CALIBRATOR)["method"]
-        return Header(method, content["classes"], content["versions"], _unpacked(content["summary"], {}))
+        return Header(method, content["classes"], content["versions"], unpacked(content["summary"], {}))
 
 
 @cache
@@ -139,17 +146,24 @@ _CONTENT = {"schema", "calibrator", "classes", "versions", "summary"}
 _CALIBRATOR = {"method", "config", "certificate"}
 
 
-def _packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
-    """Plain data for the header, tensors put aside; whatever is no scalar is an object whose only key is its kind."""
+def packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
+    """Plain data for the header, tensors put aside; whatever is no scalar is an object whose only key is its kind.
+
+    `name` is what errors call the value, and what its tensors' names begin with; without a place for tensors there may
+    be none in it.
+
+    >>> packed({"steps": (1, float("inf"))}, "summary", None)
+    {'dict': {'steps': {'tuple': [1, {'float': 'inf'}]}}}
+    """
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, float):
         return {"float": str(value)}
     if isinstance(value, (tuple, list, nn.ModuleList)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_packed(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+        return {kind: [packed(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _packed(item, f"{name}.{key}", tensors) for key, item in value.items()}}
+        return {"dict": {key: packed(item, f"{name}.{key}", tensors) for key, item in value.items()}}
     if tensors is not None and isinstance(value, Tensor):
         # Buffers may be views of one memory, which the format does not allow.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -160,25 +174,31 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
             raise ValueError(
                 f"only calibrators of trueup itself can be saved, since no other could be found; got {kind}"
             )
-        config = {key: _packed(item, f"{prefix}{key}", tensors) for key, item in value.config().items()}
-        ended = None if value.certificate is None else _packed(asdict(value.certificate), name, None)
+        config = {key: packed(item, f"{prefix}{key}", tensors) for key, item in value.config().items()}
+        ended = None if value.certificate is None else packed(asdict(value.certificate), name, None)
         return {"calibrator": {"method": kind, "config": config, "certificate": ended}}
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
 
 
-def _content(stored: Any) -> dict[str, Any]:
-    text = (stored.metadata() or {}).get(_KEY)
+def content_of(stored: Any, kind: str) -> dict[str, Any]:
+    """The header of an open file that should hold one kind of thing; of any other, an error says what reads it."""
+    wish = _KINDS[kind][0]
+    text = (stored.metadata() or {}).get(KEY)
     if text is None:
         held = ", ".join(stored.keys()) or "nothing"
-        raise ValueError(f"this file holds no calibrator but {held}")
+        raise ValueError(f"this file holds no {wish} but {held}")
     try:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"the header is not JSON: {error}") from None
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    found = content if isinstance(content, dict) else {}
+    for other, (name, reader) in _KINDS.items():
+        if other in found and kind not in found:
+            raise ValueError(f"this file holds no {wish} but a {name}, which {reader} reads")
+    if found.get("schema") != SCHEMA:
+        schema = found.get("schema")
         raise ValueError(f"the schema must be {SCHEMA}, got {schema!r}; a newer version of trueup may read it")
-    return _entries(content, "header", _CONTENT)
+    return found
 
 
 def _entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
@@ -188,8 +208,12 @@ def _entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
     return value
 
 
-def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_packed`; each tensor is taken out once."""
+def unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `packed` was given; each tensor is taken out of `tensors` once.
+
+    >>> unpacked({"tuple": [1, {"float": "inf"}]}, {})
+    (1, inf)
+    """
     if not isinstance(value, (dict, list)):
         return value
     if not isinstance(value, dict) or len(value) != 1:
@@ -198,9 +222,9 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "float" and inside in ("nan", "inf", "-inf"):
         return float(inside)
     if kind in ("list", "tuple") and isinstance(inside, list):
-        return (list if kind == "list" else tuple)(_unpacked(item, tensors) for item in inside)
+        return (list if kind == "list" else tuple)(unpacked(item, tensors) for item in inside)
     if kind == "dict" and isinstance(inside, dict):
-        return {key: _unpacked(item, tensors) for key, item in inside.items()}
+        return {key: unpacked(item, tensors) for key, item in inside.items()}
     if kind == "tensor":
         if inside not in tensors:
             raise ValueError(f"the tensor {inside} is missing")
@@ -214,12 +238,12 @@ def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Calibrator:
     method = stored["method"]
     if method not in known():
         raise ValueError(f"no calibrator is called {method!r}; there are: {', '.join(sorted(known()))}")
-    config = _unpacked({"dict": stored["config"]}, tensors)
+    config = unpacked({"dict": stored["config"]}, tensors)
     try:
         found = known()[method](**config)
     except Exception as error:
         raise ValueError(f"{method} does not take the parameters of the file: {error}") from None
-    ended = _unpacked(stored["certificate"], {})
+    ended = unpacked(stored["certificate"], {})
     if ended is not None:
         try:
             found.certificate = Certificate(**ended)

@@ -1,4 +1,4 @@
-"""A network held still: used for a while, and left exactly as it was found."""
+"""A network held still: taken out of its wrappers, used for a while, and left exactly as it was found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+WRAPPERS = ("DistributedDataParallel", "_FabricModule", "AveragedModel")  # pass on to the network under .module
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside of wrappers that add nothing to what it computes, but may wait for ranks that have no batch.
+
+    >>> unwrapped(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    while type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):
+        model = model.module
+    return model
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
 from trueup.distributed import gathered, rank, together
-from trueup.freezing import frozen
+from trueup.freezing import frozen, unwrapped
 from trueup.outputs import Batch, Device, batches, changed_at, logits_of, tensors_in, with_logits
 from trueup.predictions import Predictions
 from trueup.progress import track
@@ -191,11 +190,6 @@ def device_of(model: nn.Module) -> torch.device:
     device(type='cpu')
     """
     return next((t.device for tensors in (model.parameters(), model.buffers()) for t in tensors), torch.device("cpu"))
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside `DistributedDataParallel`, which would wait for ranks that have no batch."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def place_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

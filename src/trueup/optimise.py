@@ -73,6 +73,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Value and gradient at a point."""
 Curvature = Callable[[np.ndarray], np.ndarray]
 """Its inverse times a gradient."""
+_IDLE = 10  # steps in a row that lowered the value by no more than its rounding
 _LONG = 40  # steps after which the curvature known at the start says little
 
 
@@ -109,14 +110,15 @@ def lbfgs(
     the point to which a search of many steps has come. `stretch` is how many
     times the last step's length the next one is tried at first, for functions that are far from quadratic.
     Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
-    allows no further descent and the gradient is within a thousand tolerances; anything else raises.
+    allows no further descent and the gradient is within a thousand tolerances, or has allowed none for ten steps;
+    anything else raises.
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """
     exact = Stage(objective, decrement, noise)
     stage = rough or exact
     x = start.astype(np.float64).copy()
     value, gradient = stage.objective(x)
-    passes, last = 1, math.inf
+    passes, last, idle = 1, math.inf, 0
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     for iteration in range(most + 1):
@@ -140,7 +142,9 @@ def lbfgs(
             first = stretch * last / _norm(direction)
         found = _line_search(stage, x, value, gradient, direction, first)
         passes += found.evaluations
-        if found.length == 0 and stage is not exact:
+        if stage is not exact and value - found.value <= stage.decrement:
+            # What it promised was rounding, so its precision has come to its end.
+            x = x + found.length * direction
             stage, passes = exact, passes + 1
             value, gradient = stage.objective(x)
             continue
@@ -151,6 +155,9 @@ def lbfgs(
             if size <= 1000 * tolerance or size**2 <= 1000 * noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
             raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
+        idle = idle + 1 if value - found.value <= noise * abs(value) else 0
+        if idle == _IDLE:
+            return x, Certificate("converged", size, iteration, passes, value)
         step, change = found.length * direction, found.gradient - gradient
         if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Device: TypeAlias = torch.device | str | int
 
 LABELS = ("labels", "label", "targets", "target", "y")
@@ -47,6 +48,19 @@ def batches(loader: Iterable[Any], *, device: Device | None = None) -> Iterator[
             {name: _moved(value, device) for name, value in kwargs.items()},
             _moved(labels, device),
         )
+
+
+def arguments_of(inputs: Any) -> Arguments:
+    """Positional arguments and keywords of inputs: a tensor, a tuple of arguments, or a mapping of keywords.
+
+    >>> arguments_of((1, 2)), arguments_of({"x": 3})
+    (((1, 2), {}), ((), {'x': 3}))
+    """
+    if isinstance(inputs, Batch):
+        return inputs.args, inputs.kwargs
+    if isinstance(inputs, Mapping):
+        return (), {name: _without_numpy(value) for name, value in inputs.items()}
+    return tuple(map(_without_numpy, inputs if isinstance(inputs, tuple | list) else [inputs])), {}
 
 
 def logits_of(output: Any) -> Tensor:

@@ -49,13 +49,17 @@ def lightning_callback(*, prefix: str = "val_", bins: int = BINS, pair: Pair | N
 class TrainerMetrics:
     """A `compute_metrics` for Hugging Face's Trainer: it logs `eval_ece`, `eval_nll` and `eval_brier`.
 
-    Give it to the Trainer as `compute_metrics=TrainerMetrics()`. With `batch_eval_metrics=True` among the training
-    arguments it adds up batch by batch, and without it gets all logits at once. Where a model gives several outputs the
-    first are the logits. Tokens are (n, length, classes), and those labelled `ignore_index` are left out; of a causal
-    language model, whose logits are for the token that comes next, `shifted=True` moves the labels by one.
+    Give it to the Trainer as `compute_metrics=TrainerMetrics()`; it needs `trueup[torchmetrics]` beside `transformers`,
+    which it does not import itself, and `eval_strategy="epoch"` among the training arguments logs it each epoch. With
+    `batch_eval_metrics=True` among them it adds up batch by batch, and without it gets all logits at once. Where a
+    model gives several outputs the first are the logits. Tokens are (n, length, classes), and those labelled
+    `ignore_index` are left out; of a causal language model, whose logits are for the token that comes next,
+    `shifted=True` moves the labels by one.
 
-    >>> from types import SimpleNamespace
-    >>> compute_metrics = TrainerMetrics()
+    >>> import pytest
+    >>> _ = pytest.importorskip("torchmetrics")
+    >>> from types import SimpleNamespace  # in the place of transformers.EvalPrediction
+    >>> compute_metrics = TrainerMetrics()  # Trainer(model, arguments, …, compute_metrics=compute_metrics).train()
     >>> seen = SimpleNamespace(predictions=torch.tensor([[2.0, 0.0], [0.0, 1.0]]).numpy(), label_ids=[0, 1])
     >>> {name: round(value, 4) for name, value in compute_metrics(seen).items()}
     {'ece': 0.1941, 'nll': 0.2201, 'brier': 0.0865}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from typing import Any
 
@@ -145,7 +145,20 @@ LOSSES = Lazy(
 )
 """Loss → Module class; its `.function` gives the loss of each row."""
 
-NETWORKS = Lazy(
+
+class _Networks(Lazy):
+    """With every network of timm besides, under `timm:` and its name there."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(name, str) and name.startswith("timm:"):
+            return partial(import_module("trueup.vision").timm_network, name.removeprefix("timm:"))
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and name.startswith("timm:"))
+
+
+NETWORKS = _Networks(
     "network",
     {
         **{
@@ -158,7 +171,7 @@ NETWORKS = Lazy(
         "char_transformer": "trueup.sequences:CharTransformer",
     },
 )
-"""Network → its maker, which takes the number of outputs first."""
+"""Network → its maker, which takes the number of outputs first; `timm:resnet18` is timm's (`trueup.vision`)."""
 
 RECALIBRATIONS = Lazy(
     "recalibration",

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from trueup.arrays import A, as_logits, computable, like
-from trueup.freezing import frozen
-from trueup.outputs import Batch, logits_of
+from trueup.freezing import unwrapped
+from trueup.outputs import arguments_of
+from trueup.passes import drawn, dropping, drops, probability, sampled, seeded
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Classes: TypeAlias = Literal["first", "last"] | None
 Seed: TypeAlias = int | Sequence[int] | np.random.Generator
 Network = TypeVar("Network", bound=nn.Module)
@@ -30,9 +28,6 @@ Network = TypeVar("Network", bound=nn.Module)
 MEMORY = 2**25  # bytes of repeated input that go through a network at once; activations take a multiple
 VARIANCE_FLOOR = 1e-6
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-WRAPPERS = ("DistributedDataParallel", "_FabricModule", "AveragedModel")  # pass on to the network under .module
-
-_divided: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 0, memory: int = MEMORY) -> Tensor:
@@ -53,13 +48,13 @@ def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 
     """
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
-    model = bare(model)
-    layers = [p for module in model.modules() if (p := _probability(module)) is not None]
-    if not any(layers):
+    model = unwrapped(model)
+    if not drops(model):
+        layers = [module for module in model.modules() if probability(module) is not None]
         fact = f"{len(layers)} with p = 0" if layers else "none"
         raise ValueError(f"model must have a dropout layer with p above 0, got {fact}; insert_dropout puts one in")
-    with _dropping(model):
-        start = _seeded(int(np.random.default_rng(seed).integers(2**63)))
+    with dropping(model):
+        start = seeded(int(np.random.default_rng(seed).integers(2**63)))
         samples = sampled(model, model, arguments_of(inputs), passes, memory)
         if samples.numel() and drawn().equal(start):
             raise ValueError("model must use its dropout layers, got a pass that reached none of them")
@@ -78,12 +73,15 @@ def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1,
     """
     model = model if in_place else copy.deepcopy(model)
     # Attention takes the weights of its own linear layers (a subclass) without calling them.
-    there = [name for name, module in model.named_modules() if name and type(module) in WEIGHTED]
-    chosen = there[-layers:] if isinstance(layers, int) else list(layers)
+    inner = NonDynamicallyQuantizableLinear
+    there = [n for n, module in model.named_modules() if isinstance(module, WEIGHTED) and not isinstance(module, inner)]
+    chosen = there[-layers:] if isinstance(layers, int) else [layers] if isinstance(layers, str) else list(layers)
     if not 0 < p < 1:
         raise ValueError(f"p must lie between 0 and 1, got {p}")
+    if not there:
+        raise ValueError(f"model must have a linear or convolutional layer, got none in {type(model).__name__}")
     if not chosen or not {*chosen} <= {*there} or (isinstance(layers, int) and not 0 < layers <= len(there)):
-        raise ValueError(f"layers must be one or more of {', '.join(there) or 'none'}, or their number, got {layers}")
+        raise ValueError(f"layers must be one or more of {', '.join(there)}, or their number, got {layers!r}")
     for layer in map(model.get_submodule, chosen):
         if not hasattr(layer, "dropout"):
             layer.register_forward_pre_hook(_drop)
@@ -194,107 +192,3 @@ def _tensor(x: Any) -> Tensor:
 
 def _drop(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (layer.dropout(args[0]), *args[1:])  # type: ignore[operator]
-
-
-def _probability(module: nn.Module) -> float | None:
-    if isinstance(module, _DropoutNd):
-        return module.p
-    return module.dropout if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else None
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The network inside of wrappers that add nothing to what it computes."""
-    while type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):
-        model = model.module
-    return model
-
-
-def arguments_of(inputs: Any) -> Arguments:
-    """Positional arguments and keywords."""
-    if isinstance(inputs, Batch):
-        return inputs.args, inputs.kwargs
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
-
-
-@contextmanager
-def _dropping(model: nn.Module) -> Iterator[None]:
-    """A frozen network whose dropout layers are on."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with frozen(model), torch.no_grad():
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)  # it takes no notice of dropout layers
-            for module in model.modules():
-                module.training = bool(_probability(module))
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _is_divided(model: nn.Module, whole: Callable[..., Any], inputs: Arguments) -> bool:
-    """Whether head(trunk(·)) is all the network does and its trunk draws nothing: asked once, of one row.
-
-    In a stranger's network these names may mean anything, and a subclass may do more in its own forward.
-    """
-    if model in _divided:
-        return _divided[model]
-    (args, kwargs), trunk, head = inputs, getattr(model, "trunk", None), getattr(model, "head", None)
-    if not callable(trunk) or not callable(head):
-        return False
-    with _dropping(model):
-        if _is_rows(inputs):  # numbers are moved away from 0, where networks that differ may agree
-            row = args[0][:1]
-            args = (row + torch.randn_like(row) if row.is_floating_point() else row.clone(),)
-        _seeded(0)
-        wanted = logits_of(whole(*args, **kwargs))
-        start = _seeded(0)
-        try:
-            features = trunk(*args, **kwargs)
-            steady = drawn().equal(start)
-            found = logits_of(head(features))
-        except Exception:
-            steady, found = False, wanted
-    same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    return _divided.setdefault(model, steady and same and found.numel() > 0)
-
-
-def _is_rows(inputs: Arguments) -> bool:
-    args, kwargs = inputs
-    return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-
-
-def sampled(model: nn.Module, whole: Callable[..., Any], inputs: Arguments, passes: int, memory: int | None) -> Tensor:
-    """Outputs (passes, n, …) of `whole`, the model's call, or of its head alone, in the mode it is in."""
-    args, kwargs = inputs
-    if _is_divided(model, whole, inputs):
-        start = drawn()
-        features = model.trunk(*args, **kwargs)  # type: ignore[operator]
-        _divided[model] = drawn().equal(start)  # in training a trunk may draw what it did not when it was asked
-        if _divided[model]:
-            whole, args, kwargs = model.head, (features,), {}  # type: ignore[assignment]
-    if not _is_rows((args, kwargs)):
-        return torch.stack([logits_of(whole(*args, **kwargs)) for _ in range(passes)])
-    x: Tensor = args[0]
-    at_once = passes if memory is None else min(passes, max(1, memory // max(1, x.nbytes)))
-    samples = []
-    for first in range(0, passes, at_once):
-        now = min(at_once, passes - first)
-        output = logits_of(whole(x.repeat(now, *(1 for _ in x.shape[1:]))))  # a copy, for dropout in place
-        if len(output) != now * len(x):
-            raise ValueError(f"the model's output must have a row for each input, got {len(output)} for {now * len(x)}")
-        samples.append(output.reshape(now, len(x), *output.shape[1:]))
-    return torch.cat(samples)
-
-
-def drawn() -> Tensor:
-    """The global random states, which tell whether anything was drawn."""
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return torch.cat([torch.get_rng_state(), *on_cuda])
-
-
-def _seeded(seed: int) -> Tensor:
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
-    return drawn()

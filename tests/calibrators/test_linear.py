@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from strategies import calibrated
-from trueup import load, metrics
+from trueup import METHODS, load, metrics
 from trueup import native as room
 from trueup.calibrators import curvature
 from trueup.calibrators.likelihood import PENALTIES, Penalty, Problem, _best_of
@@ -228,3 +228,14 @@ def test_on_a_real_network_they_do_not_overfit(data):
         eces[name] = metrics.ece(found, labels)
     assert eces["ms"] == pytest.approx(0.0099, abs=0.002)
     assert eces["dir"] == pytest.approx(0.0110, abs=0.003)
+
+
+@pytest.mark.parametrize("method", ["matrix", "dirichlet", "ms_odir"])
+def test_nearly_separable_rows_in_single_precision_are_no_trap(method):
+    """In single precision such a loss shows descent that is only rounding, step after step."""
+    rng = np.random.default_rng(1)
+    z = (12 * rng.normal(size=(350, 10))).astype(np.float32)
+    y = np.where(rng.random(350) < 0.06, rng.integers(0, 10, 350), z.argmax(axis=1))
+    single, double = METHODS[method](z, y), METHODS[method](z.astype(np.float64), y)
+    assert single.certificate.passes < 1000
+    assert single.certificate.loss == pytest.approx(double.certificate.loss, abs=1e-8)

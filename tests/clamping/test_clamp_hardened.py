@@ -6,22 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from overconfident import sample
 from torch import nn
 
 from trueup import metrics
 from trueup.clamping import clamp
 from trueup.clamping.subspace import subspace
 from trueup.models import collect
-
-
-def sample(n=800):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 4, generator=generator)
-    y = torch.multinomial(torch.softmax(x, dim=1), 1, generator=generator)[:, 0]
-    model = nn.Linear(4, 4, bias=False)
-    model.weight.data = 3 * torch.eye(4)
-    return model, x, y
-
 
 SHIFT = torch.tensor([1.5, 0.0, -1.0, 0.0])
 
@@ -85,6 +76,7 @@ def test_projected_goes_down_the_penalties_as_far_as_it_pays():
         ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 500}, "gamma_folds must lie between 2 and"),
         ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
         ({"recipe": partial(subspace, folds=1)}, "folds must be at least 2"),
+        ({"recipe": partial(subspace, frequencies=0)}, "frequencies must be at least 1, got 0"),
         ({"recipe": partial(subspace, lams=[-1.0])}, "lams must be positive and finite"),
         ({"recipe": "paper", "lam": math.inf}, "lam must be finite for a descent"),
     ],

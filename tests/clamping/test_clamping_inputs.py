@@ -101,6 +101,33 @@ def test_what_is_shared_by_the_samples_of_a_batch_stays_whole():
     assert part.kwargs["pair"][1][0].shape == (7,)
 
 
+@pytest.mark.parametrize("limit", [1 << 20, 0])
+def test_what_is_shared_stays_whole_though_a_batch_has_as_many_rows(limit):
+    weights, words = torch.arange(3.0), ["a", "b", "c"]
+    batches = [
+        {"x": x, "names": [f"{v:g}" for v in x[:, 0]], "weights": weights, "words": words, "more": (weights,), "y": y}
+        for x, y in loader()  # of 4, 4 and 3
+    ]
+    inputs = Inputs.read(batches, device="cpu", limit=limit)
+    part = inputs.part(torch.tensor([1, 8, 10]))
+    dealt = list(inputs.shuffled(2, torch.Generator().manual_seed(0))) if limit else []
+    seen = []
+    for batch in (*inputs, *part, *part.part(torch.tensor([2])), *dealt):
+        assert torch.equal(batch.kwargs["weights"], weights)
+        assert torch.equal(batch.kwargs["more"][0], weights)
+        assert batch.kwargs["words"] == words
+        assert batch.kwargs["names"] == [f"{v:g}" for v in batch.kwargs["x"][:, 0]]
+        assert len(batch.kwargs["x"]) == len(batch.labels)
+        seen += batch.kwargs["x"][:, 0].tolist()
+    assert sorted(seen) == sorted([*X[:, 0].tolist() * (2 if limit else 1), 2.0, 16.0, 20.0, 20.0])
+
+
+def test_what_never_differs_from_the_number_of_labels_goes_with_the_samples():
+    masks = [{"x": x, "mask": torch.ones(len(x)), "y": y} for x, y in loader((4, 4, 3))]
+    (first, second) = Inputs.read(masks, device="cpu").part(torch.tensor([0, 1, 5, 6, 9]))
+    assert [len(b.kwargs["mask"]) for b in (first, second)] == [len(b.labels) for b in (first, second)] == [4, 1]
+
+
 def test_a_loader_too_large_must_keep_its_order():
     with pytest.raises(ValueError, match="can be read again.*got an iterator"):
         Inputs.read(iter(loader()), device="cpu", limit=10)

@@ -42,10 +42,10 @@ def test_logits_are_the_models_in_order():
         torch.testing.assert_close(network.logits(Shift(delta)), model(x + delta))
         part = network.inputs.part(torch.tensor([1, 5, 6]))
         torch.testing.assert_close(network.logits(inputs=part), model(x[[1, 5, 6]]))
-    assert network.forwards == pytest.approx(2 + 3 / 9)
+    assert network.cost().forwards == pytest.approx(2 + 3 / 9)
     assert network.plain() is network.plain()
-    assert network.forwards == pytest.approx(3 + 3 / 9)
-    assert network.backwards == 0
+    assert network.cost().forwards == pytest.approx(3 + 3 / 9)
+    assert network.cost().backwards == 0
     assert network.shape == (1, 8, 8)
 
 
@@ -64,8 +64,8 @@ def test_gradients_are_autograds_of_the_whole():
     for mine, autograds in zip(found, torch.autograd.grad(whole, [delta, scale]), strict=True):
         torch.testing.assert_close(mine, autograds)
     torch.testing.assert_close(z, model(x * scale + delta).detach())
-    assert (network.forwards, network.backwards) == (1.0, 1.0)
-    assert 2.0 <= network.equivalents() <= 3.0
+    assert (network.cost().forwards, network.cost().backwards) == (1.0, 1.0)
+    assert 2.0 <= network.cost().equivalents <= 3.0
 
     rows_z, rows = network.pull_rows(torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8), slope)
     torch.testing.assert_close(rows_z, model(x).detach())
@@ -101,7 +101,7 @@ def test_a_part_of_it_adds_to_the_same_account():
     part = network.part(network.inputs.part(torch.arange(3)))
     part.logits()
     assert len(part.plain()) == len(part.labels) == 3
-    assert network.forwards == part.forwards == pytest.approx(2 / 3)
+    assert network.cost().forwards == part.cost().forwards == pytest.approx(2 / 3)
 
 
 def test_the_box_is_in_every_map():

@@ -37,7 +37,7 @@ def test_the_entropy_gradient_is_autograds():
     p = torch.softmax(model(own) / 2.0, dim=1)
     (wanted,) = torch.autograd.grad(-(p * p.log()).sum(), own)
     torch.testing.assert_close(entropy_gradient(network, temperature=2.0), wanted.sum(dim=0))
-    assert (network.forwards, network.backwards) == (1.0, 1.0)
+    assert (network.cost().forwards, network.cost().backwards) == (1.0, 1.0)
     torch.testing.assert_close(network.plain(), model(x).detach())
 
 

@@ -14,7 +14,9 @@ from trueup.clamping.chart import Chart
 from trueup.clamping.inputs import Inputs
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss, Penalty
-from trueup.clamping.projected import Projected, descend, projected
+from trueup.clamping.projected import projected
+from trueup.clamping.projection import Projected, descend
+from trueup.clamping.recipe import Problem
 
 
 def sample(n=200, moved=1.0):
@@ -36,6 +38,10 @@ def whole(model, x, y, gamma, lam, norm):
         return Loss(gamma).mean(z, y, math.exp(theta[4])) + Penalty(lam, norm).value(theta[:4])
 
     return objective
+
+
+def problem_of(network, loss):
+    return Problem(network, loss, 0.0, "l2sq", None, "shift", 0, lambda line: None)
 
 
 @pytest.mark.parametrize(("gamma", "lam", "norm"), [(0.0, 0.01, "l2sq"), (1.0, 0.02, "l2sq"), (0.0, 0.02, "l2")])
@@ -115,12 +121,13 @@ def test_the_gradient_is_that_of_the_value_and_points_that_explode_are_left():
     model, x, y = sample()
     with torch.no_grad():
         network = Network(model.requires_grad_(False), Inputs.read([(x, y)], device="cpu"))
-    objective = Projected(Chart(network, None, torch.ones(4)), Loss(1.0), Penalty(0.1), temperature=1.0)
+    problem, chart = problem_of(network, Loss(1.0)), Chart(network, None, torch.ones(4))
+    objective = Projected(problem, chart, 0.1, temperature=1.0)
     theta = np.array([0.1, -0.2, 0.3, 0.0])
     value, gradient = objective(theta)
 
     def alone(theta):
-        return Projected(Chart(network, None, torch.ones(4)), Loss(1.0), Penalty(0.1), temperature=1.0)(theta)[0]
+        return Projected(problem, chart, 0.1, temperature=1.0)(theta)[0]
 
     for j, step in enumerate(1e-5 * np.eye(4)):
         assert gradient[j] == pytest.approx((alone(theta + step) - alone(theta - step)) / 2e-5, abs=1e-6)
@@ -135,6 +142,6 @@ def test_the_gradient_is_that_of_the_value_and_points_that_explode_are_left():
     small = Network(
         Exploding(), Inputs.read([(torch.zeros(4, 2).double() + 0.1, torch.tensor([0, 1, 0, 0]))], device="cpu")
     )
-    bad = Projected(Chart(small, None, torch.ones(2)), Loss(), Penalty(0.0), temperature=1.0)
+    bad = Projected(problem_of(small, Loss()), Chart(small, None, torch.ones(2)), 0.0, temperature=1.0)
     assert bad(np.array([9.0, 0.0]))[0] == math.inf
     assert descend(bad, np.array([0.0, 0.0])).value < math.log(2)

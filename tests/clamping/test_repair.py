@@ -62,6 +62,19 @@ def test_clamping_undoes_an_offset(rows):
     assert clamped.equivalents > 5
 
 
+def test_the_oracle_is_no_upper_bound_where_pixels_were_clipped():
+    def bright(n, seed):
+        pixels, _ = images(n, seed)
+        pixels = (pixels + torch.tensor([0.35, 0.0, 0.0]).reshape(3, 1, 1)).clamp(0, 1)
+        noise = -torch.empty(n, 3).exponential_(generator=torch.Generator().manual_seed(seed)).log()
+        return pixels, (Means()(NORMALISE(pixels)) / 1.5 + noise).argmax(dim=1)
+
+    # One channel is white everywhere once it is brightened: to take the whole offset away makes it too dark.
+    found = repair_one(Means(), bright(500, 0), bright(400, 1), "brightness", 5, normalise=NORMALISE)
+    nll = {row.method: row.nll for row in found}
+    assert nll["clamping"] < nll["oracle"] - 0.05
+
+
 def test_where_nothing_is_to_be_gained_nothing_is_lost(rows):
     scaled, clamped = (rows["jpeg", m] for m in ("temperature", "clamping"))
     assert clamped.nll <= scaled.nll + 0.002

@@ -119,6 +119,26 @@ def test_the_second_rule_makes_the_penalty_a_tenth_of_the_loss():
         fit(start="zero")
 
 
+@pytest.mark.filterwarnings("ignore:temperature has no best value")
+@pytest.mark.parametrize("recipe", [paper, code])
+def test_a_penalty_too_steep_for_the_rate_is_told_of_or_ends_in_an_error(recipe):
+    model, x, y = sample()
+    model.train()
+    state, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    # λ‖δ‖² is a tenth of the loss at a δ near zero: λ is huge, and each step goes further beyond zero than the last.
+    fit = partial(clamp, model, loader(x, y), lam="R2", progress=False)
+    with pytest.warns(UserWarning, match=r"overshot: the penalty of δ went from .* too long for λ = \d"):
+        found = fit(recipe=partial(recipe, epochs=2, batch=60))
+    assert found.fit_record.objective > 10 * found.fit_record.baseline
+    if recipe is paper:
+        with pytest.raises(FitError, match=r"the descent diverged in epoch \d+: .*; .* or a λ below \d"):
+            fit(recipe=paper)
+    assert model.training
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
 def test_it_descends_and_reports_its_objective():
     model, x, y = sample(n=300)
     found = clamp(model, loader(x, y), recipe=partial(code, batch=50, rate=0.05), start="random", progress=False)

@@ -12,7 +12,7 @@ from torch import nn
 from trueup import metrics
 from trueup.clamping import Affine, clamp
 from trueup.clamping.search import search
-from trueup.clamping.subspace import subspace
+from trueup.clamping.subspace import AFFORDED, subspace
 from trueup.models import collect
 
 
@@ -79,6 +79,16 @@ def test_a_tint_is_taken_off(seed):
     assert record.objective < record.baseline
     assert record.lemma_residual < 1e-9
     assert record.notes["held_out_gain"] > 3 * record.notes["held_out_error"] > 0
+
+
+@pytest.mark.parametrize("n", [300, 900, 1250, 2500])
+@pytest.mark.parametrize("input_map", ["shift", "affine"])
+def test_no_fit_costs_more_than_it_may_whatever_a_backward_pass_costs(n, input_map):
+    x, y = images(n, 0, [1.0, -0.8, 0.6])
+    record = clamp(Blobs(), loader(x, y), input_map=input_map, progress=False).fit_record
+    assert record.delta_norm > 0
+    assert record.backwards > 15
+    assert record.forwards + 2 * record.backwards <= AFFORDED == 80
 
 
 def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):

@@ -568,3 +568,41 @@ if __name__ == "__main__":
     torch.save(distributed_steps(SHARES[number], nn.parallel.DistributedDataParallel), folder / f"{number}.pt")
     dist.barrier()
     os._exit(0)  # an ordinary end may abort in a thread of gloo's that is still there
+
+
+def test_a_trunk_that_draws_in_training_alone_is_run_no_oftener_at_first_than_later():
+    class Trunk(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return nn.functional.dropout(self.norm(x), 0.3, self.training)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = Trunk()
+            self.head = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3))
+
+        def forward(self, x):
+            return self.head(self.trunk(x))
+
+    torch.manual_seed(0)
+    net = Net().train()
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    found = []
+    for _ in range(2):  # the first asks how the network is divided
+        net.trunk.norm.reset_running_stats()
+        torch.manual_seed(1)
+        found.append((CLUE()(net, x, y).item(), net.trunk.norm.running_mean.clone(), torch.get_rng_state()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[0][2], found[1][2])
+    assert int(net.trunk.norm.num_batches_tracked) == 1
+
+
+def test_a_network_may_be_called_by_position_and_by_name():
+    net = MLP(3, inputs=4, dropout=0.3)
+    x = torch.ones(5, 4)
+    assert mc_dropout(net, x, 2).shape == mc_dropout(net, {"inputs": x}, 2).shape == (2, 5, 3)

@@ -104,3 +104,33 @@ def test_a_new_loss_is_a_function_and_a_line():
     assert not Error.per_batch
     assert Error.neutral is None
     torch.testing.assert_close(Renamed(scale=1.0)(Z, Y), error(Z, Y).mean() / 2)
+
+
+def test_a_class_may_be_the_ignored_one():
+    z = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
+    found = Focal(ignore_index=0)(z, torch.tensor([0, 2, 1]))
+    assert found.item() == pytest.approx(Focal()(z[1:], torch.tensor([2, 1])).item())
+    with pytest.raises(ValueError, match=r"0..2 or be ignore_index -100, got -200..1"):
+        Focal()(z, torch.tensor([-100, -200, 1]))
+    with pytest.raises(ValueError, match=r"0..2 or be ignore_index -100, got -200..1"):
+        Focal()(z, torch.tensor([0, -200, 1]))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_mean_is_the_sum_over_the_number_to_the_bit(kind):
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 7, 128, 1000):
+        z = torch.randn(n, 10, generator=generator, dtype=kind) * 3
+        y = torch.randint(10, (n,), generator=generator)
+        assert torch.equal(Focal()(z, y), Focal(reduction="sum")(z, y) / n)
+
+
+def test_options_that_are_no_numbers_are_named():
+    for value in ("a", None):
+        with pytest.raises(ValueError, match=f"gamma must be a number of at least 0, got {value!r}"):
+            Focal(gamma=value)
+
+
+def test_logits_with_the_classes_last_get_a_hint():
+    with pytest.raises(ValueError, match=r"got \(2, 7\); where the classes are last, logits.movedim\(-1, 1\)"):
+        Focal()(torch.zeros(2, 7, 5), torch.zeros(2, 7, dtype=torch.int64))

@@ -193,3 +193,49 @@ def test_real_files(data, name):
     if found.kind == "characters":
         assert len(found.vocabulary) == 65
         assert "".join(found.vocabulary[c] for c in x[0]).startswith("First Citizen:\nBefore we proceed")
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    file = tmp_path / "data.txt"
+    file.write_text("x")
+    with pytest.raises(NotADirectoryError, match=r"data_dir must be a folder, got the file .*data\.txt"):
+        load_data("trec", file)
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "message"),
+    [
+        (
+            "uci_yacht",
+            {"x": np.zeros((5, 2)), "z": np.zeros(5)},
+            r"uci_yacht\.npz: wanted the arrays x and y, got x, z",
+        ),
+        (
+            "bloodmnist",
+            {"train_images": np.zeros((5, 28, 28, 3), np.uint8)},
+            r"bloodmnist\.npz: wanted the arrays train_images, train_labels, got train_images",
+        ),
+        ("svhn", {"other": np.zeros(3)}, r"wanted the arrays train_images … or images, labels, got other"),
+        (
+            "fashion_mnist",
+            {"train_images": np.zeros((50, 8, 8), np.uint8), "train_labels": np.zeros(50, int)},
+            "must have the parts train and test, got train",
+        ),
+        (
+            "svhn",
+            {"train_images": np.zeros((50, 32, 32, 3), np.uint8), "train_labels": np.zeros(50, int)},
+            "must have the parts train and test, got train, val",
+        ),
+    ],
+)
+def test_arrays_that_are_missing_are_named(tmp_path, name, arrays, message):
+    np.savez(tmp_path / f"{name}.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        load_data(name, tmp_path)
+
+
+def test_a_file_that_is_no_archive_is_never_recommended_for_unpickling(tmp_path):
+    (tmp_path / "fashion_mnist.npz").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"fashion_mnist\.npz: not an \.npz file") as found:
+        load_data("fashion_mnist", tmp_path)
+    assert "pickle" not in str(found.value)

@@ -127,7 +127,7 @@ def test_characters_predict_the_next(tmp_path, file):
 
 def test_short_books_are_refused(tmp_path):
     (tmp_path / "tinyshakespeare.txt").write_text("to be " * 100)
-    with pytest.raises(ValueError, match="a part of the book must have more than 128 characters, got 30"):
+    with pytest.raises(ValueError, match="each part of the book must have more than 128 characters, got 30"):
         load_data("tinyshakespeare", tmp_path)
 
 

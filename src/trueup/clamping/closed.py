@@ -24,10 +24,10 @@ def closed(problem: Problem, *, quantile: float = 0.0, scale: float | Sequence[f
         raise ValueError(f"scale must lie in (0, 1], got {scale}")
     network, loss = problem.network, problem.loss
     whole = theorem(network, quantile=quantile)
-    moved, ones = bool(whole.delta.any()), problem.scale()
+    moved = bool(whole.delta.any())
     found = []
     for s in scales if moved else scales[:1]:
-        before = network.mapping(s * whole.delta, None if ones is None else ones.detach())
+        before = problem.mapping(s * whole.delta)
         logits = network.logits(before) if moved else network.plain()
         temperature = loss.temperature(logits, network.labels)
         found.append((loss.mean(logits, network.labels, temperature), s, before, logits, temperature))

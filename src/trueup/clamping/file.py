@@ -1,8 +1,8 @@
 """A clamped network's own part in a file: δ, T and the record of the fit in safetensors, never the network itself.
 
-The header is JSON, as calibrators' files have it: {"schema": 1, "clamped": {"before": "Shift", "record": …, "model":
-…}, "versions": …}. `model` holds the shape of every parameter and buffer of the network that was clamped, so that a
-file is not put before another one.
+The header is JSON, under the schema of calibrators' files: {"schema": 1, "clamped": {"before": "Shift", "record": …,
+"model": …}, "versions": …}. `model` holds the shape of every parameter and buffer of the network that was clamped, so
+that a file is not put before another one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import trueup
-from trueup.artifact import _packed, _unpacked
+from trueup.artifact import KEY, SCHEMA, content_of, packed, unpacked
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.record import Clamped, FitRecord
 from trueup.clamping.shift import Affine, Shift
 from trueup.disk import blaming, existing, replacing
 from trueup.models import device_of, unwrapped
+from trueup.version import __version__
 
-SCHEMA = 1
-"""Raised when a file of this version could be misread by an older one."""
-
-_KEY = "trueup"
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
 _SHOWN = 4
@@ -69,16 +65,16 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
         "schema": SCHEMA,
         "clamped": {
             "before": type(before).__name__,
-            "record": _packed(record, "record", None),
+            "record": packed(record, "record", None),
             "model": _shapes(clamped.model),
         },
-        "versions": {"trueup": trueup.__version__, "torch": str(torch.__version__)},
+        "versions": {"trueup": __version__, "torch": str(torch.__version__)},
     }
     with replacing(file) as (draft,):
         save_file(
             {**tensors, "temperature": _stored(after.temperature)},
             draft,
-            metadata={_KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)},
+            metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)},
         )
 
 
@@ -90,7 +86,7 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
         _compare(inside["model"], _shapes(model))
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         before, after = _parts(inside["before"], tensors)
-        record = _unpacked(inside["record"], {})
+        record = unpacked(inside["record"], {})
         for table in _TABLES:
             record[table] = dict(record[table])
         found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
@@ -110,19 +106,7 @@ def _shapes(model: nn.Module) -> dict[str, list[int]]:
 
 
 def _inside(stored: Any) -> dict[str, Any]:
-    text = (stored.metadata() or {}).get(_KEY)
-    try:
-        content = json.loads(text or "null")
-    except ValueError as error:
-        raise ValueError(f"the header is not JSON: {error}") from None
-    if not isinstance(content, dict) or "clamped" not in content:
-        held = ", ".join(content) if isinstance(content, dict) else ", ".join(stored.keys()) or "nothing"
-        raise ValueError(f"this file holds no clamped network but {held}")
-    if content.get("schema") != SCHEMA:
-        raise ValueError(
-            f"the schema must be {SCHEMA}, got {content.get('schema')!r}; a newer version of trueup may read it"
-        )
-    inside = content["clamped"]
+    inside = content_of(stored, "clamped").get("clamped")
     if not isinstance(inside, dict) or set(inside) != {"before", "record", "model"}:
         raise ValueError("the header must tell of before, record and model")
     return inside

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from trueup.bins import BINS
 from trueup.calibrators.inverse import inverse_temperature, scale_of
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping import starts
+from trueup.clamping import options, starts
 from trueup.clamping.closed import closed
-from trueup.clamping.folds import dealt, parted
+from trueup.clamping.folds import dealt, left_out, parted
 from trueup.clamping.inputs import Inputs
 from trueup.clamping.lemma import lemma_residual
 from trueup.clamping.network import Network
@@ -33,6 +33,7 @@ from trueup.clamping.subspace import subspace
 from trueup.distributed import rank
 from trueup.metrics import ece
 from trueup.models import device_of, frozen, unwrapped
+from trueup.optimise import FitError
 from trueup.outputs import Device
 from trueup.progress import track
 
@@ -74,6 +75,8 @@ def clamp(
     3.2) or a function; unless given, the published recipes start at random and the others at zero. γ may be a pool:
     that of least ECE on the calibration set is kept, or, with `gamma_folds`, on folds left out of the fit. `box` (low,
     high) holds x + δ in a range; `input_map="affine"` adds a scale a channel.
+    Of the model's arguments those go with the samples that have as many rows as labels in every batch; whatever has not
+    is shared by all of them. The model must be differentiable by its input.
     In a `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
     Tang et al., "Neural Clamping: joint input perturbation and temperature scaling for neural network calibration"
     (2024).
@@ -88,52 +91,60 @@ def clamp(
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
-    if loss not in ("ce", "focal"):
-        raise ValueError(f'loss must be "ce" or "focal", got {loss!r}')
-    if loss == "ce" and gamma is not None:
-        raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {loss!r} with gamma {gamma}')
-    if input_map not in ("shift", "affine"):
-        raise ValueError(f'input_map must be "shift" or "affine", got {input_map!r}')
-    if norm not in ("l2sq", "l2"):
-        raise ValueError(f'norm must be "l2sq" or "l2", got {norm!r}')
-    if isinstance(lam, str) and lam not in ("auto", "R1", "R2"):
-        raise ValueError(f'lam must be a number, "auto", "R1" or "R2", got {lam!r}')
-    if not isinstance(lam, str) and not lam >= 0:
-        raise ValueError(f"lam must not be negative, got {lam}")
-    if gamma_folds is not None and (gamma is None or isinstance(gamma, int | float)):
-        raise ValueError(f"gamma_folds choose from a pool of gamma, got {gamma} alone")
+    model, loader = options.model_of(model), options.loader_of(loader)
+    options.one_of("loss", loss, ("ce", "focal"))
+    options.one_of("input_map", input_map, ("shift", "affine"))
+    options.one_of("norm", norm, ("l2sq", "l2"))
+    pool, lam, seed = options.pool_of(loss, gamma, gamma_folds), options.lam_of(lam), options.seed_of(seed)
     fit, name = _recipe(recipe)
-    pool = _pool(loss, gamma)
+    begin = _start(start, seed)
     inner = unwrapped(model)
-    with frozen(inner), _told(progress) as tell:
-        inputs = Inputs.read(loader, device=device_of(inner) if device is None else torch.device(device))
-        network = Network(inner, inputs, box=box)
+    where = device_of(inner) if device is None else torch.device(device)
+    # The caller may be in inference mode, in which no gradient could be had.
+    with torch.inference_mode(False), frozen(inner), _told(progress) as tell:
+        network = Network(inner, Inputs.read(loader, device=where), box=box)
         starts.check_box(network)
-        if gamma_folds is not None and not 2 <= gamma_folds <= len(network.labels):
-            raise ValueError(
-                f"gamma_folds must lie between 2 and the number of samples, {len(network.labels)}, got {gamma_folds}"
-            )
-        problem = Problem(network, Loss(pool[0]), lam, norm, _start(start, seed), input_map, seed, tell)
-        gammas = {} if len(pool) == 1 else _errors(problem, fit, pool, gamma_folds)
+        folds = None if gamma_folds is None else options.folds_of(gamma_folds, len(network.labels))
+        problem = Problem(network, Loss(pool[0]), lam, norm, begin, input_map, seed, tell)
+        gammas = {} if len(pool) == 1 else _errors(problem, fit, pool, folds)
         # A tie goes to the smaller γ.
         best = min(pool) if not gammas else min(gammas, key=lambda g: (gammas[g], g))
         problem = replace(problem, loss=Loss(best))
         solution = fit(problem)
         record = _record(problem, solution, name, loss, gammas)
-    _warn_at_a_bound(solution, network.labels)
-    after = Temperature(solution.temperature).to(device_of(inner) if device is None else torch.device(device))
-    found = Clamped(model, before=solution.before, after=after)
+        _warn_at_a_bound(solution, network.labels)
+        found = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(where))
     found.fit_record = record
     return found
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
-    if not isinstance(recipe, str):
-        inner = recipe.func if isinstance(recipe, partial) else recipe
-        return recipe, getattr(inner, "__name__", type(inner).__name__)
-    if recipe not in RECIPES:
+    if isinstance(recipe, str) and recipe in RECIPES:
+        return _sound(RECIPES[recipe], recipe), recipe
+    if isinstance(recipe, str) or not callable(recipe):
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, or a function, got {recipe!r}")
-    return RECIPES[recipe], recipe
+    inner = recipe.func if isinstance(recipe, partial) else recipe
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return _sound(recipe, name), name
+
+
+def _sound(recipe: Recipe, name: str) -> Recipe:
+    """The same recipe, held to an end that is one."""
+
+    def fit(problem: Problem) -> Solution:
+        found = recipe(problem)
+        if not isinstance(found, Solution):
+            raise ValueError(f"recipe must be a function that returns a Solution, got {type(found).__name__} of {name}")
+        tensors = [found.logits, found.before.delta, getattr(found.before, "scale", found.before.delta)]
+        numbers = math.isfinite(found.temperature) and math.isfinite(found.penalty or 0.0)
+        if not numbers or found.temperature <= 0 or not all(bool(torch.isfinite(t).all()) for t in tensors):
+            raise FitError(
+                f"the recipe {name} did not end at a finite objective: T = {found.temperature:.4g}, "
+                f"‖δ‖ = {float(found.before.delta.norm()):.4g}, λ = {found.lam:.4g}; no fit is returned"
+            )
+        return found
+
+    return fit
 
 
 def _start(start: Start | None, seed: int) -> Callable[[Network], Tensor] | None:
@@ -142,20 +153,11 @@ def _start(start: Start | None, seed: int) -> Callable[[Network], Tensor] | None
         "random": partial(starts.random, seed=seed),
         "data": starts.data_driven,
     }
-    if start is None or not isinstance(start, str):
+    if start is None or (callable(start) and not isinstance(start, str)):
         return start
-    if start not in named:
+    if not isinstance(start, str) or start not in named:
         raise ValueError(f"start must be one of {', '.join(named)}, or a function, got {start!r}")
     return named[start]
-
-
-def _pool(loss: str, gamma: float | Sequence[float] | None) -> list[float]:
-    if loss == "ce":
-        return [0.0]
-    pool = [1.0] if gamma is None else [float(gamma)] if isinstance(gamma, int | float) else [float(g) for g in gamma]
-    if not pool:
-        raise ValueError("gamma must be a number or a pool of them, got an empty pool")
-    return sorted(set(pool))
 
 
 def _errors(problem: Problem, fit: Recipe, pool: list[float], folds: int | None) -> dict[float, float]:
@@ -176,18 +178,16 @@ def _cross_fitted(problem: Problem, fit: Recipe, folds: int) -> float:
     order = dealt(network, Loss())
     logits = torch.zeros_like(network.plain(), dtype=torch.float64)
     for fold in range(folds):
-        out = torch.zeros(len(order), dtype=torch.bool)
-        out[order[fold::folds]] = True
-        part = network.part(parted(network, (~out).nonzero()[:, 0]))
-        solution = fit(replace(problem, network=part))
-        judged = network.logits(solution.before, inputs=parted(network, out.nonzero()[:, 0]))
+        out = left_out(order, fold, folds)
+        solution = fit(replace(problem, network=network.part(parted(network, ~out))))
+        judged = network.logits(solution.before, inputs=parted(network, out))
         logits[out] = judged.double() / solution.temperature
     return ece(logits, labels, bins=BINS)
 
 
 def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: Mapping[float, float]) -> FitRecord:
     network, fitted = problem.network, problem.loss
-    forwards, backwards, equivalents = network.forwards, network.backwards, network.equivalents()
+    cost = network.cost()  # before the baseline, which is no part of the fit
     mean = fitted.mean(solution.logits, network.labels, solution.temperature)
     delta = solution.before.delta.detach().double().cpu()
     norm = solution.norm or problem.norm
@@ -209,10 +209,10 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
         delta_norm=float(delta.norm()),
         objective=mean + penalty,
         baseline=baseline,
-        forwards=forwards,
-        backwards=backwards,
-        backward_cost=network.backward_cost,
-        equivalents=equivalents,
+        forwards=cost.forwards,
+        backwards=cost.backwards,
+        backward_cost=cost.backward,
+        equivalents=cost.equivalents,
         lemma_residual=lemma_residual(
             solution.logits, network.labels, temperature=solution.temperature, gamma=fitted.gamma
         ).relative,

@@ -21,8 +21,20 @@ def dealt(network: Network, loss: Loss) -> Tensor:
     return torch.from_numpy(np.lexsort((network.plain()[:, 0].numpy(), network.labels.numpy(), rows)))
 
 
-def parted(network: Network, index: Tensor) -> Inputs:
-    """This rank's share of samples that are numbered over all ranks."""
+def left_out(order: Tensor, fold: int, folds: int) -> Tensor:
+    """A mask of the samples of one fold, dealt from an order.
+
+    >>> left_out(torch.tensor([3, 0, 2, 1]), 1, 2)
+    tensor([ True,  True, False, False])
+    """
+    out = torch.zeros(len(order), dtype=torch.bool)
+    out[order[fold::folds]] = True
+    return out
+
+
+def parted(network: Network, which: Tensor) -> Inputs:
+    """This rank's share of samples that are numbered, or masked, over all ranks."""
+    index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
     first = sum(everyone(network.inputs.n)[: rank()])
     own = index[(index >= first) & (index < first + network.inputs.n)] - first
     return network.inputs.part(own)

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trueup.arrays import as_tensors, computable
+from trueup.clamping.gradients import gradients_of, traced
 from trueup.clamping.inputs import Inputs
 from trueup.clamping.shift import Affine, Box, Shift
 from trueup.distributed import everyone, gathered, reduced, together
-from trueup.models import Calibrated, place_of
-from trueup.outputs import Batch, Device, logits_of
+from trueup.models import Calibrated, embedding_of, place_of
+from trueup.outputs import Batch, Device, logits_of, tensors_in
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 """dL/dz of a loss that is a sum over the rows, given logits and labels."""
@@ -33,6 +35,25 @@ class _Look(nn.Module):
         raise _Seen(x)
 
 
+class Cost(NamedTuple):
+    """What passes over a network have cost."""
+
+    forwards: float
+    """Forward passes over all samples."""
+    backwards: float
+    """Backward passes to the input."""
+    backward: float
+    """What one of these took, in forward passes, as measured.
+
+    It is kept between one and two, within which the arithmetic lies: for tiny networks the clock shows overheads.
+    """
+
+    @property
+    def equivalents(self) -> float:
+        """All passes, counted in forward passes."""
+        return self.forwards + self.backward * self.backwards
+
+
 class Network:
     """A model to be called many times on the same samples, and what that has cost.
 
@@ -44,7 +65,7 @@ class Network:
     >>> network = Network(nn.Identity(), inputs)
     >>> network.logits(Shift(torch.tensor([0.5, 0.0, 0.0])))[0]
     tensor([1.5000, 0.0000, 0.0000])
-    >>> network.forwards
+    >>> network.cost().forwards
     1.0
     """
 
@@ -56,7 +77,7 @@ class Network:
         """Of all ranks, on the CPU."""
         if not len(self.labels):
             raise ValueError("loader must give at least one sample, got none; an iterator can be read only once")
-        self._n = inputs.n
+        self._n = len(self.labels)
         self._rows = [0, 0]
         self._seconds = [0.0, 0.0]
         self._timed = [0, 0]
@@ -71,34 +92,21 @@ class Network:
         """Where the samples are."""
         return self.inputs.device
 
-    @property
-    def forwards(self) -> float:
-        """Forward passes so far."""
-        return self._rows[0] / self._n if self._n else 0.0
-
-    @property
-    def backwards(self) -> float:
-        """Backward passes so far."""
-        return self._rows[1] / self._n if self._n else 0.0
-
-    @property
-    def backward_cost(self) -> float:
-        """What a backward pass to the input took, in forward passes, as measured.
-
-        It is kept between one and two, within which the arithmetic lies: for tiny networks the clock shows overheads.
-        """
-        forward, backward = (s / r if r else 0.0 for s, r in zip(self._seconds, self._timed, strict=True))
-        return min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
+    def cost(self) -> Cost:
+        """What the passes so far have cost: of all ranks together, so that every rank says the same."""
+        rows, seconds, timed = (
+            reduced(torch.tensor(pair, dtype=torch.float64)).tolist()
+            for pair in (self._rows, self._seconds, self._timed)
+        )
+        forward, backward = (s / r if r else 0.0 for s, r in zip(seconds, timed, strict=True))
+        ratio = min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
+        return Cost(rows[0] / self._n, rows[1] / self._n, ratio)
 
     def part(self, inputs: Inputs) -> Network:
         """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
         found = copy(self)
         found.inputs, found.labels, found._plain = inputs, gathered(inputs.labels), None
         return found
-
-    def equivalents(self) -> float:
-        """All passes so far, counted in forward passes."""
-        return self.forwards + self.backward_cost * self.backwards
 
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
         """Note rows that went through the network outside of the passes below."""
@@ -144,10 +152,10 @@ class Network:
         with together(), torch.enable_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
-                    z = self._call(batch, before)
+                    z = traced(self._call(batch, before))
                 cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
-                    gradients = torch.autograd.grad(z, parameters, cotangent)
+                    gradients = gradients_of(z, parameters, cotangent)
                 for total, gradient in zip(sums, gradients, strict=True):
                     total += gradient
                 parts.append(_kept(z))
@@ -165,10 +173,10 @@ class Network:
                 own = torch.zeros(len(batch.labels), *self.shape, dtype=self.dtype, device=self.device)
                 own.requires_grad_()
                 with self._clock(0, batch):
-                    z = self._call(batch, _Own(own, len(self.shape)))
+                    z = traced(self._call(batch, _Own(own, len(self.shape))))
                 cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
-                    (gradient,) = torch.autograd.grad(z, own, cotangent)
+                    (gradient,) = gradients_of(z, [own], cotangent)
                 rows.append(gradient.reshape(len(gradient), -1).double() @ flat.to(gradient.device).T)
                 parts.append(_kept(z))
         nothing = torch.empty(0, 0)
@@ -177,7 +185,7 @@ class Network:
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
         """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
         self.count(forward=len(batch.labels))
-        return self._call(batch, before)
+        return traced(self._call(batch, before))
 
     def points(self, inputs: Iterable[Batch] | None = None) -> Iterator[Tensor]:
         """What the map acts on, batch by batch: the inputs, or the embeddings of tokens."""
@@ -191,15 +199,28 @@ class Network:
 
     def _one_point(self) -> tuple[tuple[int, ...], torch.dtype] | None:
         for batch in self.inputs:
-            z = self._call(batch, None)
-            as_tensors(z, batch.labels)
-            (point,) = self.points([batch])
             tokens = place_of(self.model, batch.args, batch.kwargs) is None
-            return tuple(point.shape[-1:] if tokens else point.shape[1:]), computable(point[:0]).dtype
+            if tokens:
+                _check_tokens(self.model, batch)
+            as_tensors(self._call(batch, None), batch.labels)
+            (point,) = self.points([batch])
+            shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
+            if not shape or 0 in shape:
+                raise ValueError(
+                    "the model's input must have numbers for each sample, (n, features) or (n, channels, …), "
+                    f"got shape {tuple(point.shape)}"
+                )
+            return shape, computable(point[:0]).dtype
         return None
 
     def _call(self, batch: Batch, before: nn.Module | None) -> Tensor:
-        return logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
+        z = logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
+        if z.shape[:1] != batch.labels.shape:
+            raise ValueError(
+                f"the model must give one row of logits a sample, got shape {tuple(z.shape)} for {len(batch.labels)} "
+                "samples; of its arguments only those with as many rows as labels, in every batch, go with the samples"
+            )
+        return z
 
     @contextmanager
     def _clock(self, kind: int, batch: Batch) -> Iterator[None]:
@@ -208,6 +229,17 @@ class Network:
         self._seconds[kind] += _now(self.device) - start
         self._timed[kind] += len(batch.labels)
         self._rows[kind] += len(batch.labels)
+
+
+def _check_tokens(model: nn.Module, batch: Batch) -> None:
+    """Say of integers that are no tokens what to do, where no embedding could take them."""
+    try:
+        embedding_of(model)
+    except ValueError as error:
+        given = {f"{t.dtype}".replace("torch.", "") for _, t in tensors_in((batch.args, batch.kwargs))}
+        raise ValueError(
+            f"{error}; images must come as floating-point numbers, got {', '.join(sorted(given))}"
+        ) from None
 
 
 class _Own(nn.Module):

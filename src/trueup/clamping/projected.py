@@ -1,193 +1,18 @@
-"""Variable projection: for each δ the best T is known exactly, and L-BFGS moves δ alone, through the frozen network."""
+"""Variable projection: L-BFGS over every coordinate of δ through the frozen network, T eliminated at every step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
 from trueup.clamping.chart import Chart, channel_spread
-from trueup.clamping.folds import HELD_OUT, dealt, parted
-from trueup.clamping.inputs import Inputs
-from trueup.clamping.objective import Loss, Norm, Penalty
-from trueup.clamping.recipe import Problem, Solution, given_lam
-from trueup.clamping.shift import Shift
-from trueup.distributed import gathered
-from trueup.optimise import FitError, Stage, lbfgs
+from trueup.clamping.penalty import choose, penalties
+from trueup.clamping.projection import Projected, descend, first_unit
+from trueup.clamping.recipe import Problem, Solution, given_lam, temperature_alone
+from trueup.clamping.shift import detached
 
-STALE = 0.03
-"""By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""
-DECREMENT = 1e-5
-"""The search is over where a step promises to lower the mean loss by less than about this."""
 STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried by default: of a δ as long as a typical input."""
-STEP = 0.02
-"""Length of a difference beside that of a typical input."""
-PATIENCE = 4
-"""It is over, too, where so many passes together have not lowered the loss by enough."""
-
-
-class Spent(Exception):
-    """The passes that were allowed are used up."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """An input map with its best temperature."""
-
-    theta: np.ndarray
-    temperature: float
-    loss: float
-    """Mean loss over the samples of the fit."""
-    penalty: float
-    logits: Tensor
-    """Of these samples."""
-
-    @property
-    def value(self) -> float:
-        """The objective."""
-        return self.loss + self.penalty
-
-
-class Projected:
-    """The objective min_T L(θ, T) + λ‖θ‖² over some samples, with its gradient; it remembers the best point it saw."""
-
-    def __init__(
-        self,
-        chart: Chart,
-        loss: Loss,
-        penalty: Penalty,
-        *,
-        temperature: float,
-        inputs: Inputs | None = None,
-        budget: float = math.inf,
-        enough: float = 0.0,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        self.chart, self.loss, self.penalty = chart, loss, penalty
-        self.network = chart.network
-        self.inputs = self.network.inputs if inputs is None else inputs
-        self.labels = gathered(self.inputs.labels)
-        self.share = len(self.labels) / len(self.network.labels)
-        """What part of a whole pass one over these samples is."""
-        self.left = budget
-        self.used = 0.0
-        self.enough = enough
-        self.temperature = temperature
-        self.progress = progress
-        self.best: Point | None = None
-        self._last: tuple[np.ndarray, float, np.ndarray] | None = None
-        self._lowest: list[float] = []
-        self._over = False
-
-    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Value and gradient; the pass is made with the last T, and again only where that matters."""
-        if self._over:
-            raise Spent
-        if self._last is not None and np.array_equal(theta, self._last[0]):
-            return self._last[1:]
-        if self._lowest[-PATIENCE - 1 : -PATIENCE] and self._lowest[-PATIENCE - 1] - self._lowest[-1] < self.enough:
-            self._over = True
-            raise Spent
-        point, gradient = self._pass(theta)
-        if point is None:
-            return math.inf, np.zeros_like(theta)
-        if self.best is None or point.value < self.best.value:
-            # A point that is not better will be left by the line search, whatever its exact gradient.
-            if abs(math.log(point.temperature / self.temperature)) > STALE:
-                self.temperature = point.temperature
-                point, gradient = self._pass(theta)
-                assert point is not None
-            self.best, self.temperature = point, point.temperature
-        self._lowest.append(self.best.value)
-        if self.progress is not None:
-            size = float(np.linalg.norm(theta))
-            self.progress(f"loss {point.loss:.4f}  T {point.temperature:.3f}  ‖δ‖ {size:.3f}")
-        self._last = theta.copy(), point.value, self._penalised(theta, gradient)
-        return self._last[1:]
-
-    def _pass(self, theta: np.ndarray) -> tuple[Point | None, np.ndarray]:
-        if self.left < self.share and self.best is not None:  # the start is looked at in any case
-            self._over = True
-            raise Spent
-        self.left -= self.share
-        self.used += self.share
-        before, leaves = self.chart.map(theta)
-        temperature = self.temperature
-        z, gradients = self.network.pull(
-            before, leaves, lambda z, y: self.loss.slope(z, y, temperature), inputs=self.inputs
-        )
-        if not bool(torch.isfinite(z).all()):
-            return None, theta
-        best = self.loss.temperature(z, self.labels, near=temperature)
-        loss, penalty = self.loss.mean(z, self.labels, best), self.penalty.value(theta)
-        return Point(theta.copy(), best, loss, penalty, z), self.chart.gradient(theta, gradients) / len(z)
-
-    def _penalised(self, theta: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        size = float(np.linalg.norm(gradient))
-        if self.penalty.norm == "l2" and not theta.any() and size:
-            # At zero the plain norm has many slopes; the shortest sum with the loss's own says whether to leave.
-            return gradient * max(0.0, 1 - self.penalty.lam / size)
-        return gradient + self.penalty.slope(theta)
-
-
-def descend(
-    objective: Projected,
-    start: np.ndarray,
-    *,
-    unit: float = 1.0,
-    precondition: np.ndarray | None = None,
-    rough: Projected | None = None,
-    check: Callable[[Point], None] | None = None,
-    decrement: float = DECREMENT,
-) -> Point:
-    """Minimise until no step promises anything, or the passes are used up: the best point seen.
-
-    `unit` is a length of which about one is a good first step; `precondition` a rough inverse of the curvature, and
-    `rough` the same objective over fewer samples, which does the first part of the way; `check` looks at where that
-    ended, and may raise.
-    """
-    noise = 1e-6 if objective.network.dtype == torch.float32 else 1e-12
-
-    def exact(x: np.ndarray) -> tuple[float, np.ndarray]:
-        if rough is not None and rough.best is not None and objective.best is None:
-            objective.temperature = rough.best.temperature
-            if check is not None:
-                check(rough.best)
-        value, gradient = objective(unit * x)
-        return value, unit * gradient
-
-    def roughly(x: np.ndarray) -> tuple[float, np.ndarray]:
-        assert rough is not None
-        try:
-            value, gradient = rough(unit * x)
-        except Spent:
-            return math.inf, np.zeros_like(x)  # so that its part of the way ends here
-        return value, unit * gradient
-
-    try:
-        lbfgs(
-            exact,
-            start / unit,
-            tolerance=1e-9 * unit,
-            decrement=decrement,
-            noise=noise,
-            precondition=None if precondition is None else lambda g: precondition @ g / unit**2,
-            rough=None if rough is None else Stage(roughly, 10 * decrement, noise),
-            stretch=3.0,
-        )
-    except Spent:
-        pass
-    except FitError:
-        if objective.best is None:
-            raise
-    assert objective.best is not None
-    return objective.best
 
 
 def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] | None = None) -> Solution:
@@ -203,107 +28,26 @@ def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] |
     delta = problem.begin()
     start = chart.place(delta)
     plain = network.plain()
-    plain_temperature = loss.temperature(plain, network.labels)
+    temperature = loss.temperature(plain, network.labels)
     tried: dict[float, float] = {}
     if problem.lam == "auto":
         some = penalties(STRENGTHS, chart, problem.norm) if lams is None else lams
-        lam, tried = _held_out(problem, chart, start, some, passes / 2)
+        lam, tried = choose(problem, chart, start, some, passes=passes / 2)
+        alone = "No input map lowered the loss on samples left out of its fit: temperature alone is kept."
     else:
         lam = given_lam(problem, delta)
-    alone = "No input map lowered the loss on samples left out of its fit: temperature alone is kept."
-    if problem.lam != "auto":
         alone = "Temperature alone was asked for."
     if not math.isinf(lam):
-        objective = Projected(
-            chart,
-            loss,
-            Penalty(lam, problem.norm),
-            temperature=plain_temperature,
-            budget=passes,
-            progress=problem.progress,
-        )
+        objective = Projected(problem, chart, lam, temperature=temperature, budget=passes)
         found = descend(objective, start, unit=first_unit(objective, start))
-        if found.value > loss.mean(plain, network.labels, plain_temperature):
-            lam, alone = math.inf, f"No input map is worth its penalty at λ = {lam:.3g}: temperature alone is kept."
-    if math.isinf(lam):
-        return Solution(
-            before=network.mapping(torch.zeros(network.shape, dtype=network.dtype, device=network.device)),
-            temperature=plain_temperature,
-            lam=lam,
-            logits=plain,
-            candidates=tried,
-            verdict=alone,
-        )
-    return Solution(
-        before=detached(chart.map(found.theta)[0]),
-        temperature=found.temperature,
-        lam=lam,
-        logits=found.logits,
-        penalty=found.penalty,
-        candidates=tried,
-    )
-
-
-def penalties(strengths: Sequence[float], chart: Chart, norm: Norm) -> list[float]:
-    """The λ at which a δ as long as a typical input has these penalties."""
-    length = chart.reach**2 if norm == "l2sq" else chart.reach
-    return [strength / length for strength in strengths]
-
-
-def first_unit(objective: Projected, start: np.ndarray) -> float:
-    """A length scale for the first step: one over the root of the curvature along the gradient, by one more pass."""
-    _, gradient = objective(start)
-    size = float(np.linalg.norm(gradient))
-    if not size or objective.best is None:
-        return 1.0
-    at = objective.best
-    step = STEP * objective.chart.reach
-    moved = start - step * gradient / size
-    z = objective.network.logits(objective.chart.map(moved)[0], inputs=objective.inputs)
-    rise = (z.double() - at.logits.double()) / step
-    p = torch.softmax(at.logits.double() / at.temperature, dim=1)
-    variance = (p * rise.square()).sum(dim=1) - (p * rise).sum(dim=1).square()
-    curvature = float(variance.mean()) / at.temperature**2
-    if objective.penalty.norm == "l2sq":
-        curvature += 2 * objective.penalty.lam
-    return 1 / math.sqrt(curvature) if curvature > 0 and math.isfinite(curvature) else 1.0
-
-
-def detached(before: Shift) -> Shift:
-    """The same map without gradients."""
-    config: dict[str, Any] = {
-        name: value.detach() if isinstance(value, Tensor) else value for name, value in before.config().items()
-    }
-    return type(before)(**config)
-
-
-def _held_out(
-    problem: Problem, chart: Chart, start: np.ndarray, lams: Sequence[float], passes: float
-) -> tuple[float, dict[float, float]]:
-    network, loss = problem.network, problem.loss
-    order = dealt(network, loss)
-    out = torch.zeros(len(order), dtype=torch.bool)
-    out[order[HELD_OUT // 2 :: HELD_OUT]] = True
-    plain, labels = network.plain(), network.labels
-    temperature = loss.temperature(plain[~out], labels[~out])
-    fitted, judged = (parted(network, mask.nonzero()[:, 0]) for mask in (~out, out))
-    tried = {math.inf: loss.mean(plain[out], labels[out], temperature)}
-    unit: float | None = None
-    for lam in sorted(lams, reverse=True):
-        objective = Projected(
-            chart,
-            loss,
-            Penalty(lam, problem.norm),
-            temperature=temperature,
-            inputs=fitted,
-            budget=passes,
-            progress=problem.progress,
-        )
-        unit = first_unit(objective, start) if unit is None else unit
-        point = descend(objective, start, unit=unit)
-        start = point.theta
-        z = network.logits(chart.map(start)[0], inputs=judged)
-        tried[lam] = loss.mean(z, labels[out], point.temperature)
-        if tried[lam] > 1.02 * min(tried.values()):
-            break  # less penalty fits the samples left out ever worse
-    return min(tried, key=lambda lam: (tried[lam], -lam)), tried
+        if found.value <= loss.mean(plain, network.labels, temperature):
+            return Solution(
+                before=detached(chart.map(found.theta)[0]),
+                temperature=found.temperature,
+                lam=lam,
+                logits=found.logits,
+                penalty=found.penalty,
+                candidates=tried,
+            )
+        alone = f"No input map is worth its penalty at λ = {lam:.3g}: temperature alone is kept."
+    return temperature_alone(problem, temperature, alone, candidates=tried)

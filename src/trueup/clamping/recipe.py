@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -34,16 +35,25 @@ class Problem:
     progress: Callable[[str], None]
     """Takes one line that says how far the fit has come."""
 
-    def begin(self) -> Tensor:
-        """Where δ starts, at zero unless something else was asked for."""
-        return (self.start or zero)(self.network)
-
-    def scale(self) -> Tensor | None:
-        """A scale of one for each channel, to be fitted; None where the map is a shift alone."""
-        if self.input_map == "shift":
-            return None
+    def begin(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
+        """Where δ starts: where it was asked to, else where the recipe says."""
         network = self.network
-        return torch.ones(scale_shape(network.shape), dtype=network.dtype, device=network.device, requires_grad=True)
+        found = (self.start or otherwise)(network)
+        wish = f"start must give a tensor of shape {network.shape}"
+        if not isinstance(found, Tensor) or found.shape != network.shape:
+            fact = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"{wish}, got {fact}")
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"{wish} with finite numbers, got others")
+        return found.detach().to(network.device, network.dtype)
+
+    def mapping(self, delta: Tensor) -> Shift:
+        """The map with this shift, and scales of one where it has scales."""
+        network = self.network
+        if self.input_map == "shift":
+            return network.mapping(delta)
+        ones = torch.ones(scale_shape(network.shape), dtype=network.dtype, device=network.device)
+        return network.mapping(delta, ones)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,29 @@ class Solution:
 
 
 Recipe: TypeAlias = Callable[[Problem], Solution]
+
+
+def temperature_alone(
+    problem: Problem,
+    temperature: float,
+    verdict: str,
+    *,
+    candidates: Mapping[float, float] | None = None,
+    evidence: float | None = None,
+    notes: Mapping[str, object] | None = None,
+) -> Solution:
+    """The solution that leaves the inputs as they are, λ being infinite."""
+    return Solution(
+        before=problem.mapping(zero(problem.network)),
+        temperature=temperature,
+        lam=math.inf,
+        logits=problem.network.plain(),
+        penalty=0.0,
+        candidates=candidates or {},
+        evidence=evidence,
+        verdict=verdict,
+        notes=notes or {},
+    )
 
 
 def given_lam(problem: Problem, start: Tensor) -> float:

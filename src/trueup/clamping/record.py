@@ -19,7 +19,8 @@ class FitRecord:
     """"ce" or "focal"."""
     gamma: float
     gammas: Mapping[float, float]
-    """ECE on the calibration set of each γ of the pool, if there was one."""
+    """ECE of each γ of the pool, if there was one: on the calibration set itself, or, where `gamma_folds` were asked
+    for, with each fold scored by the fit that left it out."""
     lam: float
     """Infinite where temperature alone was kept."""
     candidates: Mapping[float, float]
@@ -33,7 +34,7 @@ class FitRecord:
     baseline: float
     """Mean loss of temperature alone, on the same set."""
     forwards: float
-    """Forward passes over the calibration set."""
+    """Forward passes over the calibration set; as all that follows, over the samples of all ranks together."""
     backwards: float
     """Backward passes to the input."""
     backward_cost: float

@@ -70,6 +70,9 @@ def repair(
 
     `normalise` is what the network's inputs underwent after [0, 1], if the model does not do it itself; the shift δ is
     fitted behind it. `options` go to `clamp`. Without names, all corruptions that the number of channels allows.
+    The oracle takes the known offset away, after which temperature is fitted. It is no upper bound: pixels that were
+    clipped at 0 or 1 lost part of the offset, so that a smaller shift, or one that differs from place to place, can be
+    better, and clamping may find it.
     """
     names = defined_for(calibration[0].shape[1]) if corruptions is None else corruptions
     return [

@@ -12,8 +12,7 @@ from torch import Tensor
 from trueup.clamping.chart import Chart
 from trueup.clamping.folds import parted
 from trueup.clamping.linear import Linear
-from trueup.clamping.objective import Penalty
-from trueup.clamping.projected import Point, Projected, descend
+from trueup.clamping.projection import Point, Projected, descend
 from trueup.clamping.recipe import Problem
 
 FEW = 500
@@ -87,16 +86,8 @@ def widened(found: Search, *, passes: float) -> Search:
 
 def _objective(ground: Ground, lam: float, which: Tensor, budget: float, temperature: float) -> Projected:
     problem = ground.problem
-    return Projected(
-        ground.chart,
-        problem.loss,
-        Penalty(lam, problem.norm),
-        temperature=temperature,
-        enough=ENOUGH,
-        inputs=None if bool(which.all()) else parted(problem.network, which.nonzero()[:, 0]),
-        budget=budget,
-        progress=problem.progress,
-    )
+    inputs = None if bool(which.all()) else parted(problem.network, which)
+    return Projected(problem, ground.chart, lam, temperature=temperature, inputs=inputs, budget=budget, enough=ENOUGH)
 
 
 def _inverse(ground: Ground, lam: float, temperature: float) -> np.ndarray:

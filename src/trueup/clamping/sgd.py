@@ -17,13 +17,16 @@ What the paper says and what its released code does differ. The two recipes foll
 
 Known of them: without momentum 100 epochs at rate 0.001 end short of the best T. The clamp of the focal loss makes the
 gradient of rows outside of it exactly zero. The plain norm has no gradient at δ = 0, where torch takes zero. Raw T can
-leave the positive numbers; here that is an error that says so. The paper writes its loss as a sum over the samples:
-`reduction="sum"` follows the sum of a batch, which is the mean's step times the batch's size.
+leave the positive numbers; here that is an error that says so. `lam="R2"` at a random start of few coordinates makes λ
+so large that every step overshoots: a warning says that the penalty outgrew the loss, and an error that numbers ended.
+The paper writes its loss as a sum over the samples: `reduction="sum"` follows the sum of a batch, which is the mean's
+step times the batch's size.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,10 +37,10 @@ from torch import Tensor
 
 from trueup.clamping.chart import channel_spread
 from trueup.clamping.folds import parted
+from trueup.clamping.gradients import gradients_of
 from trueup.clamping.network import Network
-from trueup.clamping.projected import detached
 from trueup.clamping.recipe import Problem, Solution, lam_by_rule
-from trueup.clamping.shift import Shift, scale_shape
+from trueup.clamping.shift import Shift, detached, scale_shape
 from trueup.clamping.starts import random
 from trueup.distributed import rank, ranks, reduced, together
 from trueup.optimise import FitError
@@ -138,8 +141,9 @@ def augmented(images: Tensor, draws: Tensor, hole: int, *, padding: int = 4) -> 
 def _descend(problem: Problem, how: _How) -> Solution:
     network = problem.network
     generator, own = (torch.Generator().manual_seed(problem.seed + more) for more in (0, 1 + rank()))
-    problem.network.plain()  # logits and labels that no descent could use are told of here
-    delta = _start(problem).detach().clone().requires_grad_()
+    # Logits and labels that no descent could use are told of here.
+    unmoved = problem.loss.mean(network.plain(), network.labels, 1.0)
+    delta = problem.begin(partial(random, seed=problem.seed)).clone().requires_grad_()
     temperature = torch.ones((), dtype=delta.dtype, device=delta.device, requires_grad=True)
     # A scale s of a channel is exp(a/ρ), ρ the channel's size, so that one rate and one penalty suit δ and a alike.
     spread = channel_spread(network).to(delta) if problem.input_map == "affine" else delta.new_empty(0)
@@ -154,6 +158,7 @@ def _descend(problem: Problem, how: _How) -> Solution:
         return weight * (vector.square().sum() if problem.norm == "l2sq" else torch.linalg.vector_norm(vector))
 
     lam = _lam(problem, how, delta.detach())
+    first = penalty(lam).item()
     optimiser = torch.optim.SGD(parameters, lr=how.rate, momentum=how.momentum)
     for epoch in range(1, how.epochs + 1):
         for shares, size in _mini_batches(network, how.batch, generator):
@@ -163,7 +168,7 @@ def _descend(problem: Problem, how: _How) -> Solution:
                     batch = _augmented(batch, own, how.hole) if how.augment else batch
                     tempered = network.batch_logits(batch, mapping()) / temperature
                     total = losses(tempered, batch.labels, problem.loss.gamma, how.clamp).sum() / size
-                    found = torch.autograd.grad(total, parameters)
+                    found = gradients_of(total, parameters)
                     network.count(backward=len(tempered))
                     gradients = [g + f for g, f in zip(gradients, found, strict=True)]
                     value += total.item()
@@ -173,13 +178,17 @@ def _descend(problem: Problem, how: _How) -> Solution:
             for p, g in zip((delta, a), torch.autograd.grad(penalty(lam * weight), (delta, a)), strict=True):
                 p.grad = g if p.grad is None else p.grad + g
             optimiser.step()
-            _check(temperature.item(), delta.norm().item(), epoch)
+            _check(temperature.item(), delta.norm().item(), lam, epoch)
         norm = delta.norm().item()
         problem.progress(f"epoch {epoch}/{how.epochs}  loss {value:.4f}  T {temperature.item():.3f}  ‖δ‖ {norm:.3f}")
-    before = detached(mapping())
-    return Solution(
-        before, temperature.item(), lam, network.logits(before), norm=problem.norm, penalty=penalty(lam).item()
-    )
+    before, last = detached(mapping()), penalty(lam).item()
+    if last > max(unmoved, first):
+        warnings.warn(
+            f"the descent overshot: the penalty of δ went from {first:.4g} to {last:.4g}, more than the whole loss of "
+            f"the network as it is, {unmoved:.4g}; steps of rate {how.rate:g} are too long for λ = {lam:.4g}",
+            stacklevel=2,
+        )
+    return Solution(before, temperature.item(), lam, network.logits(before), norm=problem.norm, penalty=last)
 
 
 def losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tensor:
@@ -193,12 +202,6 @@ def losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tens
     # Where p is 1 to the last digit, the derivative of (1 − p)^γ would be infinite, and that of its product with ln p
     # not a number.
     return -((-torch.expm1(log_p)).clamp(min=1e-12) ** gamma) * log_p
-
-
-def _start(problem: Problem) -> Tensor:
-    """Where the problem says, and at random if it leaves that open."""
-    start = partial(random, seed=problem.seed) if problem.start is None else problem.start
-    return start(problem.network)
 
 
 def _lam(problem: Problem, how: _How, delta: Tensor) -> float:
@@ -231,10 +234,10 @@ def _augmented(batch: Batch, generator: torch.Generator, hole: int) -> Batch:
     return batch._replace(args=(augmented(batch.args[0], draws, hole), *batch.args[1:]))
 
 
-def _check(temperature: float, norm: float, epoch: int) -> None:
+def _check(temperature: float, norm: float, lam: float, epoch: int) -> None:
     if not (temperature > 0 and math.isfinite(temperature + norm)):
         what = "T left the positive numbers" if temperature <= 0 else "the descent diverged"
         raise FitError(
             f"{what} in epoch {epoch}: T = {temperature:.4g}, ‖δ‖ = {norm:.4g}; this recipe does not guard it: "
-            "a smaller rate may help, and the recipes projected and subspace cannot go there"
+            f"a smaller rate may help, or a λ below {lam:.4g}, and the recipes projected and subspace cannot go there"
         )

@@ -93,6 +93,14 @@ class Affine(Shift):
         return {"delta": self.delta, "scale": self.scale, "box": self.box}
 
 
+def detached(before: Shift) -> Shift:
+    """The same map without gradients."""
+    config: dict[str, Any] = {
+        name: value.detach() if isinstance(value, Tensor) else value for name, value in before.config().items()
+    }
+    return type(before)(**config)
+
+
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one number a channel, the first axis of an input: (C, 1, 1) for images, (d,) for vectors."""
     return (*shape[:1], *(1 for _ in shape[1:]))

@@ -100,7 +100,20 @@ def ends_of(network: Network) -> tuple[Tensor, Tensor]:
     """The two ends of the network's box, each of the shape of δ."""
     if not isinstance(network.box, tuple | list) or len(network.box) != 2:
         raise ValueError(f"box must be a pair (low, high), got {network.box!r}")
-    low, high = (torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape) for end in network.box)
+    ends = []
+    for end in network.box:
+        try:
+            ends.append(torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape))
+        except (TypeError, ValueError, RuntimeError):
+            fact = f"shape {tuple(end.shape)}" if hasattr(end, "shape") else repr(end)
+            raise ValueError(
+                f"box must have ends that are numbers or broadcast to one input {network.shape}, got {fact}"
+            ) from None
+    low, high = ends
+    if not bool((low <= high).all()):  # which NaN is not
+        raise ValueError(
+            f"box must have its lower end below its upper one, got {float(low.max()):.4g} and {float(high.min()):.4g}"
+        )
     return low, high
 
 

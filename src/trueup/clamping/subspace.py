@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trueup.clamping.chart import Chart, channel_spread
 from trueup.clamping.directions import directions, entropy_gradient
 from trueup.clamping.evidence import gradient_test
-from trueup.clamping.folds import HELD_OUT, dealt, parted
+from trueup.clamping.folds import HELD_OUT, dealt, left_out, parted
 from trueup.clamping.linear import Linear, Validated, differentiate, room, validate
-from trueup.clamping.projected import Point, detached, penalties
-from trueup.clamping.recipe import Problem, Solution, given_lam
+from trueup.clamping.penalty import penalties
+from trueup.clamping.projection import Point
+from trueup.clamping.recipe import Problem, Solution, given_lam, temperature_alone
 from trueup.clamping.search import Ground, Search, search, widened
-from trueup.clamping.starts import zero
+from trueup.clamping.shift import detached
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -26,6 +26,10 @@ SUBSAMPLE = 1250
 """Samples whose derivatives are taken."""
 SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
+PASSES = 23.0
+"""Forward-backward passes that the way through the network may take."""
+AFFORDED = 80.0
+"""What a whole fit may cost in forward passes, even where a backward pass costs two."""
 WORTHWHILE = 3.0
 """Passes that must be left for the search to go on over all samples."""
 PARTS = (1.0, 0.5, 0.25)
@@ -47,20 +51,23 @@ def subspace(
     folds: int = 5,
     significance: float = SIGNIFICANCE,
     subsample: int = SUBSAMPLE,
-    passes: float = 23.0,
+    passes: float | None = None,
 ) -> Solution:
     """Fit δ in a span of few directions: see if there is anything to gain, and only then go through the network.
 
     First, derivatives of the logits along the directions make every λ and every fold a small problem: unless one λ is
     better than temperature alone by its standard error, on samples left out, and the mean gradient is not what noise
-    gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes:
-    on four fifths of the samples, and if the last fifth agrees that it is better than temperature, on all of them.
+    gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
+    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if the last fifth agrees that it is
+    better than temperature, on all of them.
     Unless `lams` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
     inputs do not matter. A λ that the problem gives is not questioned.
     """
     network, loss = problem.network, problem.loss
     if folds < 2 or subsample < 2 * folds:
         raise ValueError(f"folds must be at least 2, and subsample twice that, got {folds} and {subsample}")
+    if frequencies < 1:
+        raise ValueError(f"frequencies must be at least 1, got {frequencies}")
     if lams is not None and not all(0 < lam < math.inf for lam in lams):
         raise ValueError(f"lams must be positive and finite, got {list(lams)}; infinity is always tried")
     if len(network.labels) < _FEWEST:
@@ -76,6 +83,7 @@ def subspace(
     linear = _linear(chart, chosen, plain, labels)
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
     ground = Ground(problem, chart, order, linear, plain, temperature, evidence)
+    passes = affordable(chart.size * most / len(order)) if passes is None else passes
     if problem.lam != "auto":
         lam = given_lam(problem, problem.begin())
         if math.isinf(lam):
@@ -94,6 +102,19 @@ def subspace(
             else f"No: temperature is enough, for no input map is better by its standard error (p = {evidence:.2g}).",
         )
     return _through_the_network(ground, validated, _lenient(validated, best), passes)
+
+
+def affordable(differences: float) -> float:
+    """How many passes `AFFORDED` leaves, given the forward passes that the derivatives took: at most `PASSES`.
+
+    The entropy gradient takes a pass forward and backward, and the samples left out are looked at for each of `PARTS`
+    and at the end. Where derivatives are very many, half of the passes are kept.
+
+    >>> [f"{affordable(forwards):.1f}" for forwards in (6.5, 13, 60)]
+    ['23.0', '21.1', '11.5']
+    """
+    judging = (len(PARTS) + 1) / HELD_OUT
+    return min(PASSES, max(PASSES / 2, (AFFORDED - 3 - differences - judging) / 3))
 
 
 def _linear(chart: Chart, chosen: Tensor, plain: Tensor, labels: Tensor) -> Linear:
@@ -120,9 +141,8 @@ def _lenient(validated: Validated, best: float) -> float:
 def _through_the_network(ground: Ground, validated: Validated, lam: float, passes: float) -> Solution:
     problem, chart, order = ground.problem, ground.chart, ground.order
     network, loss, labels = problem.network, problem.loss, problem.network.labels
-    out = torch.zeros(len(order), dtype=torch.bool)
-    out[order[HELD_OUT // 2 :: HELD_OUT]] = True
-    held = parted(network, out.nonzero()[:, 0])
+    out = left_out(order, HELD_OUT // 2, HELD_OUT)
+    held = parted(network, out)
     alone = loss.temperature(ground.plain[~out], labels[~out])
     before = loss.rows(ground.plain[out], labels[out], alone).numpy()
 
@@ -203,27 +223,21 @@ def _solution(found: Search, candidates: dict[float, float], verdict: str, notes
 
 
 def _too_few(problem: Problem) -> Solution:
-    network = problem.network
-    plain = network.plain()
-    return Solution(
-        before=network.mapping(zero(network)),
-        temperature=problem.loss.temperature(plain, network.labels),
-        lam=math.inf,
-        logits=plain,
-        penalty=0.0,
-        verdict=f"No: {len(plain)} samples are too few to judge an input map by, {_FEWEST} are needed.",
+    n = len(problem.network.labels)
+    temperature = problem.loss.temperature(problem.network.plain(), problem.network.labels)
+    return temperature_alone(
+        problem,
+        temperature,
+        f"No: {n} samples are too few to judge an input map by, {_FEWEST} are needed.",
     )
 
 
 def _temperature_alone(ground: Ground, candidates: dict[float, float], verdict: str) -> Solution:
-    return Solution(
-        before=detached(ground.chart.map(np.zeros(ground.chart.size))[0]),
-        temperature=ground.temperature,
-        lam=math.inf,
-        logits=ground.plain,
-        penalty=0.0,
+    return temperature_alone(
+        ground.problem,
+        ground.temperature,
+        verdict,
         candidates=candidates,
         evidence=ground.evidence,
-        verdict=verdict,
         notes={"directions": ground.chart.size},
     )

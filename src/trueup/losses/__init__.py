@@ -9,6 +9,7 @@ from trueup.losses.dca import DCA, dca
 from trueup.losses.dual_focal import DualFocal, dual_focal
 from trueup.losses.entropy_penalty import EntropyPenalty, entropy_penalty
 from trueup.losses.focal import FLSD53, Focal, flsd53, focal
+from trueup.losses.gaussian import gaussian_nll
 from trueup.losses.inverse_focal import InverseFocal, inverse_focal
 from trueup.losses.label_smoothing import LabelSmoothing, label_smoothing
 from trueup.losses.mixup import Mixed, mixup
@@ -45,6 +46,7 @@ __all__ = [
     "entropy_threshold",
     "flsd53",
     "focal",
+    "gaussian_nll",
     "inverse_focal",
     "label_smoothing",
     "mixup",

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from trueup.arrays import as_tensors, computable
 from trueup.losses.base import Loss, per_batch, top_label
-from trueup.losses.entropy_penalty import entropy_of
 from trueup.losses.options import at_least
+from trueup.uncertainty import entropy_of
 
 TINY = 1e-10
 

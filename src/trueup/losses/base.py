@@ -112,6 +112,8 @@ class Loss(nn.Module):
             return values.reshape(labels.shape)
         if self.reduction == "sum":
             return values.sum()
+        if kept is None and weight is None:
+            return values.mean()
         return values.sum() / _mass(y, kept, weight)
 
     def _rows(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
@@ -140,13 +142,17 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"logits must be floating point, got {logits.dtype}".replace("torch.", ""))
     wanted = (*logits.shape[:1], *logits.shape[2:])
     if tuple(labels.shape) != wanted:
-        raise ValueError(f"labels must have shape {wanted} for logits {tuple(logits.shape)}, got {tuple(labels.shape)}")
+        last = logits.ndim > 2 and labels.shape == logits.shape[:-1]
+        hint = "; where the classes are last, logits.movedim(-1, 1) puts them second" if last else ""
+        shape = tuple(logits.shape)
+        raise ValueError(f"labels must have shape {wanted} for logits {shape}, got {tuple(labels.shape)}{hint}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}".replace("torch.", ""))
     z = computable(logits)
     if z.ndim > 2:
         z = z.movedim(1, -1).reshape(-1, z.shape[1])
-    return z, labels.reshape(-1).to(torch.int64)
+    y = labels if labels.ndim == 1 else labels.reshape(-1)
+    return z, y if y.dtype == torch.int64 else y.to(torch.int64)
 
 
 def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,16 +180,21 @@ def _with_door(formula: Formula, checks: Mapping[str, Check], *, per_batch: bool
 
 def _counted(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor | None:
     """Which rows count, None if all do. Labels out of range are refused where looking at them costs no wait."""
-    kept = None if ignore_index is None else labels != ignore_index
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return kept
-    seen = labels if kept is None else labels[kept]
-    if len(seen):
-        low, high = (int(end) for end in torch.aminmax(seen))
-        if low < 0 or high >= classes:
-            but = "" if ignore_index is None else f" or be ignore_index {ignore_index}"
-            raise ValueError(f"labels must lie in 0..{classes - 1}{but}, got {low}..{high}")
-    return None if len(seen) == len(labels) else kept
+        return None if ignore_index is None else labels != ignore_index
+    if not len(labels):
+        return None
+    low, high = (int(end) for end in torch.aminmax(labels))
+    if ignore_index is not None and low <= ignore_index <= high:
+        kept = labels != ignore_index
+        seen = labels[kept]
+        if len(seen) < len(labels):
+            _counted(seen, classes, ignore_index)
+            return kept
+    if low < 0 or high >= classes:
+        but = "" if ignore_index is None else f" or be ignore_index {ignore_index}"
+        raise ValueError(f"labels must lie in 0..{classes - 1}{but}, got {low}..{high}")
+    return None
 
 
 def _class_weights(weight: Any) -> Tensor:
@@ -200,8 +211,9 @@ def _for_classes(weight: Tensor, logits: Tensor) -> Tensor:
     return weight.to(logits.dtype)
 
 
-def _mass(labels: Tensor, kept: Tensor | None, weight: Tensor | None) -> Tensor | int:
+def _mass(labels: Tensor, kept: Tensor | None, weight: Tensor | None) -> Tensor:
     """What a mean divides by: the number of rows that count, or the sum of their weights."""
     if weight is None:
-        return len(labels) if kept is None else kept.sum()
+        assert kept is not None
+        return kept.sum()
     return weight[labels].sum() if kept is None else torch.where(kept, weight[labels], 0.0).sum()

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from trueup.distributed import ranks, reduced
+from trueup.freezing import unwrapped
 from trueup.losses.base import as_rows
 from trueup.losses.cross_entropy import cross_entropy
+from trueup.outputs import arguments_of
+from trueup.passes import drawn, sampled
 from trueup.uncertainty import (
     Classes,
-    arguments_of,
-    bare,
-    drawn,
     entropy_of,
     log_probs_of,
     mean_log_probs,
     moments,
-    sampled,
 )
 
 Level: TypeAlias = Literal["batch", "group", "sample"]
@@ -99,9 +98,10 @@ def regressed(samples: Tensor, targets: Tensor, *, variance_head: bool = False) 
     found = moments(samples, variance_head=variance_head)
     wanted = tuple(found.mean.shape)
     if tuple(targets.shape) not in (wanted, (*wanted, 1)):
-        raise ValueError(
-            f"targets must have shape {wanted} for samples {tuple(samples.shape)}, got {tuple(targets.shape)}"
-        )
+        twice = not variance_head and found.mean.numel() == 2 * targets.numel()
+        hint = "; a mean and a variance are variance_head=True" if twice else ""
+        shape = tuple(samples.shape)
+        raise ValueError(f"targets must have shape {wanted} for samples {shape}, got {tuple(targets.shape)}{hint}")
     error = (targets.reshape(wanted).to(found.mean.dtype) - found.mean).square()
     return error.reshape(-1), found.variance.reshape(-1)
 
@@ -116,7 +116,7 @@ def training_passes(model: nn.Module, inputs: Any, passes: int = 5) -> Tensor:
     >>> training_passes(net, torch.ones(7, 4), passes=5).shape
     torch.Size([5, 7, 3])
     """
-    inner, (args, kwargs) = bare(model), arguments_of(inputs)
+    inner, (args, kwargs) = unwrapped(model), arguments_of(inputs)
     forward, attributes = inner.forward, vars(inner)
     own = {"forward": forward} if "forward" in attributes else {}
     start = drawn()

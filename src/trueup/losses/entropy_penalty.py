@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from trueup.losses.base import Loss, per_sample
 from trueup.losses.options import at_least
+from trueup.uncertainty import entropy_of
 
 
 @per_sample(strength=at_least(0))
@@ -30,8 +31,3 @@ def entropy_penalty(logits: Tensor, labels: Tensor, *, strength: float = 0.1) ->
 
 class EntropyPenalty(Loss, function=entropy_penalty, neutral={"strength": 0.0}):
     """The cross-entropy with an `entropy_penalty` as a Module."""
-
-
-def entropy_of(log_probs: Tensor) -> Tensor:
-    """−Σ_k p_k ln p_k of each row."""
-    return -(log_probs.exp() * log_probs).sum(dim=1)

@@ -14,8 +14,8 @@ def at_least(bound: float) -> Check:
     """The option is a finite number of at least this."""
 
     def check(name: str, options: Mapping[str, Any]) -> None:
-        if not bound <= options[name] < math.inf:
-            raise ValueError(f"{name} must be a number of at least {bound}, got {options[name]}")
+        if not _lies(options[name], lambda value: bound <= value < math.inf):
+            raise ValueError(f"{name} must be a number of at least {bound}, got {options[name]!r}")
 
     return check
 
@@ -24,8 +24,8 @@ def above(bound: float) -> Check:
     """The option is a finite number above this."""
 
     def check(name: str, options: Mapping[str, Any]) -> None:
-        if not bound < options[name] < math.inf:
-            raise ValueError(f"{name} must be a number above {bound}, got {options[name]}")
+        if not _lies(options[name], lambda value: bound < value < math.inf):
+            raise ValueError(f"{name} must be a number above {bound}, got {options[name]!r}")
 
     return check
 
@@ -35,7 +35,7 @@ def whole(bound: int) -> Check:
 
     def check(name: str, options: Mapping[str, Any]) -> None:
         if not isinstance(options[name], int) or options[name] < bound:
-            raise ValueError(f"{name} must be a whole number of at least {bound}, got {options[name]}")
+            raise ValueError(f"{name} must be a whole number of at least {bound}, got {options[name]!r}")
 
     return check
 
@@ -44,7 +44,14 @@ def between(low: float, high: float) -> Check:
     """The option is a number from low to high, both included."""
 
     def check(name: str, options: Mapping[str, Any]) -> None:
-        if not low <= options[name] <= high:
-            raise ValueError(f"{name} must lie in {low}..{high}, got {options[name]}")
+        if not _lies(options[name], lambda value: low <= value <= high):
+            raise ValueError(f"{name} must lie in {low}..{high}, got {options[name]!r}")
 
     return check
+
+
+def _lies(value: Any, where: Callable[[Any], bool]) -> bool:
+    try:
+        return bool(where(value))
+    except TypeError:  # a text, or nothing
+        return False

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import ndtr
-from torch import Tensor, nn
+from torch import Tensor
 
 from trueup.arrays import as_vector, computable, like
+from trueup.parameters import Parametrised
 
 
-class Recalibrator(nn.Module):
+class Recalibrator(Parametrised):
     """A forecast N(μ, σ²) becomes the law of μ + σZ; the constructor takes the parameters of Z, `fit` estimates them.
 
     Calling it maps (μ, σ) to the mean and the standard deviation of that law. NumPy in, NumPy out; torch in, torch out;
@@ -69,21 +69,6 @@ class Recalibrator(nn.Module):
         """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
         z = standardised(mean, std, targets)
         return like(_back(torch.from_numpy(self.standard_shares(z)), mean), mean)
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: `type(r)(**r.config())` equals `r`."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    def extra_repr(self) -> str:
-        """A number in full, an array by its shape."""
-        return ", ".join(
-            f"{name}={value.item():.6g}" if value.ndim == 0 else f"{name}=tensor{tuple(value.shape)}"
-            for name, value in self.config().items()
-        )
-
-    def keep(self, name: str, value: Any) -> None:
-        """Register a parameter as a float64 buffer: moved with the module, saved with it, never trained."""
-        self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
 
 def standardised(mean: Any, std: Any, targets: Any, *, at_least: int = 0) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch's figures; those of a half that is not there are NaN."""
+    """One epoch's figures; those of a half that is not there, or of another task, are NaN."""
 
     number: int
     """From 1."""
@@ -20,22 +21,26 @@ class Epoch:
     """Learning rate at its start."""
     loss: float
     """Mean training loss."""
-    train_accuracy: float
-    accuracy: float
-    """On the validation half, as the next two."""
-    nll: float
-    ece: float
-    test_ece: float
-    optimal_ece: float
-    """The least test ECE that any one temperature could give: below what a validation half can choose."""
     seconds: float
+    train_accuracy: float = math.nan
+    accuracy: float = math.nan
+    """On the validation half, as the next two; of tokens, over all that count."""
+    nll: float = math.nan
+    """In a regression that of the Gaussian forecasts; NaN where the network announces no variance."""
+    ece: float = math.nan
+    test_ece: float = math.nan
+    optimal_ece: float = math.nan
+    """The least test ECE that any one temperature could give: below what a validation half can choose."""
+    rmse: float = math.nan
+    """Of a regression, on the validation half, as the next, in the units of the targets."""
+    ence: float = math.nan
+    test_ence: float = math.nan
 
 
 @dataclass(frozen=True)
 class History:
     """All epochs of a run.
 
-    >>> from dataclasses import replace
     >>> import numpy as np
     >>> History((), np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool)).learned_epochs()
     array([ 2.,  3.,  1., inf])
@@ -43,7 +48,7 @@ class History:
 
     epochs: tuple[Epoch, ...] = ()
     correct: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
-    """(epochs, n): whether a training sample was classified correctly at the end of each epoch."""
+    """(epochs, n): whether a training sample was classified correctly at the end of each epoch; n = 0 of numbers."""
 
     def learned_epochs(self) -> np.ndarray:
         """The first epoch from which on each training sample was right to the end; infinity if there is none.

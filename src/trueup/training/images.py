@@ -94,7 +94,7 @@ def svhn(folder: Path, seed: int) -> Data:
         _saved("svhn", "image", "label", TEN),
     ]
     parts = dict(obtain("svhn", folder, sources, _torchvision("SVHN")))
-    if "val" not in parts:
+    if "val" not in parts and "train" in parts:
         whole = parts["train"]
         cut = len(whole.labels) - round(len(whole.labels) / 10)
         parts["train"], parts["val"] = (chosen(whole, np.arange(a, b)) for a, b in ((0, cut), (cut, len(whole.labels))))

@@ -10,22 +10,25 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from trueup import metrics
-from trueup.calibrators.temperature import WIDE, Temperature
 from trueup.disk import blaming, replacing
-from trueup.models import collect
+from trueup.distributed import everyone, gathered, together
+from trueup.freezing import frozen
+from trueup.outputs import arguments_of, changed_at, logits_of, tensors_in
 from trueup.predictions import Predictions
 from trueup.progress import track
 from trueup.training.history import Epoch, History
+from trueup.training.recipe import Optimiser, Recipe, Schedule
+from trueup.training.tasks import KINDS, Classification, Forecasts, Task
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
+Halves: TypeAlias = tuple[Dataset[Any], Dataset[Any] | None, Dataset[Any] | None]
 
 
 class TrainingError(RuntimeError):
@@ -38,9 +41,9 @@ class Trained:
 
     model: nn.Module
     history: History
-    val: Predictions | None
-    """The last epoch's predictions on the validation half."""
-    test: Predictions | None
+    val: Predictions | Forecasts | None
+    """The last epoch's predictions on the validation half; of a regression `mean, std, targets`."""
+    test: Predictions | Forecasts | None
 
 
 def train(
@@ -49,12 +52,13 @@ def train(
     loss: nn.Module | Callable[..., Tensor],
     epochs: int,
     *,
+    task: Task | None = None,
     batch: int = 128,
-    optimiser: Literal["sgd", "adamw"] = "sgd",
+    optimiser: Optimiser = "sgd",
     rate: float = 0.1,
     momentum: float = 0.9,
     decay: float = 1e-4,
-    schedule: Literal["constant", "cosine", "steps"] = "cosine",
+    schedule: Schedule = "cosine",
     drops: Sequence[float] = (0.5, 0.75),
     augment: Transform | None = None,
     patience: int | None = None,
@@ -65,13 +69,15 @@ def train(
 ) -> Trained:
     """Train a network in place, and look at its calibration after every epoch.
 
-    `data` has `train`, `val` and `test` (the last two may be None), or is a triple of them: sets of (input, label).
-    `loss` takes logits and labels; one that declares `takes_model` takes the network, the inputs and the labels, and
-    does its own passes. The rate falls by a cosine to zero, or tenfold at each of `drops` (shares of the epochs).
-    `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL has not fallen for so many
-    epochs. With `checkpoint`, a file, a run that was killed goes on where its last epoch ended and comes to the same
-    result. `fabric` is a launched `lightning.fabric.Fabric`; `batch` is that of each process. The global random state
-    is as before afterwards.
+    `data` has `train`, `val` and `test` (the last two may be None), or is a triple of them: sets of (inputs, label),
+    the inputs being a tensor, a tuple of arguments or a mapping of keywords. `loss` takes logits and labels; one that
+    declares `takes_model` takes the network, the inputs and the labels, and does its own passes. The `task` is that of
+    the kind of data that `load_data` gives, else `Classification()`; tokens are `Classification(classes="last")`, and
+    numbers `Regression()`. The rate falls by a cosine to zero, or tenfold at each of `drops` (shares of the epochs).
+    `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (where there is none, RMSE)
+    has not fallen for so many epochs. With `checkpoint`, a file, a run that was killed goes on where its last epoch
+    ended and comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch` is that of each
+    process. The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -81,16 +87,34 @@ def train(
     >>> [epoch.number for epoch in done.history.epochs], done.history.epochs[-1].accuracy > 0.9
     ([1, 2, 3, 4, 5], True)
     """
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
-    if optimiser not in ("sgd", "adamw"):
-        raise ValueError(f'optimiser must be "sgd" or "adamw", got {optimiser!r}')
-    halves = data if isinstance(data, tuple) else (data.train, data.val, data.test)
+    halves = _halves(data)
+    task = _task_of(data) if task is None else task
+    named = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+    samples = len(halves[0])  # type: ignore[arg-type]
+    recipe = Recipe(epochs, batch, seed, optimiser, rate, momentum, decay, schedule, drops, named, repr(task), samples)
+    if patience is not None and halves[1] is None:
+        raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
     fabric = fabric or _fabric()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        run = _Run(fabric, model, halves, loss, epochs, batch, augment, seed, progress)
-        run.optimise(optimiser, rate, momentum, decay, _factors(schedule, drops, epochs))
+        run = _Run(fabric, model, halves, loss, task, recipe, augment, progress)
         return run.go(None if checkpoint is None else Path(checkpoint), patience)
+
+
+def _halves(data: Any) -> Halves:
+    halves: Any = data
+    if not isinstance(data, tuple | list):
+        halves = [getattr(data, name, None) for name in ("train", "val", "test")]
+    if len(halves) != 3 or not hasattr(halves[0], "__len__"):
+        wish = "data must have train, val and test, or be a triple of them (the last two may be None)"
+        raise ValueError(f"{wish}, got {', '.join(type(half).__name__ for half in halves)}")
+    for name, half in zip(("train", "val", "test"), halves, strict=True):
+        if half is not None and not len(half):
+            raise ValueError(f"data must have at least one sample for {name}, got none")
+    return tuple(halves)
+
+
+def _task_of(data: Any) -> Task:
+    return KINDS.get(getattr(data, "kind", "image"), Classification())
 
 
 def _fabric() -> Any:
@@ -102,72 +126,50 @@ def _fabric() -> Any:
     raise ImportError("training needs Lightning Fabric: pip install 'trueup[train]'")
 
 
-def _factors(schedule: str, drops: Sequence[float], epochs: int) -> list[float]:
-    """What the learning rate is multiplied with in each epoch."""
-    if schedule == "constant":
-        return [1.0] * epochs
-    if schedule == "cosine":
-        return [(1 + math.cos(math.pi * number / epochs)) / 2 for number in range(epochs)]
-    if schedule == "steps":
-        return [0.1 ** sum(number >= drop * epochs for drop in drops) for number in range(epochs)]
-    raise ValueError(f'schedule must be "constant", "cosine" or "steps", got {schedule!r}')
-
-
 class _Run:
     def __init__(
         self,
         fabric: Any,
         model: nn.Module,
-        halves: tuple[Dataset[Any], Dataset[Any] | None, Dataset[Any] | None],
+        halves: Halves,
         loss: Callable[..., Tensor],
-        epochs: int,
-        batch: int,
+        task: Task,
+        recipe: Recipe,
         augment: Transform | None,
-        seed: int,
         progress: bool,
     ) -> None:
-        self.fabric, self.plain, self.halves, self.loss = fabric, model, halves, loss
-        self.epochs, self.batch, self.augment, self.seed, self.progress = epochs, batch, augment, seed, progress
-        self.size = len(halves[0])  # type: ignore[arg-type]
+        self.fabric, self.plain, self.halves, self.loss, self.task = fabric, model, halves, loss, task
+        self.recipe, self.augment, self.progress = recipe, augment, progress
         if isinstance(loss, nn.Module):
             loss.to(fabric.device)
-
-    def optimise(self, kind: str, rate: float, momentum: float, decay: float, factors: list[float]) -> None:
-        self.rate, self.factors = rate, factors
-        made: torch.optim.Optimizer = (
-            torch.optim.SGD(self.plain.parameters(), lr=rate, momentum=momentum, weight_decay=decay)
-            if kind == "sgd"
-            else torch.optim.AdamW(self.plain.parameters(), lr=rate, weight_decay=decay)
-        )
-        self.model, self.optimiser = self.fabric.setup(self.plain, made)
+        self.model, self.optimiser = fabric.setup(model, recipe.optimiser_of(model))
 
     def go(self, checkpoint: Path | None, patience: int | None) -> Trained:
         history = self.resume(checkpoint)
-        while len(history.epochs) < self.epochs and not _stalled(history, patience):
+        while len(history.epochs) < self.recipe.epochs and not _stalled(history, patience):
             number = len(history.epochs) + 1
             start = perf_counter()
             loss = self.epoch(number, checkpoint)
-            seen = self.predictions(0)
-            assert seen is not None
-            correct = np.asarray(seen.logits).argmax(axis=1) == np.asarray(seen.labels)
-            epoch = self.judged(number, loss, correct, perf_counter() - start)
+            try:
+                epoch, correct = self.judged(number, loss, start)
+            except FloatingPointError as error:
+                raise TrainingError(f"{error} after epoch {number}: a smaller rate may help{_at(checkpoint)}") from None
             history = history.and_then(epoch, correct)
             self.keep(checkpoint, history)
         return Trained(self.plain, history, self.predictions(1), self.predictions(2))
 
     def epoch(self, number: int, checkpoint: Path | None) -> float:
         """Go over the training half once, in an order and with noise that are this epoch's own."""
-        torch.manual_seed(_seed_of(self.seed, number))
-        generator = torch.Generator().manual_seed(_seed_of(self.seed, -number))
+        torch.manual_seed(_seed_of(self.recipe.seed, number))
+        generator = torch.Generator().manual_seed(_seed_of(self.recipe.seed, -number))
         for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * self.factors[number - 1]
+            group["lr"] = self.recipe.rate_in(number)
         self.model.train()
-        total = 0.0
-        note = [""]
-        steps = math.ceil(self.size / (self.batch * self.fabric.world_size))
-        batches = self.shuffled(generator)
+        total, note = 0.0, [""]
+        steps = math.ceil(self.recipe.samples / (self.recipe.batch * self.fabric.world_size))
+        name = f"epoch {number}/{self.recipe.epochs}"
         for inputs, labels, share in track(
-            batches, steps, f"epoch {number}/{self.epochs}", self.progress, lambda: note[0]
+            self.shuffled(generator), steps, name, self.progress and self.fabric.is_global_zero, lambda: note[0]
         ):
             inputs, labels = self.fabric.to_device((inputs, labels))
             if self.augment is not None:
@@ -178,25 +180,26 @@ class _Run:
             self.fabric.backward(value * share)
             seen = float(self.fabric.all_reduce(value.detach() * share, reduce_op="mean"))
             if not math.isfinite(seen):
-                where = f"; the last good state is in {checkpoint}" if checkpoint and checkpoint.exists() else ""
-                raise TrainingError(f"the loss is {seen} in epoch {number}: a smaller rate may help{where}")
+                raise TrainingError(f"the loss is {seen} in epoch {number}: a smaller rate may help{_at(checkpoint)}")
             self.optimiser.step()
-            total += seen * min(self.batch * self.fabric.world_size, self.size)
+            total += seen
             note[0] = f"loss {seen:.4f}"
-        return total / (steps * min(self.batch * self.fabric.world_size, self.size))
+        return total / steps
 
     def step(self, inputs: Any, labels: Tensor) -> Tensor:
         if getattr(self.loss, "takes_model", False):
             return self.loss(self.model, inputs, labels)
-        return self.loss(self.model(inputs), labels)
+        args, kwargs = arguments_of(inputs)
+        return self.loss(self.task.for_loss(logits_of(self.model(*args, **kwargs)), labels), labels)
 
     def shuffled(self, generator: torch.Generator) -> Iterator[tuple[Any, Tensor, float]]:
         """This process's part of each batch in a new order, and its size in units of an equal part."""
-        order = torch.randperm(self.size, generator=generator).tolist()
+        n = self.recipe.samples
+        order = torch.randperm(n, generator=generator).tolist()
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        whole = self.batch * ranks
+        whole = self.recipe.batch * ranks
         mine, shares = [], []
-        for at in range(0, self.size, whole):
+        for at in range(0, n, whole):
             places = order[at : at + whole]
             bounds = [len(places) * r // ranks for r in range(ranks + 1)]
             mine.append(places[bounds[rank] : bounds[rank + 1]])
@@ -204,38 +207,51 @@ class _Run:
         loader = DataLoader(self.halves[0], batch_sampler=mine)
         yield from ((inputs, labels, share) for (inputs, labels), share in zip(loader, shares, strict=True))
 
-    def predictions(self, half: int) -> Predictions | None:
-        """Logits of a half in its own order; each process does an equal stretch."""
-        rows = self.halves[half]
-        if rows is None:
+    def predictions(self, half: int) -> Predictions | Forecasts | None:
+        """What the network says of a half, in its own order."""
+        if self.halves[half] is None:
             return None
-        n, ranks, rank = len(rows), self.fabric.world_size, self.fabric.global_rank  # type: ignore[arg-type]
-        stretch = Subset(rows, range(n * rank // ranks, n * (rank + 1) // ranks))
-        return collect(self.plain, DataLoader(stretch, batch_size=4 * self.batch), progress=False)
+        return self.task.whole(self.rows(half, lambda rows: rows))
 
-    def judged(self, number: int, loss: float, correct: np.ndarray, seconds: float) -> Epoch:
-        val, test = self.predictions(1), self.predictions(2)
-        best = math.nan
-        if test is not None:
-            fitted = Temperature.fit_ece(*test, temperatures=WIDE)
-            best = metrics.ece(fitted(test.logits), test.labels)
-        return Epoch(
-            number=number,
-            rate=self.rate * self.factors[number - 1],
-            loss=loss,
-            train_accuracy=float(correct.mean()),
-            accuracy=math.nan if val is None else metrics.accuracy(*val),
-            nll=math.nan if val is None else metrics.nll(*val),
-            ece=math.nan if val is None else metrics.ece(*val),
-            test_ece=math.nan if test is None else metrics.ece(*test),
-            optimal_ece=best,
-            seconds=seconds,
-        )
+    def rows(self, half: int, kept: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What is kept of each batch of a half, one after the other; each process does an equal stretch."""
+        whole: Any = self.halves[half]
+        n, ranks, rank = len(whole), self.fabric.world_size, self.fabric.global_rank
+        stretch = Subset(whole, range(n * rank // ranks, n * (rank + 1) // ranks))
+        found: list[tuple[Tensor, ...]] = []
+        # The network itself, since a wrapper would wait for processes that have no batch.
+        with together(), frozen(self.plain), torch.no_grad():
+            for inputs, labels in DataLoader(stretch, batch_size=4 * self.recipe.batch):
+                outputs = self.task.asked(self.plain, self.placed(inputs)).cpu()
+                if not bool(torch.isfinite(outputs).all()):
+                    raise FloatingPointError("the network's outputs are not finite")
+                found.append(kept(self.task.judged(outputs, labels.cpu())))
+        parts: list[Any] = list(zip(*found, strict=True))
+        parts += [[torch.empty(0)]] * (max(everyone(len(parts))) - len(parts))  # where a process has no rows
+        return tuple(gathered(torch.cat(part)) for part in parts)
+
+    def placed(self, inputs: Any) -> Any:
+        """On the network's device, and numbers in its precision, as Fabric does it in training."""
+        inputs = self.fabric.to_device(inputs)
+        types = [p.dtype for p in self.plain.parameters() if p.is_floating_point()]
+        for keys, tensor in list(tensors_in(inputs)) if types else []:
+            if tensor.is_floating_point() and tensor.dtype != types[0]:
+                inputs = changed_at(inputs, keys, lambda x: x.to(types[0]))
+        return inputs
+
+    def judged(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
+        """The epoch's figures, and which training samples are right: of these no more is kept."""
+        [right] = self.rows(0, lambda rows: (self.task.correct(rows),))
+        seconds = perf_counter() - start
+        correct = right.numpy()
+        figures = self.task.figures(self.predictions(1), self.predictions(2))
+        accuracy = float(correct.mean()) if len(correct) else math.nan
+        return Epoch(number, self.recipe.rate_in(number), loss, seconds, train_accuracy=accuracy, **figures), correct
 
     def keep(self, checkpoint: Path | None, history: History) -> None:
         if checkpoint is not None and self.fabric.is_global_zero:
             state = {
-                "settings": self.settings(),
+                "settings": self.recipe.as_state(),
                 "model": self.plain.state_dict(),
                 "optimiser": self.optimiser.state_dict(),
                 "loss": self.loss.state_dict() if isinstance(self.loss, nn.Module) else {},
@@ -250,24 +266,23 @@ class _Run:
             return History()
         with blaming(checkpoint):
             state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-            if state["settings"] != self.settings():
-                raise ValueError(f"it is of a run with {state['settings']}, this one has {self.settings()}")
+            self.recipe.check(state["settings"])
             self.plain.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             if isinstance(self.loss, nn.Module):
                 self.loss.load_state_dict(state["loss"])
             return History.of_state(state["history"])
 
-    def settings(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that was stopped."""
-        return {"epochs": self.epochs, "batch": self.batch, "seed": self.seed, "rate": self.rate, "samples": self.size}
-
 
 def _stalled(history: History, patience: int | None) -> bool:
     if patience is None or not history.epochs:
         return False
-    losses = [epoch.nll for epoch in history.epochs]
-    return len(losses) - 1 - int(np.nanargmin(losses)) >= patience
+    scores = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
+    return len(scores) - 1 - int(np.argmin(scores)) >= patience
+
+
+def _at(checkpoint: Path | None) -> str:
+    return f"; the last good state is in {checkpoint}" if checkpoint and checkpoint.exists() else ""
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -62,17 +63,21 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
 
 def npz(path: Path, inputs: str = "images") -> Parts:
     """Read train, val and test of one file: `train_images`, `train_labels` and so on, or `images` and `labels`."""
-    with blaming(existing(path)), np.load(path, allow_pickle=False) as file:
-        parts = {
-            key: Part(file[f"{key}_{inputs}"], _vector(file[f"{key}_labels"]))
-            for key in ("train", "val", "test")
-            if f"{key}_{inputs}" in file
-        }
-        if parts:
-            return parts
-        if inputs not in file or "labels" not in file:
-            raise ValueError(f"wanted the arrays train_{inputs} … or {inputs} and labels, got {', '.join(file.files)}")
-        return {"train": Part(file[inputs], _vector(file["labels"]))}
+    with blaming(existing(path)), arrays_in(path) as found:
+        keys = [key for key in ("train", "val", "test") if f"{key}_{inputs}" in found]
+        prefixes = {key: f"{key}_" for key in keys} or {"train": ""}
+        wanted = [f"{prefix}{what}" for prefix in prefixes.values() for what in (inputs, "labels")]
+        if not {*wanted} <= found.keys():
+            wish = "" if keys else f"train_{inputs} … or "
+            raise ValueError(f"wanted the arrays {wish}{', '.join(wanted)}, got {', '.join(found) or 'none'}")
+        return {key: Part(found[f"{p}{inputs}"], _vector(found[f"{p}labels"])) for key, p in prefixes.items()}
+
+
+def arrays_in(path: Path) -> Any:
+    """The arrays of an `.npz` file, to be used with `with`; each is read when it is asked for."""
+    if not is_zipfile(path):  # NumPy would advise to load it as a pickle
+        raise ValueError("not an .npz file, which is an archive of arrays")
+    return np.load(path, allow_pickle=False)
 
 
 def mat(path: Path) -> Part:

@@ -50,6 +50,7 @@ Parts: TypeAlias = Mapping[str, Part]
 
 def checked(name: str, parts: Parts, classes: int) -> Parts:
     """Refuse parts that do not fit their labels, or labels that are no classes."""
+    _check_named(parts)
     for key, (inputs, labels) in parts.items():
         if len(inputs) != len(labels):
             raise ValueError(f"{name}: {key} must have a label for each of its {len(inputs)} inputs, got {len(labels)}")
@@ -63,10 +64,16 @@ def checked(name: str, parts: Parts, classes: int) -> Parts:
 
 def with_val(parts: Parts, *, share: float, seed: int) -> Parts:
     """Take a share of the training part for validation, unless the files did."""
+    _check_named(parts)
     if "val" in parts:
         return parts
     train, val = held_out(len(parts["train"].labels), share=share, seed=seed)
     return {"train": chosen(parts["train"], train), "val": chosen(parts["train"], val), "test": parts["test"]}
+
+
+def _check_named(parts: Parts) -> None:
+    if not {"train", "test"} <= parts.keys():
+        raise ValueError(f"the files must have the parts train and test, got {', '.join(parts) or 'none'}")
 
 
 def held_out(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,10 @@ class Download:
 def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
     """The folder of data: the one named, else that of the variable TRUEUP_DATA, else one in the user's cache."""
     named = data_dir if data_dir is not None else os.environ.get("TRUEUP_DATA")
-    return Path(named) if named else Path.home() / ".cache" / "trueup" / "data"
+    folder = Path(named) if named else Path.home() / ".cache" / "trueup" / "data"
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"data_dir must be a folder, got the file {folder}")
+    return folder
 
 
 def obtain(name: str, folder: Path, sources: Sequence[Source], download: Download | None = None) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trueup.disk import blaming, existing
+from trueup.training.readers import arrays_in
 from trueup.training.record import Data, held_out
 from trueup.training.sources import Source, files_by_url, obtain
 
@@ -72,8 +73,10 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with blaming(existing(path)), np.load(path, allow_pickle=False) as file:
-        return file["x"].astype(np.float64), file["y"].astype(np.float64)
+    with blaming(existing(path)), arrays_in(path) as found:
+        if not {"x", "y"} <= found.keys():
+            raise ValueError(f"wanted the arrays x and y, got {', '.join(found) or 'none'}")
+        return found["x"].astype(np.float64), found["y"].astype(np.float64)
 
 
 def _indexed(inner: str, place: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -174,7 +174,9 @@ def _book(name: str, place: Path) -> str:
 def _windows(signs: np.ndarray) -> TensorDataset:
     rows = (len(signs) - 1) // CONTEXT
     if rows < 1:
-        raise ValueError(f"a part of the book must have more than {CONTEXT} characters, got {len(signs)}")
+        raise ValueError(
+            f"tinyshakespeare: each part of the book must have more than {CONTEXT} characters, got {len(signs)}"
+        )
     inputs, labels = (torch.from_numpy(signs[at : at + rows * CONTEXT].reshape(rows, CONTEXT)) for at in (0, 1))
     return TensorDataset(inputs, labels)
 

@@ -1,0 +1,77 @@
+"""Files that the user names: what is read from them, and where results may go."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueup.predictions import Predictions
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the user calls what is in a file."""
+
+    probs: bool = False
+    logits: str | None = None
+    labels: str | None = None
+
+    def read(self, path: Path, split: str | None = None) -> Predictions:
+        """Predictions of a file, or of one half of it."""
+        from trueup.cli.options import given
+        from trueup.predictions import load
+
+        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
+        if split not in (None, "val", "test"):
+            raise ValueError(f"--split must be val or test, got {split!r}")
+        try:
+            return load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
+        except ValueError as error:
+            raise ValueError(_as_options(str(error))) from None
+
+    def half(self, path: Path, name: str) -> Predictions:
+        """One half of a file that has both, else the whole."""
+        return self.read(path, name if self.has_halves(path) else None)
+
+    def has_halves(self, path: Path) -> bool:
+        """Whether a file names its labels val_… and test_…."""
+        from trueup.disk import blaming
+        from trueup.formats import FORMATS
+
+        if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
+            return False  # reading it will say what is wrong
+        reader, _ = FORMATS[path.suffix.lower()]
+        with blaming(path), reader(path) as source:
+            return all(f"{half}_{self.labels or 'labels'}" in source.columns for half in ("val", "test"))
+
+    def val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
+        """What is fitted to, and what is judged: two files, two halves of one, or one file and nothing."""
+        if test is not None:
+            return self.half(val, "val"), self.half(test, "test")
+        return self.half(val, "val"), self.read(val, "test") if self.has_halves(val) else None
+
+
+def output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
+    """A path that may be written, looked at before the work begins."""
+    from trueup.formats import files
+
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"{path}: wanted a file, this is a folder")
+    for source in filter(None, reads):
+        for read in files(source):
+            if any(read.exists() and written.exists() and read.samefile(written) for written in files(path)):
+                raise ValueError(f"{path}: this would overwrite the input {source}; choose another name")
+    return path
+
+
+def _as_options(message: str) -> str:
+    """An error of the library in the words of the command line."""
+    message = re.sub(r"split='(\w+)'", r"--split \1", message)
+    return message.replace("probs=True", "--probs")

@@ -1,0 +1,244 @@
+"""Verbs that measure: evaluate, compare, report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trueup.cli import options as o
+from trueup.cli.errors import hushed, say
+from trueup.cli.files import Names, output
+from trueup.cli.output import print_json, print_remarks, print_table
+
+if TYPE_CHECKING:
+    from trueup.audit import Audit
+    from trueup.scores import Scores
+
+AUDIT = "trueup.audit:audit"
+NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
+"""The metrics of a table of many methods, which is to fit a terminal of 80 columns."""
+
+Folds = Annotated[
+    int | None, typer.Option("--folds", metavar="N", help=o.help_of("Folds of the cross-validation", AUDIT, "folds"))
+]
+All = Annotated[bool, typer.Option("--all", help="Try every method; this takes its time.")]
+Val = Annotated[Path, typer.Argument(metavar="VAL", help="What methods are fitted to.")]
+Test = Annotated[
+    Path | None,
+    typer.Argument(metavar="TEST", help="What they are judged on; without it, rows that a fit has not seen."),
+]
+
+
+def evaluate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits and labels.")],
+    probs: o.Probs = False,
+    logits: o.Logits = None,
+    labels: o.Labels = None,
+    split: o.Split = None,
+    metric: o.Metrics = None,
+    bins: o.Bins = None,
+    level: o.Level = None,
+    replicates: Annotated[
+        int | None,
+        typer.Option("--replicates", metavar="N", help=o.help_of("Bootstrap replicates", o.COMPARE, "replicates")),
+    ] = None,
+    seed: o.Seed = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """How calibrated a network is, and how sure that is."""
+    from trueup.registry import METRICS
+    from trueup.scores import DEFAULT
+    from trueup.scores import evaluate as scored
+
+    for name in metric or ():
+        o.known("metric", [*METRICS, *DEFAULT], name)
+    with hushed(quiet):
+        pair = Names(probs, logits, labels).read(file, split)
+        chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
+        scores = scored(*pair, **chosen)
+    if as_json:
+        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
+        return
+    print_scores(scores, quiet=quiet)
+
+
+def compare(
+    val: Val,
+    test: Test = None,
+    method: o.Methods = None,
+    every: All = False,
+    probs: o.Probs = False,
+    logits: o.Logits = None,
+    labels: o.Labels = None,
+    metric: o.Metrics = None,
+    bins: o.Bins = None,
+    level: o.Level = None,
+    folds: Folds = None,
+    seed: o.Seed = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Which method repairs a network best: each is fitted to VAL and judged on TEST.
+
+    One file with both halves inside (val_logits, test_logits, …) does as well. One file without halves is
+    cross-fitted: each row is judged by a fit that has not seen it.
+    """
+    found = _audited(
+        Names(probs, logits, labels), val, test, method, every, quiet,
+        bins=bins, level=level, folds=folds, seed=seed,
+    )  # fmt: skip
+    for name in metric or ():
+        o.known("metric of the comparison", found.scores.metrics, name)
+    if as_json:
+        print_json("compare", val=val, test=test, audit=found.to_dict())
+        return
+    print_audit(found, metric, quiet=quiet)
+
+
+def report(
+    val: Val,
+    test: Test = None,
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    calibrator: Annotated[
+        Path | None,
+        typer.Option("--calibrator", "-c", metavar="FILE", help="Also write the chosen calibrator, .safetensors."),
+    ] = None,
+    method: o.Methods = None,
+    every: All = False,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The page's title.")] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", metavar="NAMES", help="Names of the classes, with commas.")
+    ] = None,
+    probs: o.Probs = False,
+    logits: o.Logits = None,
+    labels: o.Labels = None,
+    bins: o.Bins = None,
+    level: o.Level = None,
+    folds: Folds = None,
+    seed: o.Seed = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Write one page that says how miscalibrated a network is, which repair is best and by how much.
+
+    One file with both halves inside (val_logits, test_logits, …) does as well. One file without halves is
+    cross-fitted: each row is judged by a fit that has not seen it.
+    """
+    output(out, ".html", ".htm", reads=(val, test))
+    if calibrator is not None:
+        output(calibrator, ".safetensors", reads=(val, test))
+    found = _audited(
+        Names(probs, logits, labels), val, test, method, every, quiet,
+        bins=bins, level=level, folds=folds, seed=seed,
+    )  # fmt: skip
+    from trueup.report import report as page
+
+    page(found, **o.given(title=title, names=classes.split(",") if classes else None)).save(out)
+    if calibrator is not None:
+        _save_chosen(found, calibrator, val)
+    if as_json:
+        print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=found.to_dict())
+        return
+    if not quiet:
+        print_audit(found, None)
+        written = str(out) if calibrator is None else f"{out} and {calibrator}"
+        print_remarks(f"Written: {written}")
+
+
+def print_scores(scores: Scores, *, quiet: bool = False) -> None:
+    """The table, and what it means."""
+    if not quiet:
+        print(f"{scores._caption()}\n")
+    print_table(scores._table())
+    print_remarks(*scores._notes(), quiet=quiet)
+
+
+def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
+    """The table of methods, the choice and the verdict."""
+    from trueup.audit import title
+
+    scores = found.scores
+    many = len(scores.methods) > 2
+    if not quiet:
+        how = f"cross-fitted in {found.folds} folds" if found.cross_fitted else f"fitted to {found.calibration_rows:,}"
+        print(f"{scores._caption()}; {how}\n")
+    shown = metrics or (NARROW if many else scores.metrics)
+    print_table(_only(scores, shown)._table())
+    legend = scores._notes()[0] if many else ""
+    chosen = "" if found.chosen == "raw" else f"Chosen by cross-validation: {found.chosen}, {title(found.chosen)}."
+    print_remarks(legend, chosen, found.verdict(), quiet=quiet)
+
+
+def _only(scores: Scores, metrics: Any) -> Scores:
+    def narrowed(table: Any) -> Any:
+        return {name: {metric: found[metric] for metric in metrics} for name, found in table.items()}
+
+    return replace(scores, values=narrowed(scores.values), changes=narrowed(scores.changes))
+
+
+def _audited(
+    names: Names, val: Path, test: Path | None, methods: list[str] | None, every: bool, quiet: bool, **options: Any
+) -> Audit:
+    from trueup.registry import METHODS
+
+    for name in methods or ():
+        o.known("method", METHODS, name)
+    if every and methods:
+        raise ValueError("--all tries every method: give either --all or --method")
+    wanted = list(METHODS) if every else methods
+    from trueup.audit import audit
+
+    with hushed(quiet):
+        halves = names.val_and_test(val, test)
+        found = audit(*halves, **o.given(methods=wanted, **options), progress=not quiet)
+    if not quiet:
+        for name, why in found.failures.items():
+            say(f"warning: {name} was left out: {why}")
+        for name, said in found.warnings.items():
+            for line in said:
+                say(f"warning: {name}: {line}")
+    return found
+
+
+def _save_chosen(found: Audit, path: Path, val: Path) -> None:
+    from trueup.artifact import save_calibrator
+    from trueup.calibrators.identity import Identity
+
+    summary = {"method": found.chosen, "fitted to": val.name, "rows": found.calibration_rows}
+    chosen = found.calibrators.get(found.chosen) or Identity()
+    save_calibrator(chosen, path, classes=found.scores.classes, summary=summary)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command(
+        rich_help_panel="Measure",
+        epilog=o.examples(
+            "trueup evaluate test.npz",
+            "trueup evaluate test.csv --probs --labels target",
+            "trueup evaluate both.npz --split test --json",
+            "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
+        ),
+    )(evaluate)
+    app.command(
+        rich_help_panel="Measure",
+        epilog=o.examples(
+            "trueup compare val.npz test.npz",
+            "trueup compare val.npz test.npz -m temperature -m svs -m histogram",
+            "trueup compare both.npz --json",
+        ),
+    )(compare)
+    app.command(
+        rich_help_panel="Measure",
+        epilog=o.examples(
+            "trueup report val.npz test.npz -o report.html",
+            "trueup report test.npz -o report.html -c calibrator.safetensors",
+            "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+        ),
+    )(report)

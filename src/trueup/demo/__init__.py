@@ -1,0 +1,32 @@
+"""The whole of it in a minute: a network that is too sure of itself, its repair, and a camera that changes."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDS = {"sklearn": "sklearn", "matplotlib": "report", "plotly": "report"}
+"""Modules beyond the core's, with the extra that brings each."""
+
+
+def run(folder: str | os.PathLike[str] = "demo", *, seed: int = 0, quiet: bool = False) -> Path:
+    """Train a small network on digits, repair its confidence, shift its camera, and write what came of it to a folder.
+
+    The folder gets `report.html`, whose path is returned, `repair.png`, `calibrator.safetensors`, and the pairs
+    `val.npz` and `test.npz` that the calibrator was fitted and judged on. Nothing is fetched. Unless `quiet`, the
+    story is printed.
+    """
+    missing = [module for module in NEEDS if find_spec(module) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(NEEDS[module] for module in missing))
+        raise ImportError(f"the demo needs {', '.join(missing)}: pip install 'trueup[{extras}]'")
+    place = Path(folder)
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"folder must be a folder, or not be there yet, got the file {place}")
+    place.mkdir(parents=True, exist_ok=True)
+    if not quiet:
+        print("Is a network's confidence honest, and can it be made so?", flush=True)
+    from trueup.demo.story import tell  # after a first line, for torch takes seconds to import
+
+    return tell(place, seed=seed, quiet=quiet)

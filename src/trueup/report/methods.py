@@ -1,0 +1,59 @@
+"""The table of methods, which sorts at the press of a column's head."""
+
+from __future__ import annotations
+
+import math
+
+from trueup.audit import Audit, title
+from trueup.metrics.significance import Interval
+from trueup.report.markup import Cell, paragraph, sortable
+from trueup.tables import number, percent, span
+
+_HEAD = ["Method", "Accuracy", "ECE", "Change of ECE", "Log‑loss", "Brier score", "Class‑wise error"]
+
+
+def methods_table(found: Audit) -> list[str]:
+    """What the choice rests on, and all methods with their numbers on the test rows."""
+    chosen = title(found.chosen)
+    why = (
+        "Every method is fitted on the calibration rows. The choice is made there too, by cross-validation: "
+        f"{chosen} is the simplest whose log-loss on held-out folds is within a standard error of the best."
+    )
+    level = percent(found.scores.level)
+    where = "rows that its fit had not seen" if found.cross_fitted else "the test rows"
+    told = (
+        f"The table shows each on {where}. The change of ECE is paired, row by row, against the network as it is; "
+        f"where its {level} interval excludes 0 the difference is no accident."
+    )
+    caption = f"Methods on {where}"
+    head = [*_HEAD, "Held‑out log‑loss", "Seconds"]
+    rows = [(_cells(found, name), name == found.chosen) for name in found.scores.methods]
+    notes = [paragraph(why), paragraph(told), sortable(caption, head, rows)]
+    if found.failures:
+        failed = "; ".join(f"{title(name)} ({why})" for name, why in found.failures.items())
+        notes.append(paragraph(f"Could not be fitted: {failed}.", "words"))
+    return notes
+
+
+def _cells(found: Audit, name: str) -> list[Cell]:
+    values, change = found.scores.values[name], found.scores.changes.get(name, {}).get("ece")
+    loss = found.losses.get(name, (math.nan, math.nan))[0]
+    seconds = found.seconds.get(name, math.nan)
+    mark = "chosen" if name == found.chosen else ""
+    ece = values["ece"]
+    return [
+        Cell(title(name), title(name), mark),
+        Cell(percent(values["accuracy"].value, 2), values["accuracy"].value),
+        Cell(number(ece.value), ece.value, span(ece.low, ece.high)),
+        Cell("–", 0.0) if change is None else _change(change),
+        *(Cell(number(values[metric].value), values[metric].value) for metric in ("nll", "brier", "sce")),
+        Cell(number(loss), loss),
+        Cell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
+    ]
+
+
+def _change(by: Interval) -> Cell:
+    shown, interval = (
+        words.replace("-", "−") for words in (number(by.value, sign=True), span(by.low, by.high, sign=True))
+    )
+    return Cell(shown, by.value, interval)

@@ -1,0 +1,267 @@
+"""The verbs of the page as a JSON API."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from trueup.artifact import save_calibrator
+from trueup.audit import DEFAULT, RAW, Audit, title
+from trueup.formats import FORMATS
+from trueup.predictions import Predictions
+from trueup.registry import METHODS, METRICS
+from trueup.scores import DEFAULT as TABLE
+from trueup.scores import evaluate as scored
+from trueup.serve import models, pictures, uploads
+from trueup.serve.example import example
+from trueup.serve.jobs import Job, Jobs
+from trueup.serve.settings import Settings
+from trueup.serve.store import Store
+from trueup.serve.uploads import Data
+
+PARSERS = 4
+"""Files read at a time: each takes memory."""
+
+Bins = Annotated[int, Query(ge=1, le=models.MOST_BINS, description="number of equal-width bins")]
+Temperature = Annotated[float, Query(ge=models.COLDEST, le=models.HOTTEST, description="divides the logits")]
+Method = Annotated[str | None, Query(description="a fitted method, or raw; the chosen one by default")]
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": models.Error, "description": "nothing is kept under that id, or no longer"},
+    422: {"model": models.Error, "description": "what was wrong, in one sentence"},
+}
+
+
+def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
+    """All verbs, over one store and one queue."""
+    api = APIRouter(prefix="/api", responses=ERRORS)
+    arriving, parsing = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(PARSERS)
+
+    def kept(data: Data) -> models.DataInfo:
+        return _about(store.put(data, data.size), data)
+
+    @api.get("/limits", tags=["about"])
+    def limits() -> models.LimitsInfo:
+        """What the server takes."""
+        numbers = {name: getattr(settings, name) for name in ("upload_bytes", "rows", "classes", "numbers", "seconds")}
+        return models.LimitsInfo(**numbers, suffixes=list(FORMATS))
+
+    @api.get("/methods", tags=["about"])
+    def methods() -> list[models.Listed]:
+        """The methods that can be fitted."""
+        return [_listed(name, METHODS[name], name in DEFAULT) for name in METHODS]
+
+    @api.get("/metrics", tags=["about"])
+    def metrics() -> list[models.Listed]:
+        """The metrics that can be asked for."""
+        return [_listed(name, METRICS[name], name in TABLE) for name in METRICS]
+
+    @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
+    async def upload(
+        request: Request,
+        name: Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)],
+        probs: Annotated[bool, Query(description="the file has probabilities, not logits")] = False,
+        logits: Annotated[str, Query(description="name of the array, or of columns with commas between")] = "logits",
+        labels: Annotated[str, Query(description="name of the labels")] = "labels",
+    ) -> models.DataInfo:
+        """Leave a file, sent as the bare body; a `.npy` pair is sent as one array after the other."""
+        shown = uploads.clean(name)
+        suffix = uploads.suffix(shown)
+        if int(request.headers.get("content-length") or 0) > settings.upload_bytes:
+            raise HTTPException(413, uploads.too_long(settings))
+        if arriving.locked():
+            raise HTTPException(503, "too many files are arriving; please try again in a minute")
+        options = uploads.Options(probs, logits, labels)
+        async with arriving:
+            with TemporaryDirectory(prefix="trueup-upload-") as folder:
+                path = Path(folder, f"upload{suffix}")
+                await uploads.receive(aiter(request.stream()), path, settings)
+                async with parsing:
+                    data = await run_in_threadpool(uploads.read, path, shown, options, settings)
+        return kept(data)
+
+    @api.post("/example", status_code=201, tags=["data"])
+    def built_in() -> models.DataInfo:
+        """Take the built-in example: an overconfident network of ten classes."""
+        return kept(Data("the built-in example", *example()))
+
+    @api.get("/data/{id}", tags=["data"])
+    def about(id: str) -> models.DataInfo:
+        """What a file holds."""
+        return _about(id, store.get(id, Data))
+
+    @api.delete("/data/{id}", status_code=204, tags=["data"])
+    def forget(id: str) -> None:
+        """Forget a file now."""
+        store.get(id, Data)
+        store.remove(id)
+
+    @api.get("/data/{id}/evaluate", tags=["data"])
+    def evaluate(
+        id: str,
+        metric: Annotated[list[str] | None, Query(description="names from /api/metrics")] = None,
+        bins: Bins = 15,
+    ) -> dict[str, Any]:
+        """Score the network as it is, with intervals and a test of calibration."""
+        found = scored(*store.get(id, Data).shown, metrics=metric or TABLE, bins=bins)
+        return {"verdict": found.verdict(), **found.to_dict()}
+
+    @api.get("/data/{id}/curve", tags=["data"])
+    def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
+        """The reliability diagram of the network, its logits divided by a temperature."""
+        return pictures.curve(store.get(id, Data).shown, temperature=temperature, bins=bins)
+
+    @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses={503: {"model": models.Error}})
+    def fit(id: str, wanted: models.FitRequest) -> models.JobInfo:
+        """Begin to fit methods; ask /api/jobs/{id} how far it has come."""
+        unknown = [name for name in wanted.methods or () if name not in METHODS]
+        if unknown:
+            raise ValueError(f"no method is called {unknown[0]!r}; there are: {', '.join(METHODS)}")
+        data = store.get(id, Data)
+        test = store.get(wanted.test, Data) if wanted.test else None
+        if test is not None and test.classes != data.classes:
+            raise ValueError(f"{test.name} must have the {data.classes} classes of {data.name}, got {test.classes}")
+        name, job = jobs.start(data, test, wanted.methods, bins=wanted.bins, folds=wanted.folds, seed=wanted.seed)
+        return _progress(name, job)
+
+    @api.get("/jobs/{id}", tags=["fit"])
+    def status(id: str) -> models.JobInfo:
+        """How far a fit has come, and what it found."""
+        return _progress(id, store.get(id, Job))
+
+    @api.delete("/jobs/{id}", status_code=204, tags=["fit"])
+    def stop(id: str) -> None:
+        """Stop a fit after the method it is at, and forget it."""
+        store.get(id, Job).unwanted = True
+        store.remove(id)
+
+    @api.get("/jobs/{id}/curve", tags=["fit"])
+    def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
+        """The reliability diagram of a fitted method on the test rows."""
+        found = _found(store.get(id, Job))
+        name = method or found.chosen
+        return pictures.curve(_of(found.predictions, name), method=name, temperature=temperature, bins=bins)
+
+    @api.get("/jobs/{id}/compare", tags=["fit"])
+    def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
+        """Two methods side by side: their diagrams, metrics and paired changes."""
+        found = _found(store.get(id, Job))
+        names = (first, second or found.chosen)
+        if names[0] == names[1]:
+            raise ValueError(f"two different methods are wanted, got {first!r} twice")
+        return pictures.side_by_side({name: _of(found.predictions, name) for name in names}, bins=bins)
+
+    @api.post("/jobs/{id}/apply", tags=["fit"])
+    def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
+        """Calibrate logits."""
+        job = store.get(id, Job)
+        found = _found(job)
+        name = wanted.method or found.chosen
+        after = np.asarray(_calibrator(found, name)(_rows(wanted.logits, job.val.classes)))
+        return models.Applied(method=name, logits=after.tolist(), probs=pictures.probabilities(after))
+
+    @api.get("/jobs/{id}/report", tags=["take home"], response_class=Response, responses=_file("text/html"))
+    def report(id: str) -> Response:
+        """The whole report as one HTML file that works offline."""
+        from trueup.report.page import report as written
+
+        job = store.get(id, Job)
+        return _attached(
+            written(_found(job), title=job.name).html().encode(), "report.html", "text/html; charset=utf-8"
+        )
+
+    @api.get(
+        "/jobs/{id}/calibrator",
+        tags=["take home"],
+        response_class=Response,
+        responses=_file("application/octet-stream"),
+    )
+    def calibrator(id: str, method: Method = None) -> Response:
+        """A fitted calibrator as a .safetensors file, for `trueup.load_calibrator`."""
+        job = store.get(id, Job)
+        found = _found(job)
+        name = method or found.chosen
+        fitted = _calibrator(found, name)
+        with TemporaryDirectory(prefix="trueup-calibrator-") as folder:
+            path = Path(folder, "calibrator.safetensors")
+            save_calibrator(fitted, path, classes=job.val.classes, summary={"method": name, "fitted to": job.val.name})
+            return _attached(path.read_bytes(), f"{name}.safetensors", "application/octet-stream")
+
+    return api
+
+
+def _about(id: str, data: Data) -> models.DataInfo:
+    return models.DataInfo(
+        id=id,
+        name=data.name,
+        rows=len(data.val.labels),
+        test_rows=len(data.test.labels) if data.test else None,
+        classes=data.classes,
+        notes=list(data.notes),
+    )
+
+
+def _progress(id: str, job: Job) -> models.JobInfo:
+    found = job.found if job.state == "done" else None
+    return models.JobInfo(
+        id=id,
+        state=job.state,
+        methods=list(job.methods),
+        titles={name: title(name) for name in (RAW, *job.methods)},
+        fitting=job.fitting,
+        done=job.done,
+        error=job.error,
+        result=found.to_dict() if found else None,
+    )
+
+
+def _listed(name: str, thing: Any, default: bool) -> models.Listed:
+    summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+    return models.Listed(name=name, title=title(name), summary=summary, default=default)
+
+
+def _found(job: Job) -> Audit:
+    if job.state == "failed":
+        raise HTTPException(409, f"this fit failed: {job.error}")
+    if job.found is None or job.state != "done":
+        raise HTTPException(409, f"this fit is not finished; it is {job.state}")
+    return job.found
+
+
+def _of(predictions: Mapping[str, Predictions], name: str) -> Predictions:
+    if name not in predictions:
+        raise ValueError(f"{name!r} was not fitted; there are: {', '.join(predictions)}")
+    return predictions[name]
+
+
+def _calibrator(found: Audit, name: str) -> Any:
+    if name == RAW:
+        return METHODS["identity"](*found.predictions[RAW])
+    if name not in found.calibrators:
+        raise ValueError(f"{name!r} was not fitted; there are: {', '.join((RAW, *found.calibrators))}")
+    return found.calibrators[name]
+
+
+def _rows(logits: list[list[float]], classes: int) -> np.ndarray:
+    widths = {len(row) for row in logits} or {0}
+    if widths != {classes}:
+        raise ValueError(f"logits must have {classes} numbers in each row, got {min(widths)}..{max(widths)}")
+    return np.array(logits, dtype=np.float64)
+
+
+def _attached(content: bytes, name: str, kind: str) -> Response:
+    return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+def _file(kind: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}}}}}

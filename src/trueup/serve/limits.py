@@ -1,0 +1,189 @@
+"""What a file says of its own size, read and judged before any of it is unpacked.
+
+A compressed file of a few kilobytes may hold gigabytes, and a header may promise what is not there. Each format has one
+function here that reads only its directory or header; a file that passes cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from numpy.lib import format as npy_format
+
+from trueup.disk import blaming, existing
+from trueup.serve.settings import Settings
+
+Shapes = dict[str, tuple[int, ...]]
+
+HEADER_BYTES = 4 << 20
+"""The largest header of a .safetensors or .parquet file: thousands of columns fit in."""
+MEMBERS = 64
+"""The most arrays in a .npz file."""
+NPY_HEADER_BYTES = 10_000
+"""What NumPy itself takes for a header it does not trust."""
+
+
+def declared(path: Path, settings: Settings) -> Shapes:
+    """The arrays or columns a file says it has, refused with a ValueError if they exceed the settings.
+
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/net.npz", logits=np.zeros((5, 3)), labels=np.zeros(5, int))
+    ...     declared(Path(f"{folder}/net.npz"), Settings())
+    {'logits': (5, 3), 'labels': (5,)}
+    """
+    existing(path)
+    with blaming(path):
+        shapes = _READERS[path.suffix.lower()](path, settings)
+        _judge(shapes, settings)
+    return shapes
+
+
+def npy_bytes(file: IO[bytes]) -> tuple[tuple[int, ...], int]:
+    """The shape of the array that begins here in the file, and how many bytes it takes with its header."""
+    head = file.read(12)
+    if head[:6] != npy_format.MAGIC_PREFIX or len(head) < 12:
+        raise ValueError("this is not an array in the .npy format")
+    short = head[6] == 1
+    start = 10 if short else 12
+    length = int.from_bytes(head[8:start], "little")
+    if length > NPY_HEADER_BYTES:
+        raise ValueError(f"the header of an array must have at most {NPY_HEADER_BYTES:,} bytes, got {length:,}")
+    head += file.read(start + length - len(head))
+    stream = io.BytesIO(head)
+    npy_format.read_magic(stream)
+    reader = npy_format.read_array_header_1_0 if short else npy_format.read_array_header_2_0
+    shape, _, dtype = reader(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects; pickles are never read, because they can run code")
+    return shape, start + length + math.prod(shape) * dtype.itemsize
+
+
+def _judge(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> None:
+    for name, shape in shapes.items():
+        rows, columns = (*shape, 1)[0], math.prod(shape[1:])
+        for found, most, what in (
+            (rows, settings.rows, "rows"),
+            (columns, settings.classes, "classes"),
+            (rows * columns, settings.numbers, "numbers"),
+        ):
+            if found > most:
+                raise ValueError(f"{name} has {found:,} {what}; at most {most:,} are taken here")
+
+
+def _npz(path: Path, settings: Settings) -> Shapes:
+    _check_directory(path)
+    shapes = {}
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        total = sum(member.file_size for member in members)
+        if total > settings.unpacked_bytes:
+            raise ValueError(
+                f"it unpacks to {total / 2**20:,.0f} MB; at most {settings.unpacked_bytes / 2**20:,.0f} MB are taken"
+            )
+        for member in members:
+            # Others than deflate are unpacked by zipfile without a bound on what comes out of one read.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("its compression is none that NumPy writes")
+            if member.filename.endswith(".npy"):
+                name = member.filename.removesuffix(".npy")
+                with archive.open(member) as stream:
+                    try:
+                        shapes[name], _ = npy_bytes(stream)
+                    except ValueError as error:
+                        raise ValueError(f"{name}: {error}") from None
+    return shapes
+
+
+def _check_directory(path: Path) -> None:
+    """Read the end of the archive alone: a directory of millions of entries would fill the memory when parsed."""
+    with open(path, "rb") as file:
+        file.seek(-min(42, path.stat().st_size), io.SEEK_END)
+        tail = file.read()
+    end = tail[-22:]
+    if len(end) < 22 or end[:4] != b"PK\x05\x06" or end[20:] != b"\0\0":
+        raise ValueError("the archive is cut off, or it is no .npz file")
+    entries = int.from_bytes(end[10:12], "little")
+    if entries > MEMBERS or int.from_bytes(end[12:16], "little") > HEADER_BYTES or tail.startswith(b"PK\x06\x07"):
+        raise ValueError(f"the archive has more than {MEMBERS} arrays")
+
+
+def _npy(path: Path, settings: Settings) -> Shapes:
+    with open(path, "rb") as file:
+        return {"logits": npy_bytes(file)[0]}
+
+
+def _csv(path: Path, settings: Settings) -> Shapes:
+    longest = 40 * settings.classes + 1000  # a number in full precision takes about 25 characters
+    with open(path, "rb") as file:
+        first = file.readline(longest + 1)
+        if first.count(b",") > settings.classes or len(first) > longest:
+            raise ValueError(f"the first line names too many columns; at most {settings.classes:,} classes are taken")
+        names = [name.strip() for name in next(csv.reader([first.decode("utf-8-sig")]), [])]
+        rows = 0
+        while line := file.readline(longest + 1):
+            rows += 1
+            if len(line) > longest:
+                raise ValueError(f"line {rows + 1} has more than {longest:,} characters")
+            if rows > settings.rows or rows * len(names) > settings.numbers:
+                raise ValueError(
+                    f"it has too many rows; at most {min(settings.rows, settings.numbers // len(names)):,} are taken"
+                )
+    return dict.fromkeys(names, (rows,))
+
+
+def _parquet(path: Path, settings: Settings) -> Shapes:
+    with open(path, "rb") as file:
+        file.seek(-min(8, path.stat().st_size), io.SEEK_END)
+        tail = file.read()
+    if tail[4:] != b"PAR1":
+        raise ValueError("the file is cut off, or it is no .parquet file")
+    if int.from_bytes(tail[:4], "little") > HEADER_BYTES:
+        raise ValueError("it describes too many columns")
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
+    facts = pq.read_metadata(path)
+    values: Counter[str] = Counter()
+    unpacked = 0
+    for group in range(facts.num_row_groups):
+        for column in range(facts.num_columns):
+            chunk = facts.row_group(group).column(column)
+            values[chunk.path_in_schema.split(".")[0]] += chunk.num_values
+            unpacked += chunk.total_uncompressed_size
+    if unpacked > settings.unpacked_bytes or values.total() > 2 * settings.numbers:
+        raise ValueError(f"it unpacks to {values.total():,} numbers; at most {settings.numbers:,} are taken")
+    if facts.num_columns > settings.classes + MEMBERS:
+        raise ValueError(f"it has {facts.num_columns:,} columns; at most {settings.classes:,} classes are taken")
+    n = facts.num_rows
+    return {name: (n, count // n) if n and count > n else (n,) for name, count in values.items()}
+
+
+def _safetensors(path: Path, settings: Settings) -> Shapes:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > HEADER_BYTES:
+            raise ValueError("its header is too long, or it is no .safetensors file")
+        header: dict[str, Any] = json.loads(file.read(length))
+    return {
+        name: tuple(int(side) for side in entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    }
+
+
+_READERS: dict[str, Callable[[Path, Settings], Shapes]] = {
+    ".npz": _npz,
+    ".npy": _npy,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".safetensors": _safetensors,
+}

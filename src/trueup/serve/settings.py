@@ -1,0 +1,45 @@
+"""What the server takes, keeps and allows, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+"""The names by which a browser on this machine reaches the server."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The limits of a server; the defaults suit one machine and a few users.
+
+    >>> Settings(rows=1000).classes
+    20000
+    """
+
+    upload_bytes: int = 256 << 20
+    """The largest file."""
+    unpacked_bytes: int = 1 << 30
+    """The most that a compressed file may grow to."""
+    rows: int = 1_000_000
+    classes: int = 20_000
+    numbers: int = 60_000_000
+    """The most rows × classes."""
+    json_bytes: int = 8 << 20
+    """The largest body of a request that is no upload."""
+    uploads: int = 64
+    """How many uploads may arrive at once."""
+    patience: float = 30.0
+    """Seconds an upload may stand still."""
+    seconds: float = 3600.0
+    """How long data and results are kept after they were last asked for."""
+    memory_bytes: int = 2 << 30
+    """How much of them is kept at most; the longest unused go first."""
+    workers: int = 1
+    """Fits at a time: one fit uses the cores of a small machine well."""
+    waiting: int = 64
+    """How many fits may wait for their turn."""
+    hosts: tuple[str, ...] = LOCAL
+    """Names under which the server answers; "*" for any. A page elsewhere cannot reach it by a name of its own."""
+    clock: Callable[[], float] = monotonic

@@ -1,0 +1,320 @@
+import { draw, newest, plotly } from "/static/charts.js";
+
+const $ = (id) => document.getElementById(id);
+const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
+const joined = (text) => text.replace(/ %/g, "\u00a0%"); // a number and its sign stay on one line
+const signed = (number) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(4)}`;
+const count = (number, what) => `${number.toLocaleString("en")} ${what}`;
+const now = { data: null, test: null, job: null, result: null, run: 0 };
+let limits;
+
+async function ask(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Error("The server cannot be reached.");
+  }
+  if (answer.status === 204) return null;
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+  return body;
+}
+const query = (path, fields) => `${path}?${new URLSearchParams(fields)}`;
+const posted = (value) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
+
+function complain(error) {
+  $("message").textContent = error.message;
+  $("message").hidden = false;
+  if (!$("result").hidden) $("message").scrollIntoView({ block: "center" });
+}
+
+// Files: an array and its labels are sent one after the other; of two files, the one called test is tested on.
+function parcels(files) {
+  const pairs = files.filter((file) => !/\.labels\.npy$/i.test(file.name)).map((file) => {
+    const labels = files.find((other) => other.name.toLowerCase() === file.name.toLowerCase().replace(/\.npy$/, ".labels.npy"));
+    const isArray = /\.npy$/i.test(file.name);
+    return { name: file.name, body: isArray && labels ? new Blob([file, labels]) : file };
+  });
+  if (!pairs.length) throw new Error("The labels came alone: choose x.npy and x.labels.npy together.");
+  if (pairs.length > 2) throw new Error(`One or two files are wanted, these are ${pairs.length}.`);
+  return pairs.sort((a, b) => /test/i.test(a.name) - /test/i.test(b.name));
+}
+
+async function send({ name, body }) {
+  if (limits && body.size > limits.upload_bytes)
+    throw new Error(`${name} is too large: at most ${Math.round(limits.upload_bytes / 2 ** 20)} MB are taken here.`);
+  const fields = { name, probs: $("probs").checked, logits: $("logits").value.trim() || "logits", labels: $("labels").value.trim() || "labels" };
+  return ask(query("/api/upload", fields), { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
+}
+
+async function begin(bring) {
+  const run = ++now.run;
+  $("message").hidden = true;
+  $("start").setAttribute("aria-busy", "true");
+  $("example").disabled = true;
+  try {
+    forget();
+    const [data, test] = await bring();
+    if (run !== now.run) return;
+    Object.assign(now, { data, test: test ?? null, job: null, result: null });
+    await show(run);
+  } catch (error) {
+    if (run === now.run) complain(error);
+  } finally {
+    $("start").removeAttribute("aria-busy");
+    $("example").disabled = false;
+    $("file").value = "";
+  }
+}
+
+function forget() {
+  if (now.job) ask(`/api/jobs/${now.job}`, { method: "DELETE" }).catch(() => {});
+  for (const kept of [now.data, now.test]) if (kept) ask(`/api/data/${kept.id}`, { method: "DELETE" }).catch(() => {});
+  Object.assign(now, { data: null, test: null, job: null, result: null });
+}
+
+async function show(run) {
+  const { data, test } = now;
+  const shown = test ?? data;
+  const tested = test?.rows ?? data.test_rows;
+  $("source").textContent = [test ? `${data.name} and ${test.name}` : data.name, count(data.rows, tested ? "calibration rows" : "rows"),
+    tested ? count(tested, "test rows") : "", count(data.classes, "classes"), ...data.notes].filter(Boolean).join(" · ");
+  $("how").textContent = tested ? "Fitted on the calibration rows, scored on the test rows."
+    : "Cross-fitted: each row is scored by a calibrator that has not seen it.";
+  $("verdict").textContent = "Measuring…";
+  for (const id of ["compare", "take", "legend", "best"]) $(id).hidden = true;
+  $("temperature").value = 0;
+  $("result").hidden = false;
+  $("result").scrollIntoView();
+  $("verdict").focus({ preventScroll: true });
+  turn();
+  const evaluated = ask(`/api/data/${shown.id}/evaluate`);
+  const job = await ask(`/api/data/${data.id}/fit`, posted({ test: test?.id ?? null }));
+  now.job = job.id;
+  listMethods(job);
+  $("fitting").hidden = false;
+  evaluated.then((found) => { if (run === now.run && !now.result) $("verdict").textContent = joined(found.verdict); }, complain);
+  await follow(run);
+}
+
+async function follow(run) {
+  for (;;) {
+    const job = await ask(`/api/jobs/${now.job}`);
+    if (run !== now.run) return;
+    listMethods(job);
+    const waiting = job.state === "waiting" ? "Waiting for other fits…" : `Fitting ${job.titles[job.fitting] ?? "…"} (${job.done + 1} of ${job.methods.length})`;
+    $("progress").max = job.methods.length;
+    $("progress").value = job.done;
+    $("progress-text").textContent = waiting;
+    if (job.state === "done") return finish(job);
+    if (job.state === "failed" || job.state === "stopped") {
+      $("fitting").hidden = true;
+      throw new Error(job.error ?? "The fit was stopped.");
+    }
+    await new Promise((resume) => setTimeout(resume, 250));
+  }
+}
+
+function finish(job) {
+  const result = (now.result = job.result);
+  $("fitting").hidden = true;
+  $("verdict").textContent = joined(result.verdict);
+  const methods = Object.keys(result.scores.methods);
+  for (const select of [$("first"), $("second")])
+    select.replaceChildren(...methods.map((name) => new Option(result.titles[name], name)));
+  $("first").value = "raw";
+  $("second").value = result.chosen === "raw" ? methods[1] ?? "raw" : result.chosen;
+  $("report").href = `/api/jobs/${job.id}/report`;
+  $("calibrator").href = `/api/jobs/${job.id}/calibrator`;
+  $("calibrator").textContent = result.chosen === "raw" ? "Download a calibrator that changes nothing" : "Download the calibrator";
+  for (const id of ["take", "legend"]) $(id).hidden = false;
+  $("compare").hidden = methods.length < 2;
+  if (methods.length > 1) compare();
+  bestTemperature();
+}
+
+// The table: what is known of each method so far.
+function listMethods(job) {
+  const result = job.result;
+  const names = result ? Object.keys(result.scores.methods).concat(Object.keys(result.failures)) : ["raw", ...job.methods];
+  const largest = result && Math.max(...Object.values(result.scores.methods).map((found) => found.metrics.ece.value));
+  $("methods").tBodies[0].replaceChildren(...names.map((name) => {
+    const row = document.createElement("tr");
+    const head = document.createElement("th");
+    head.scope = "row";
+    head.textContent = (result?.titles ?? job.titles)[name];
+    row.append(head);
+    if (result?.scores.methods[name]) filled(row, head, name, result, largest, job.id);
+    else if (result) said(row, result.failures[name], "failed");
+    else {
+      const place = job.methods.indexOf(name);
+      const done = place < job.done;
+      const running = name === job.fitting;
+      said(row, place < 0 ? "" : done ? "✓ fitted" : running ? "fitting…" : "waiting", running ? "now" : "");
+    }
+    return row;
+  }));
+}
+
+function said(row, text, kind) {
+  const cell = row.insertCell();
+  cell.colSpan = 8;
+  cell.className = "why";
+  const words = document.createElement("span");
+  words.className = "state";
+  words.textContent = text;
+  cell.append(words);
+  if (kind) row.className = kind;
+}
+
+function filled(row, head, name, result, largest, job) {
+  const { metrics, change } = result.scores.methods[name];
+  if (name === result.chosen) {
+    row.className = "chosen";
+    const tag = document.createElement("span");
+    tag.className = "tag";
+    tag.textContent = "chosen";
+    head.append(tag);
+  }
+  for (const words of result.warnings[name] ?? []) {
+    const note = document.createElement("span");
+    note.className = "warned";
+    note.textContent = words;
+    head.append(note);
+  }
+  const cell = (text, className = "") => {
+    const made = row.insertCell();
+    made.className = className;
+    made.append(text);
+    return made;
+  };
+  // Only colour and shape would say nothing to a screen reader: the title says it in words.
+  const dot = (metric, better) => {
+    const moved = change[metric];
+    const made = document.createElement("span");
+    const clear = moved && moved.low !== null && (moved.low > 0 || moved.high < 0);
+    const good = clear && Math.sign(moved.value) === better;
+    made.className = `dot ${clear ? (good ? "" : "worse") : "none"}`;
+    if (clear) {
+      made.title = `${good ? "better" : "worse"} than the raw network by ${Math.abs(moved.value).toFixed(4)}, 95 % interval of the change ${signed(moved.low)} to ${signed(moved.high)}`;
+      made.setAttribute("role", "img");
+      made.setAttribute("aria-label", made.title);
+    }
+    return made;
+  };
+  const bar = document.createElement("span");
+  bar.className = "bar";
+  bar.style.width = `${(100 * metrics.ece.value) / largest}%`;
+  cell(bar, "less bars");
+  cell(metrics.ece.value.toFixed(4)).append(dot("ece", -1));
+  cell(`${metrics.ece.low.toFixed(4)} – ${metrics.ece.high.toFixed(4)}`, "less interval");
+  cell(metrics.nll.value.toFixed(4)).append(dot("nll", -1));
+  cell(metrics.brier.value.toFixed(4), "less").append(dot("brier", -1));
+  cell(percent(metrics.accuracy.value)).append(dot("accuracy", 1));
+  cell(result.seconds[name] === undefined ? "" : result.seconds[name].toFixed(2), "less");
+  const link = document.createElement("a");
+  link.href = query(`/api/jobs/${job}/calibrator`, { method: name });
+  link.download = "";
+  link.textContent = "save";
+  link.setAttribute("aria-label", `Save the calibrator of ${result.titles[name]}`);
+  cell(name === "raw" ? "" : link);
+}
+
+// The knobs.
+const temperature = () => Math.exp(Number($("temperature").value));
+const redraw = newest(async (id, wanted, bins) => {
+  try {
+    const found = await ask(query(`/api/data/${id}/curve`, { temperature: wanted.toFixed(4), bins }));
+    if (id !== (now.test ?? now.data)?.id) return;
+    $("n-confidence").textContent = percent(found.confidence);
+    $("n-accuracy").textContent = percent(found.accuracy);
+    $("n-ece").textContent = found.ece.toFixed(4);
+    $("n-nll").textContent = found.nll.toFixed(4);
+    await draw($("diagram"), found.chart, `Reliability diagram at temperature ${wanted.toFixed(2)} with ${bins} bins: says ${percent(found.confidence)}, is right ${percent(found.accuracy)}, ECE ${found.ece.toFixed(4)}`);
+    $("diagram").dataset.drawn = `${wanted.toFixed(2)}/${bins}`;
+  } catch (error) {
+    complain(error);
+  }
+});
+
+function turn() {
+  const bins = Number($("bins").value);
+  $("temperature-out").textContent = temperature().toFixed(2);
+  $("temperature").setAttribute("aria-valuetext", temperature().toFixed(2));
+  $("bins-out").textContent = bins;
+  const shown = now.test ?? now.data;
+  if (shown) redraw(shown.id, temperature(), bins);
+}
+
+function setTemperature(value) {
+  $("temperature").value = Math.log(value);
+  turn();
+}
+
+// Temperature scaling takes a row of logits (1, 0, …) to (1/T, 0, …), which tells its temperature.
+async function bestTemperature() {
+  if (!now.result?.scores.methods.temperature) return;
+  const row = Array.from({ length: now.data.classes }, (_, k) => (k ? 0 : 1));
+  const { logits: [after] } = await ask(`/api/jobs/${now.job}/apply`, posted({ method: "temperature", logits: [row] }));
+  const best = 1 / (after[0] - after[1]);
+  $("best").onclick = () => setTemperature(best);
+  $("best").textContent = `Best, ${best.toFixed(2)}`;
+  $("best").hidden = false;
+}
+
+const compare = newest(async () => {
+  const [first, second] = [$("first").value, $("second").value];
+  if (first === second) {
+    $("difference").textContent = "Choose two different methods.";
+    return;
+  }
+  try {
+    const found = await ask(query(`/api/jobs/${now.job}/compare`, { first, second, bins: $("bins").value }));
+    const words = (curve) => `Reliability diagram of ${now.result.titles[curve.method]}: says ${percent(curve.confidence)}, is right ${percent(curve.accuracy)}, ECE ${curve.ece.toFixed(4)}`;
+    await Promise.all([draw($("chart-first"), found.first.chart, words(found.first)), draw($("chart-second"), found.second.chart, words(found.second))]);
+    const { ece, nll } = found.scores.methods[second].change;
+    const told = (name, moved) => {
+      const clear = moved.low > 0 || moved.high < 0;
+      const how = clear ? (moved.value < 0 ? "is lower" : "is higher") : "does not clearly differ";
+      return `${name} ${how}${clear ? ` by ${Math.abs(moved.value).toFixed(4)}` : ""} (change ${signed(moved.low)} to ${signed(moved.high)} with 95\u00a0% confidence)`;
+    };
+    $("difference").textContent = `With ${now.result.titles[second]} instead of ${now.result.titles[first]}, the ${told("ECE", ece)}, and the ${told("NLL", nll)}.`;
+    $("compare").dataset.drawn = `${first}/${second}`;
+  } catch (error) {
+    complain(error);
+  }
+});
+
+$("example").addEventListener("click", () => begin(async () => [await ask("/api/example", { method: "POST" })]));
+$("file").addEventListener("change", () => {
+  const files = [...$("file").files];
+  if (files.length) begin(async () => Promise.all(parcels(files).map(send)));
+});
+$("start").addEventListener("submit", (event) => event.preventDefault());
+$("stop").addEventListener("click", () => {
+  if (now.job) ask(`/api/jobs/${now.job}`, { method: "DELETE" }).catch(() => {});
+  now.run++;
+  now.job = null;
+  $("fitting").hidden = true;
+});
+for (const kind of ["dragenter", "dragover"]) $("drop").addEventListener(kind, () => $("drop").classList.add("over"));
+for (const kind of ["dragleave", "drop"]) $("drop").addEventListener(kind, () => $("drop").classList.remove("over"));
+// A file dropped beside the field would otherwise replace the page.
+for (const kind of ["dragover", "drop"])
+  document.addEventListener(kind, (event) => { if (event.target !== $("file")) event.preventDefault(); });
+for (const id of ["temperature", "bins"]) $(id).addEventListener("input", turn);
+$("bins").addEventListener("change", () => { if (now.result) compare(); });
+$("reset").addEventListener("click", () => setTemperature(1));
+for (const id of ["first", "second"]) $(id).addEventListener("change", () => compare());
+
+ask("/api/limits").then((found) => {
+  limits = found;
+  const minutes = Math.round(found.seconds / 60);
+  $("kept").textContent = minutes === 1 ? "a minute after its last use" : `${minutes} minutes after its last use`;
+}, () => {});
+// What the first sight of the page does not need comes after it.
+requestAnimationFrame(() => setTimeout(() => {
+  import("/static/clamp.js");
+  (window.requestIdleCallback ?? setTimeout)(() => plotly().catch(() => {}));
+}));

@@ -1,0 +1,74 @@
+"""Whether methods differ over several data sets: mean ranks, Friedman's test, Nemenyi's critical difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import chdtrc
+
+
+class Ranking(NamedTuple):
+    """Methods by their mean rank over data sets."""
+
+    ranks: Mapping[str, float]
+    """Method → mean rank, the best first."""
+    data_sets: int
+    statistic: float
+    """Friedman's χ², with the correction for ties."""
+    p_value: float
+    """Of as much difference as this among methods that are all alike."""
+    critical: float
+    """Mean ranks farther apart than this differ significantly."""
+    cliques: tuple[tuple[str, ...], ...]
+    """The largest sets of neighbours that cannot be told apart."""
+
+
+def ranking(scores: Mapping[str, Sequence[float]], *, level: float = 0.05) -> Ranking:
+    """Rank methods by scores, one a data set and lower better, and say which ranks differ.
+
+    χ² = (k − 1) Σⱼ (Rⱼ − N(k + 1)/2)² / (Σᵢⱼ rᵢⱼ² − Nk(k + 1)²/4) for N data sets, k methods and rank sums Rⱼ; the
+    critical difference is q √(k(k + 1)/(6N)), q the quantile of the studentised range of k over √2.
+
+    >>> found = ranking({"a": [0.1, 0.2, 0.1, 0.3], "b": [0.2, 0.3, 0.2, 0.4], "c": [0.3, 0.1, 0.4, 0.5]})
+    >>> found.ranks
+    {'a': 1.25, 'b': 2.25, 'c': 2.5}
+    >>> f"{found.statistic:.2f} {found.p_value:.4f} {found.critical:.4f}"
+    '3.50 0.1738 1.6572'
+
+    Demšar (2006), Statistical comparisons of classifiers over multiple data sets.
+    """
+    names = list(scores)
+    table = np.array([list(scores[name]) for name in names], dtype=float).T
+    data_sets, k = table.shape if table.ndim == 2 else (0, 0)
+    if k < 2 or data_sets < 1 or not np.isfinite(table).all():
+        raise ValueError(
+            f"scores must be finite, of two or more methods on the same data sets, got {k} methods on {data_sets}"
+        )
+    ranks = np.array([[(row < x).sum() + ((row == x).sum() + 1) / 2 for x in row] for row in table])
+    spread = float((ranks**2).sum() - data_sets * k * (k + 1) ** 2 / 4)
+    between = float(((ranks.sum(0) - data_sets * (k + 1) / 2) ** 2).sum())
+    statistic = (k - 1) * between / spread if spread else 0.0
+    means = dict(sorted(zip(names, ranks.mean(0).tolist(), strict=True), key=lambda item: item[1]))
+    critical = _range_quantile(k, level) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * data_sets))
+    p_value = float(chdtrc(k - 1, statistic))
+    return Ranking(means, data_sets, statistic, p_value, critical, _cliques(means, critical))
+
+
+def _range_quantile(k: int, level: float) -> float:
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(1 - level, k, math.inf))
+
+
+def _cliques(means: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
+    """Runs of neighbours no farther apart than the critical difference, without those inside a longer one."""
+    names, found, reached = list(means), [], 0
+    for first, name in enumerate(names):
+        end = max(i for i in range(first, len(names)) if means[names[i]] - means[name] <= critical) + 1
+        if end > reached:
+            found.append(tuple(names[first:end]))
+            reached = end
+    return tuple(found)

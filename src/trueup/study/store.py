@@ -1,0 +1,232 @@
+"""Results in one SQLite file, which several processes may write to at once and any of them may be killed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from trueup.study.cell import Cell, as_json, plain
+
+SCHEMA = 1
+PATIENCE = 60.0
+"""Seconds to wait for another writer."""
+MAGIC = b"SQLite format 3\0"
+TABLES = """
+CREATE TABLE trueup_store (schema INTEGER NOT NULL);
+CREATE TABLE cells (
+    key TEXT PRIMARY KEY,
+    study TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    settings TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('finished', 'failed')),
+    error TEXT NOT NULL,
+    seconds REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE rows (
+    key TEXT NOT NULL REFERENCES cells (key),
+    number INTEGER NOT NULL,
+    row TEXT NOT NULL,
+    PRIMARY KEY (key, number)
+) WITHOUT ROWID;
+CREATE INDEX cells_by_study ON cells (study, version);
+"""
+
+Row = dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What came of a cell."""
+
+    key: str
+    study: str
+    version: int
+    settings: Mapping[str, Any]
+    status: Literal["finished", "failed"]
+    error: str
+    """Why it failed, else nothing."""
+    seconds: float
+    """That it took: of the machine, not of the result."""
+    rows: Sequence[Row]
+
+
+class Store:
+    """The results of studies, in a file that is made when it is not there.
+
+    Each call opens the file, does one transaction and closes it, so nothing is held between calls: not by a process
+    that is killed, nor by one that forks. The file must be on a disk of this machine; workers elsewhere send their
+    results to the one process that writes.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> cell = Cell("demo", 1, {"seed": 0})
+    >>> with TemporaryDirectory() as folder:
+    ...     store = Store(f"{folder}/results.sqlite")
+    ...     store.finish(cell, [{"ece": 0.05}], seconds=2.0), store.finish(cell, [{"ece": 0.06}], seconds=2.0)
+    ...     store.rows([cell])
+    (True, False)
+    [{'seed': 0, 'ece': 0.05}]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        _check(self.path)
+        with self._connection() as connection:
+            _prepare(connection, self.path)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r})"
+
+    def finish(self, cell: Cell, rows: Iterable[Mapping[str, Any]], *, seconds: float) -> bool:
+        """Keep a cell's rows, unless it is finished already: the first who comes wins. True if that was now."""
+        known = checked_rows(cell, rows)
+        with self._connection() as connection, _transaction(connection):
+            new = self._write(connection, cell, "finished", "", seconds)
+            if new:
+                lines = [(cell.key, number, as_json(row)) for number, row in enumerate(known)]
+                connection.executemany("INSERT INTO rows (key, number, row) VALUES (?, ?, ?)", lines)
+        return new
+
+    def fail(self, cell: Cell, error: str, *, seconds: float) -> bool:
+        """Keep why a cell failed, unless somebody has finished it. True if that is what is known now."""
+        with self._connection() as connection, _transaction(connection):
+            return self._write(connection, cell, "failed", error, seconds)
+
+    def outcomes(self, cells: Iterable[Cell]) -> list[Outcome]:
+        """What came of these cells, in their order; those that nothing is known of are left out."""
+        keys = [cell.key for cell in cells]
+        found = self._outcomes("key IN (SELECT value FROM json_each(?))", [as_json(keys)])
+        return [found[key] for key in keys if key in found]
+
+    def known(self, study: str, version: int | None = None) -> list[Outcome]:
+        """Everything that is known of a study, or of one version of it, in the order of the settings."""
+        found = self._outcomes("study = ? AND version = ifnull(?, version)", [study, version])
+        return sorted(found.values(), key=lambda outcome: (outcome.version, as_json(outcome.settings)))
+
+    def rows(self, cells: Iterable[Cell]) -> list[Row]:
+        """The rows of the finished cells, each with its settings, in the order of the cells."""
+        return [{**outcome.settings, **row} for outcome in self.outcomes(cells) for row in outcome.rows]
+
+    def statuses(self, cells: Iterable[Cell]) -> dict[str, str]:
+        """Key → "finished" or "failed", of those cells that something is known of."""
+        query = "SELECT key, status FROM cells WHERE key IN (SELECT value FROM json_each(?))"
+        with self._connection() as connection:
+            return dict(connection.execute(query, [as_json([cell.key for cell in cells])]))
+
+    def _outcomes(self, which: str, values: list[Any]) -> dict[str, Outcome]:
+        with self._connection() as connection, _transaction(connection, "DEFERRED"):  # both tables at one moment
+            rows: dict[str, list[Row]] = {}
+            query = f"SELECT key, row FROM rows WHERE key IN (SELECT key FROM cells WHERE {which}) ORDER BY key, number"
+            for key, row in connection.execute(query, values):
+                rows.setdefault(key, []).append(json.loads(row))
+            query = f"SELECT key, study, version, settings, status, error, seconds FROM cells WHERE {which}"
+            return {
+                key: Outcome(key, study, version, json.loads(settings), status, error, seconds, rows.get(key, []))
+                for key, study, version, settings, status, error, seconds in connection.execute(query, values)
+            }
+
+    def _write(self, connection: sqlite3.Connection, cell: Cell, status: str, error: str, seconds: float) -> bool:
+        """A finished cell is never changed again."""
+        cursor = connection.execute(
+            "INSERT INTO cells (key, study, version, settings, status, error, seconds) VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET status = excluded.status, error = excluded.error, "
+            "seconds = excluded.seconds WHERE cells.status = 'failed'",
+            (cell.key, cell.study, cell.version, as_json(cell.settings), status, error, seconds),
+        )
+        return cursor.rowcount == 1
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection that begins and ends transactions when it is told to."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)) as connection:
+                yield connection
+        except sqlite3.OperationalError as error:  # locked for a minute, no space, no permission
+            raise OSError(f"{self.path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: the file is damaged: {error}") from error
+
+
+def checked_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """The rows in plain data. One may repeat a setting, but must not contradict it."""
+    known = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"row {number} must be a mapping from names to values, got {type(row).__name__}")
+        row = plain(row, f"row {number}")
+        for name in cell.settings.keys() & row.keys():
+            if row[name] != cell.settings[name]:
+                raise ValueError(
+                    f"row {number} must not change the setting {name!r} from {cell.settings[name]!r}, got {row[name]!r}"
+                )
+        known.append(row)
+    return known
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """All or nothing. A writer takes its turn at the beginning: who reads first and then writes may never get it."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _check(path: Path) -> None:
+    """Refuse what is no database before SQLite touches it."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError(f"{path}: wanted a file, this is none")
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start not in (b"", MAGIC):  # nothing yet: a process was killed before its first transaction
+        raise ValueError(f"{path}: wanted a store of results, which is an SQLite file; this is none")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables if there are none; refuse other programs' files and those of a later version of this one."""
+    if not _is_ours(connection, path):
+        with _transaction(connection):
+            if not _is_ours(connection, path):  # somebody else may have been quicker
+                for statement in filter(str.strip, TABLES.split(";")):
+                    connection.execute(statement)
+                connection.execute("INSERT INTO trueup_store (schema) VALUES (?)", (SCHEMA,))
+    _write_ahead(connection)
+
+
+def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether it has our tables; False if it has none at all."""
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not names:
+        return False
+    if "trueup_store" not in names:
+        raise ValueError(f"{path}: wanted a store of results; this SQLite file holds {', '.join(sorted(names))}")
+    [(schema,)] = connection.execute("SELECT schema FROM trueup_store").fetchall()
+    if schema > SCHEMA:
+        raise ValueError(
+            f"{path}: written by a later version of trueup (schema {schema}; this one knows up to {SCHEMA})"
+        )
+    return True
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers read while somebody writes. The change of mode waits for nobody by itself, so it is tried again."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return

@@ -1,0 +1,154 @@
+"""How a command ends when it cannot do what was asked."""
+
+import signal
+import subprocess
+import sys
+import time
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import trueup
+from trueup.cli import app
+from trueup.cli.errors import told
+
+
+def line_of(result):
+    assert result.stdout == ""
+    assert result.stderr.startswith("trueup: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate"], "Missing argument 'FILE' (see trueup evaluate --help)"),
+        (["evalute", "x.npz"], "No such command 'evalute'"),
+        (["evaluate", "test.npz", "--colour"], "No such option: --colour"),
+        (["evaluate", "test.npz", "--bins", "many"], "Invalid value for '--bins'"),
+        (["evaluate", "test.npz", "--bins", "0"], "bins must"),
+        (["evaluate", "test.npz", "--metric", "ecce"], "no metric is called 'ecce'; did you mean ece"),
+        (["evaluate", "nowhere.npz"], "nowhere.npz: no such file"),
+        (["evaluate", "."], "the suffix must be one of"),
+        (["evaluate", "net.pkl"], "pickles are never read"),
+        (["evaluate", "both.npz", "--logits", "z"], "found 'val_logits' (300, 3) float32"),
+        (["compare", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
+        (["compare", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
+        (["fit", "val.npz"], "Missing option '--output'"),
+        (["fit", "val.npz", "-o", "cal.pt"], "cal.pt: the suffix must be .safetensors, got '.pt'"),
+        (["fit", "val.npz", "-o", "no/cal.safetensors"], "there is no folder no"),
+        (["apply", "val.npz", "test.npz", "-o", "out.npz"], "val.npz"),
+        (["clamp", "x:y", "-o", "c.safetensors"], "--data must name a data set"),
+        (["train", "--loss", "focl", "-o", "run"], "no loss is called 'focl'; did you mean focal"),
+        (["train", "--network", "resnet21", "-o", "run"], "did you mean resnet"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(folder, command, words, said):
+    assert said in line_of(command(*words, code=2))
+
+
+def test_bad_files_are_one_line(folder, command):
+    logits, labels = trueup.load("test.npz")
+    strange = np.where(np.arange(logits.size).reshape(logits.shape) == 5, np.nan, logits)
+    np.savez("nan.npz", logits=strange, labels=labels)
+    np.savez("range.npz", logits=logits, labels=labels + 1)
+    np.savez("one.npz", logits=logits[:, :1], labels=0 * labels)
+    np.savez("short.npz", logits=logits, labels=labels[:-1])
+    np.savez("pickled.npz", logits=np.full(logits.shape, {}, dtype=object), labels=labels)
+    (folder / "cut.npz").write_bytes((folder / "test.npz").read_bytes()[:500])
+    (folder / "empty.npz").write_bytes(b"")
+    (folder / "noise.csv").write_bytes(b"\xff\x00\x01\n" * 20)
+    with zipfile.ZipFile("words.npz", "w") as archive:
+        archive.writestr("readme.txt", "nothing")
+    for name, said in {
+        "nan": "logits must be finite",
+        "range": "labels must lie in 0..2, got 1..3",
+        "one": "at least 2 classes",
+        "short": "as many rows as each other",
+        "pickled": "pickles are never read",
+        "cut": "not a readable .npz file",
+        "empty": "the file is empty",
+        "words": "wanted logits and labels, found nothing",
+    }.items():
+        assert said in line_of(command("evaluate", f"{name}.npz", code=2))
+    assert "noise.csv" in line_of(command("evaluate", "noise.csv", code=2))
+
+
+def test_other_failures_are_code_1(folder, command, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("the disk\nis gone")
+
+    monkeypatch.setattr("trueup.scores.evaluate", broken)
+    line = line_of(command("evaluate", "test.npz", code=1))
+    assert line == "trueup: RuntimeError: the disk is gone; TRUEUP_DEBUG=1 shows where\n"
+
+
+def test_debugging_shows_where(folder, monkeypatch):
+    monkeypatch.setenv("TRUEUP_DEBUG", "1")
+    result = CliRunner().invoke(app, ["evaluate", "nowhere.npz"])
+    assert isinstance(result.exception, FileNotFoundError)
+
+
+def test_a_stop_is_code_130(folder, command, monkeypatch):
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueup.predictions.load", stopped)
+    assert line_of(command("evaluate", "test.npz", code=130)) == "trueup: interrupted\n"
+
+
+def test_a_signal_stops_the_process():
+    code = (
+        "import sys, time, types\n"
+        "def run(**options):\n    print('here', flush=True)\n    time.sleep(60)\n"
+        "sys.modules['trueup.demo'] = types.SimpleNamespace(run=run)\n"
+        "sys.argv = ['trueup', 'demo']\nfrom trueup.cli import main\nmain()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "trueup: interrupted\n")
+
+
+def test_a_reader_may_leave_early():
+    done = subprocess.run(
+        f"{sys.executable} -m trueup --help | true; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
+
+
+def test_warnings_are_one_line_on_stderr(folder, command):
+    shares = np.array([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]] * 20)
+    np.savez("zeros.npz", probs=shares, labels=np.arange(40) % 2)
+    words = ("evaluate", "zeros.npz", "--probs", "--json")
+    done = command(*words)
+    assert done.stderr == "trueup: warning: 40 exact zeros among 120 probabilities were raised to 1e-30\n"
+    assert done.stdout.startswith("{")
+    assert command(*words, "--quiet").stderr == ""
+
+
+def test_the_callers_warnings_are_as_before(folder, command):
+    before = list(warnings.filters), warnings.showwarning
+    command("evaluate", "test.npz")
+    assert (list(warnings.filters), warnings.showwarning) == before
+
+
+def test_what_is_told_of_failures():
+    assert told(FileNotFoundError(2, "No such file or directory", "x.npz")) == (2, "x.npz: No such file or directory")
+    assert told(OSError(28, "No space left on device", "x.npz")) == (1, "x.npz: No space left on device")
+    missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
+    assert told(missing) == (2, "plotly.graph_objects is not installed: pip install 'trueup[report]'")
+    assert told(ModuleNotFoundError("No module named 'other'", name="other")) == (2, "No module named 'other'")
+    assert told(ZeroDivisionError("division by zero"))[0] == 1

@@ -1,0 +1,142 @@
+"""Help, version, completion, and how quickly they come."""
+
+import inspect
+import os
+import resource
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from trueup.cli import app, clamp, measure, start, train
+from trueup.cli import options as o
+from trueup.cli.defaults import default_of
+
+VERBS = (
+    *("evaluate", "compare", "report", "fit", "apply", "clamp", "train", "serve", "demo"),
+    *("methods", "metrics", "losses", "networks", "datasets"),
+)
+HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")
+
+
+def run(*command, **environment):
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("room", ["trueup", "trueup.cli"])
+def test_the_package_runs_as_the_command(room):
+    done = run("-m", room, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: trueup ")
+    assert all(f"  {verb} " in done.stdout for verb in VERBS)
+
+
+def test_nothing_to_do_is_help():
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage:")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_examples(verb):
+    result = CliRunner().invoke(app, [verb, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert f"Examples:\n    $ trueup {verb}" in result.output
+    assert "-h, --help" in result.output
+
+
+def test_options_tell_the_defaults_of_the_library():
+    def text(verb):
+        return " ".join(CliRunner().invoke(app, [verb, "--help"]).output.split())
+
+    assert "Bins of the calibration errors (default 15)." in text("evaluate")
+    assert "Learning rate (default 0.1)." in text("train")
+    assert "How to fit (default subspace)." in text("clamp")
+    assert "Folds of the cross-validation (default 5)." in text("report")
+    assert "Port (default 8000)." in text("serve")
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        (o.LOAD, ("logits", "labels")),
+        (o.COMPARE, ("bins", "level", "replicates", "seed")),
+        (measure.AUDIT, ("bins", "folds", "level", "seed")),
+        (clamp.CLAMP, ("recipe", "loss", "lam", "input_map", "seed")),
+        (train.TRAIN, ("batch", "optimiser", "rate", "decay", "schedule", "seed")),
+        (train.DATA, ("name",)),
+        (start.RUN, ("host", "port")),
+        (start.DEMO, ("folder", "seed")),
+    ],
+)
+def test_the_text_of_a_signature_says_what_the_signature_does(where, options):
+    module, name = where.split(":")
+    found = inspect.signature(getattr(import_module(module), name)).parameters
+    assert [default_of(where, option) for option in options] == [str(found[option].default) for option in options]
+
+
+def test_what_is_not_told_is_nothing():
+    assert default_of(o.COMPARE, "nonsense") == ""
+    assert default_of("trueup.scores:nonsense", "bins") == ""
+    assert default_of("trueup.nonsense:compare", "bins") == ""
+
+
+def test_help_imports_nothing_heavy():
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from trueup.cli import app, clamp, measure, start, train
+from trueup.cli import options as o
+from trueup.cli.defaults import default_of
+for verb in {("", *VERBS)}:
+    assert CliRunner().invoke(app, [*filter(None, [verb]), "--help"]).exit_code == 0
+print([room for room in {HEAVY} if room in sys.modules])
+"""
+    assert run("-c", code).stdout.strip() == "[]"
+
+
+def test_help_is_quick():
+    def seconds():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run("-m", "trueup", "report", "--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).output == "trueup 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("trueup fit val.npz -m temperature_h", ["temperature_histogram"]),
+        ("trueup eval", ["evaluate"]),
+        ("trueup evaluate x --metric smooth", ["smooth_ece"]),
+        ("trueup train --loss dual", ["dual_focal"]),
+        ("trueup train --network wrn16", ["wrn16x4"]),
+    ],
+)
+def test_names_complete(words, offered):
+    at = str(len(words.split()) - 1)
+    done = run("-m", "trueup", _TRUEUP_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=at)
+    assert done.stdout.split() == offered
+
+
+def test_a_shell_can_be_taught_to_complete():
+    done = run("-m", "trueup", "--show-completion", "bash")
+    assert done.returncode == 0
+    assert "complete -o default -F _trueup_completion trueup" in done.stdout
+
+
+def test_without_the_extra_one_line_says_how_to_get_it():
+    code = "import sys; sys.modules['typer'] = None; from trueup.cli import main; main()"
+    done = run("-c", code)
+    assert done.returncode == 2
+    assert done.stderr == "trueup: typer is not installed: pip install 'trueup[cli]'\n"

@@ -1,0 +1,112 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueup.clamping.ablation import Row
+from trueup.clamping.repair import Repaired
+from trueup.report.studies import gamma_sweep, learned_epochs, shift_curves, starts
+from trueup.shift import ShiftRow, by_severity
+from trueup.training.history import History
+
+
+def fitted(start="random", gamma=1.0, ece=0.02, entropy=0.5, loss=0.3, seed=0):
+    return Row(start, 0.9, entropy, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, loss, seed)
+
+
+def repaired(corruption, severity, method, ece):
+    return Repaired(corruption, severity, method, 0.9, 0.3, ece, 1.0, 0.0, 1.0, "")
+
+
+@given(st.lists(st.integers(1, 97) | st.just(math.inf), max_size=30), st.integers(1, 40))
+def test_every_sample_is_counted_once(epochs, bins):
+    record = learned_epochs({"run": epochs}, bins=bins)
+    learned = [e for e in epochs if e != math.inf]
+    assert record.counts.shape == (1, len(record.edges) - 1)
+    assert len(record.edges) - 1 <= bins
+    assert (record.edges % 1 == 0.5).all()
+    assert len(set(np.diff(record.edges))) <= 1
+    for low, high, count in zip(record.edges[:-1], record.edges[1:], record.counts[0], strict=True):
+        assert count == sum(low < e < high for e in learned)
+    assert record.counts.sum() + record.never[0] == len(epochs)
+    assert record.means[0] == pytest.approx(np.mean(learned)) if learned else math.isnan(record.means[0])
+
+
+def test_a_history_knows_its_learned_epochs():
+    history = History((), np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool))
+    record = learned_epochs({"run": history, "again": [2, 3, 1, np.inf]})
+    assert record.names == ("run", "again")
+    np.testing.assert_array_equal(record.counts, [[1, 1, 1]] * 2)
+    np.testing.assert_array_equal(record.never, [1, 1])
+
+
+def test_runs_share_their_edges():
+    record = learned_epochs({"short": [1, 2], "long": [100]}, bins=10)
+    assert record.edges[-1] == 100.5
+    np.testing.assert_array_equal(record.counts.sum(axis=1), [2, 1])
+    assert learned_epochs({}).counts.shape == (0, 1)
+
+
+def test_gammas_rise_and_seeds_are_averaged():
+    rows = [
+        fitted(gamma=1, ece=0.04, seed=0),
+        fitted(gamma=1, ece=0.06, seed=1),
+        fitted(gamma=0.5, entropy=0.25, loss=9),
+    ]
+    record = gamma_sweep(rows)
+    np.testing.assert_array_equal(record.gammas, [0.5, 1])
+    np.testing.assert_allclose(record.ece, [0.02, 0.05])
+    np.testing.assert_allclose(record.entropy, [0.25, 0.5])
+    np.testing.assert_allclose(record.loss, [9, 0.3])
+
+
+def test_starts_keep_their_order_and_every_seed():
+    record = starts([fitted("random", loss=3), fitted("data", loss=1), fitted("random", loss=2)], "loss")
+    assert record.names == ("random", "data")
+    assert [found.tolist() for found in record.values] == [[3, 2], [1]]
+    assert record.metric == "loss"
+
+
+def test_curves_of_one_network_are_its_corruptions():
+    rows = [ShiftRow(c, s, 0.9, 0.3, 0.1 * s + k, 0.5) for k, c in enumerate(("haze", "jpeg")) for s in (2, 0)]
+    record = shift_curves(rows)
+    np.testing.assert_array_equal(record.severities, [0, 2])
+    assert list(record.series) == ["haze", "jpeg"]
+    np.testing.assert_allclose(record.series["jpeg"], [1, 1.2])
+
+
+def test_curves_of_methods_are_means_over_corruptions():
+    rows = [ShiftRow(c, s, 0.9, 0.3, 0.1 * s * k, 0.5) for k, c in enumerate(("haze", "jpeg")) for s in (0, 1, 2)]
+    record = shift_curves({"raw": rows, "scaled": rows[:3]})
+    np.testing.assert_allclose(record.series["raw"], [row.ece for row in by_severity(rows)])
+    np.testing.assert_allclose(record.series["scaled"], [0, 0, 0])
+    given_away = [
+        repaired(c, s, m, e) for c, e in (("haze", 0.1), ("jpeg", 0.3)) for s in (1, 2) for m in ("raw", "best")
+    ]
+    found = shift_curves(given_away)
+    assert list(found.series) == ["raw", "best"]
+    np.testing.assert_allclose(found.series["best"], [0.2, 0.2])
+
+
+def test_what_was_not_measured_is_nan():
+    found = shift_curves([ShiftRow("haze", 1, 0.9, 0.3, 0.1, 0.5), ShiftRow("jpeg", 2, 0.9, 0.3, 0.2, 0.5)])
+    np.testing.assert_array_equal(found.series["haze"], [0.1, np.nan])
+    assert shift_curves([]).series == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: learned_epochs({"run": [0]}), r"runs\['run'\] must be learned epochs \(n,\), from 1 on"),
+        (lambda: learned_epochs({"run": [math.nan]}), r"runs\['run'\] must be learned epochs"),
+        (lambda: learned_epochs({"run": [1]}, bins=0), "bins must be at least 1, got 0"),
+        (lambda: starts([fitted()], "speed"), "metric must be one of accuracy, .* got 'speed'"),
+        (lambda: starts([fitted()], "method"), "metric must be one of accuracy, .* got 'method'"),
+        (lambda: shift_curves([repaired("haze", 1, "raw", 0.1)], "entropy"), "metric must be one of .* got 'entropy'"),
+    ],
+)
+def test_what_is_wrong_is_said(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

@@ -1,0 +1,226 @@
+import io
+import json
+import pickle
+import struct
+import tempfile
+import zipfile
+
+import numpy as np
+import pytest
+from serving import npz, of, overconfident, served, upload, uploaded
+
+from trueup.serve.limits import declared
+from trueup.serve.settings import Settings
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('a pickle was run')",)
+
+
+def zipped(method=zipfile.ZIP_DEFLATED, **members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def npy(array, **options):
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def promised(shape, dtype="<f4"):
+    """The header of an array that is not there."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def tensors(**shapes):
+    header, at = {}, 0
+    for name, (dtype, shape, size) in shapes.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(at)
+
+
+LONG = b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + bytes(100)
+GOOD = of(overconfident())
+Z, Y = np.zeros((4, 3)), np.zeros(4, int)
+NAN = np.array([[np.nan, 0.0], [0.0, 1.0]])
+
+BAD = {
+    "truncated npz": ("a.npz", GOOD[:-100], "cut off"),
+    "half an npz": ("a.npz", GOOD[: len(GOOD) // 2], "cut off"),
+    "damaged npz": ("a.npz", GOOD[:200] + bytes(100) + GOOD[300:], "not a readable .npz file"),
+    "no npz": ("a.npz", b"hello", "cut off, or it is no .npz"),
+    "empty": ("a.npz", b"", "the file is empty"),
+    "empty csv": ("a.csv", b"", "the file is empty"),
+    "empty npy": ("a.npy", b"", "the file is empty"),
+    "no rows": ("a.csv", b"logit_0,logit_1,label\n", "there are no rows"),
+    "wrong shape": ("a.npz", npz(logits=np.zeros((4, 3, 2)), labels=Y), "must have shape (n, classes), got (4, 3, 2)"),
+    "rows differ": ("a.npz", npz(logits=Z, labels=Y[:3]), "as many rows as each other"),
+    "NaN": ("a.npz", npz(logits=NAN, labels=Y[:2]), "logits must be finite, got nan at [0, 0]"),
+    "labels out of range": ("a.npz", npz(logits=Z, labels=Y + 7), "labels must lie in 0..2, got 7..7"),
+    "real labels": ("a.npz", npz(logits=Z, labels=Y + 0.5), "labels must be integers"),
+    "one class": ("a.npz", npz(logits=Z[:, :1], labels=Y), "at least 2 classes"),
+    "other names": ("a.npz", npz(scores=Z, truth=Y), "wanted logits and labels, found 'scores' (4, 3) float64"),
+    "halves differ": (
+        "a.npz",
+        npz(val_logits=Z, val_labels=Y, test_logits=Z[:, :2], test_labels=Y),
+        "val and test must have as many classes",
+    ),
+    "wrong suffix": ("a.exe", GOOD, "the suffix must be one of .npz .npy .csv .parquet .safetensors, got '.exe'"),
+    "no suffix": ("npz", GOOD, "the suffix must be one of"),
+    "a pickle": ("a.pkl", pickle.dumps(Bomb()), "the suffix must be one of"),
+    "a pickle inside": (
+        "a.npz",
+        zipped(logits=npy(np.array([Bomb()]), allow_pickle=True), labels=npy(Y)),
+        "pickles are never",
+    ),
+    "a pickle for an array": ("a.npz", zipped(logits=pickle.dumps(Bomb()), labels=npy(Y)), "not an array"),
+    "a pickled npy": ("a.npy", npy(np.array([Bomb()]), allow_pickle=True) + npy(Y), "pickles are never read"),
+    "npy without labels": ("a.npy", npy(Z), "choose x.npy and x.labels.npy together"),
+    "truncated npy": ("a.npy", npy(Z)[:-9], "cut off"),
+    "a promise in npy": ("a.npy", promised((10**6, 10**6)), "cut off"),
+    "a promise in npz": (
+        "a.npz",
+        zipped(logits=promised((50_000, 1000)), labels=npy(np.zeros(50_000, int))),
+        "takes 200000000 bytes, got 0",
+    ),
+    "a great promise in npz": ("a.npz", zipped(logits=promised((10**6, 10**4)), labels=npy(Y)), "at most 60,000,000"),
+    "a long header in npz": ("a.npz", zipped(logits=LONG, labels=npy(Y)), "at most 10,000 bytes, got 2,147,483,648"),
+    "many columns in npz": (
+        "a.npz",
+        npz(logits=np.zeros((2, 10**6), np.int8), labels=Y[:2]),
+        "1,000,000 classes; at most",
+    ),
+    "many columns in csv": ("a.csv", b",".join(b"c%d" % i for i in range(10**6)) + b"\n", "too many columns"),
+    "a long line": ("a.csv", b"logit_0,logit_1,label\n" + b"1" * 10**6, "line 2 has more than"),
+    "ragged csv": ("a.csv", b"logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: 3 fields wanted, got 2"),
+    "words in csv": ("a.csv", b"logit_0,logit_1,label\n1,two,0\n", "could not convert string to float: 'two'"),
+    "no text": ("a.csv", b"\xff\xfe\x00\x01\n1,2,3\n", "not a readable .csv file"),
+    "no parquet": ("a.parquet", b"PAR1" + bytes(40), "cut off, or it is no .parquet"),
+    "a long footer": ("a.parquet", b"PAR1" + struct.pack("<I", 2**31) + b"PAR1", "too many columns"),
+    "no safetensors": ("a.safetensors", b"\xff" * 50, "header is too long, or it is no .safetensors"),
+    "a safe header without data": ("a.safetensors", tensors(logits=("F32", [10, 2], 0)), "not a readable .safetensors"),
+    "a safe promise": ("a.safetensors", tensors(logits=("F32", [10**9, 2], 0)), "1,000,000,000 rows; at most"),
+    "other compression": ("a.npz", zipped(zipfile.ZIP_BZIP2, logits=npy(Z), labels=npy(Y)), "none that NumPy writes"),
+    "a comment": ("a.npz", GOOD[:-2] + b"\x04\x00oops", "cut off"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_told_and_the_server_lives(client, case):
+    name, body, told = BAD[case]
+    answer = upload(client, body, name)
+    assert answer.status_code == 422, answer.text
+    assert list(answer.json()) == ["error"]
+    message = answer.json()["error"]
+    assert told in message
+    assert tempfile.gettempdir() not in message
+    assert "upload." not in message
+    assert len(message) < 600
+    assert upload(client, GOOD).status_code == 201
+
+
+def test_a_zip_bomb_is_not_unpacked(client):
+    # A megabyte of zeros a time, deflated a thousandfold: 2 GB of them would be unpacked if anybody tried.
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("logits.npy", bytes(1 << 20))
+    small = file.getvalue()
+    huge = (2 << 30).to_bytes(4, "little")
+    bomb = bytearray(small)
+    place = small.index(b"PK\x01\x02") + 24
+    bomb[place : place + 4] = huge
+    answer = upload(client, bytes(bomb))
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "net.npz: it unpacks to 2,048 MB; at most 1,024 MB are taken",
+    )
+    with served(unpacked_bytes=1 << 19) as little:
+        assert "it unpacks to 1 MB" in upload(little, small).json()["error"]
+        assert upload(little, GOOD).status_code == 201
+
+
+def test_an_archive_of_very_many_members_is_not_parsed(client):
+    members = {f"a{i}": b"" for i in range(65)}
+    assert "more than 64 arrays" in upload(client, zipped(**members)).json()["error"]
+    # The end of a large archive can point to a second directory, which is not followed.
+    end = GOOD[-22:]
+    assert "more than 64 arrays" in upload(client, GOOD[:-22] + b"PK\x06\x07" + bytes(16) + end).json()["error"]
+
+
+def test_rows_are_limited_in_every_format(tmp_path):
+    pytest.importorskip("pyarrow")
+    from trueup import save
+
+    pair = overconfident(rows=30)
+    for suffix in (".npz", ".csv", ".parquet", ".safetensors"):
+        path = tmp_path / f"net{suffix}"
+        save(path, pair)
+        declared(path, Settings(rows=30, classes=3, numbers=150))
+        for limit in ({"rows": 29}, {"numbers": 80}, {"classes": 2}):
+            if suffix == ".csv" and "classes" in limit:
+                continue  # which of a table's columns are classes is not known yet
+            with pytest.raises(ValueError, match=rf"^{path}: .*; at most \d+ are taken"):
+                declared(path, Settings(**limit))
+
+
+def test_a_table_has_at_most_a_column_more_than_classes(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text("a,b,c,d\n1,2,3,4\n")
+    declared(path, Settings(classes=3))
+    with pytest.raises(ValueError, match="the first line names too many columns; at most 2 classes are taken"):
+        declared(path, Settings(classes=2))
+
+
+def test_a_column_of_lists_counts_its_numbers(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "net.parquet"
+    lists = pa.array([[0.0] * 500] * 40)  # equal numbers take hardly any room in the file
+    pq.write_table(pa.table({"logits": lists, "label": [0] * 40}), path)
+    assert declared(path, Settings())["logits"] == (40, 500)
+    with pytest.raises(ValueError, match="logits has 500 classes; at most 499 are taken here"):
+        declared(path, Settings(classes=499))
+
+
+def test_labels_beside_halves_are_the_whole(client):
+    found = uploaded(client, npz(logits=Z, labels=Y, val_labels=Y))
+    assert found["rows"] == 4
+    assert uploaded(client, npz(test_logits=Z, test_labels=Y))["rows"] == 4
+
+
+def test_an_interrupted_upload_leaves_nothing(monkeypatch, tmp_path):
+    import socket
+    import time
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with served(patience=0.3) as client:
+        head = b"POST /api/upload?name=a.npz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+        for hang_up in (True, False):
+            with socket.create_connection(("127.0.0.1", client.base_url.port)) as wire:
+                wire.sendall(head + bytes(5000))
+                for _ in range(100):
+                    if list(tmp_path.rglob("upload.npz")):
+                        break
+                    time.sleep(0.01)
+                else:
+                    raise AssertionError("nothing arrived")
+                if not hang_up:
+                    wire.settimeout(10)
+                    assert b"408" in wire.recv(1000)
+            for _ in range(200):
+                if not list(tmp_path.iterdir()):
+                    break
+                time.sleep(0.01)
+            assert not list(tmp_path.iterdir())
+        assert upload(client, GOOD).status_code == 201
+        assert not list(tmp_path.iterdir())

@@ -1,0 +1,216 @@
+"""The page, driven as a reader would drive it, in a real browser."""
+
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from serving import npz, overconfident, served
+
+from trueup import load_calibrator, metrics
+from trueup.serve import api, jobs
+from trueup.serve.example import example
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven by playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("no chromium on this machine: the page is not driven", allow_module_level=True)
+
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    small = pytest.MonkeyPatch()
+    small.setattr(api, "example", lambda: example(rows=800))
+    small.setattr(jobs, "methods_for", lambda rows, classes: ("temperature", "histogram", "vector"))
+    with served() as client:
+        yield client
+    small.undo()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def said():
+    """What the browser's console complained of."""
+    return []
+
+
+@pytest.fixture
+def page(browser, server, said):
+    """The page, opened; whatever it complains of and asks of others is a failure."""
+    home = str(server.base_url)
+    opened = browser.new_page(viewport={"width": 1200, "height": 900}, accept_downloads=True)
+    opened.set_default_timeout(60_000)
+    asked = []
+    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(home)
+    yield opened
+    opened.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith((home, "data:", f"blob:{home}"))] == []
+
+
+def measured(page):
+    page.click("#example")
+    page.wait_for_selector("#compare[data-drawn]")
+
+
+def test_from_the_example_to_the_calibrator(page, tmp_path):
+    measured(page)
+    verdict = page.inner_text("#verdict")
+    assert "This network says" in verdict
+    assert "falls from" in verdict
+    assert page.locator("#methods tbody tr").count() == 4
+    assert page.locator("#methods tr.chosen .tag").inner_text() == "chosen"
+    assert page.locator("#diagram .main-svg").count() > 0
+    assert page.locator("#diagram .barlayer .point").count() > 5
+
+    page.wait_for_selector("#diagram[data-drawn='1.00/15']")
+    before = page.inner_text("#n-ece")
+    page.locator("#temperature").fill("0.9")
+    page.wait_for_selector("#diagram[data-drawn='2.46/15']")
+    test = example(rows=800)[1]
+    assert float(page.inner_text("#n-ece")) == pytest.approx(
+        metrics.ece(test.logits / np.exp(0.9), test.labels), abs=2e-3
+    )
+    assert float(page.inner_text("#n-ece")) < float(before)
+    page.locator("#bins").fill("5")
+    page.wait_for_selector("#diagram[data-drawn='2.46/5']")
+    page.click("#reset")
+    page.wait_for_selector("#diagram[data-drawn='1.00/5']")
+
+    page.select_option("#first", "temperature")
+    page.select_option("#second", "histogram")
+    page.wait_for_selector("#compare[data-drawn='temperature/histogram']")
+    assert page.locator("#chart-first .main-svg").count() > 0
+    assert "With Histogram binning instead of Temperature scaling" in page.inner_text("#difference")
+
+    with page.expect_download() as waiting:
+        page.click("#calibrator")
+    waiting.value.save_as(tmp_path / "cal.safetensors")
+    assert load_calibrator(tmp_path / "cal.safetensors")(test.logits).shape == test.logits.shape
+    with page.expect_download() as waiting:
+        page.click("#report")
+    assert waiting.value.suggested_filename == "report.html"
+    waiting.value.save_as(tmp_path / "report.html")
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_file_is_dropped_and_another_that_is_wrong(page, said, tmp_path):
+    good, bad = tmp_path / "net.npz", tmp_path / "nan.npz"
+    pair = overconfident(rows=200)
+    good.write_bytes(npz(logits=pair.logits, labels=pair.labels))
+    bad.write_bytes(npz(logits=np.full((3, 2), np.nan), labels=np.zeros(3, int)))
+    page.set_input_files("#file", bad)
+    page.wait_for_selector("#message:not([hidden])")
+    assert "nan.npz: logits must be finite" in page.inner_text("#message")
+    assert [text for text in said if "status of 422" not in text] == []  # the browser itself notes a refusal
+    said.clear()
+    assert page.is_hidden("#result")
+    page.set_input_files("#file", good)
+    page.wait_for_selector("#compare[data-drawn]")
+    assert page.is_hidden("#message")
+    assert "net.npz · 200 rows · 3 classes" in page.inner_text("#source")
+    assert "Cross-fitted" in page.inner_text("#how")
+
+
+def test_arrays_and_two_files_are_understood(page, tmp_path):
+    val, test = overconfident(rows=120), overconfident(rows=90, seed=1)
+    for name, pair in (("val", val), ("test", test)):
+        np.save(tmp_path / f"{name}.npy", pair.logits)
+        np.save(tmp_path / f"{name}.labels.npy", pair.labels)
+    page.set_input_files("#file", sorted(tmp_path.iterdir()))
+    page.wait_for_selector("#compare[data-drawn]")
+    assert page.inner_text("#source") == "val.npy and test.npy · 120 calibration rows · 90 test rows · 3 classes"
+
+
+def test_clamping_is_explained_by_its_picture(page):
+    def shown():
+        return [int(page.inner_text(f"#toy-{what}-out").split()[0]) for what in ("says", "right")]
+
+    page.wait_for_selector("[data-toy=raw][aria-pressed=true]")
+    says, right = shown()
+    assert says > right + 10
+    page.click("[data-toy=temperature]")
+    cooled_says, cooled_right = shown()
+    assert cooled_right == right
+    assert abs(cooled_says - cooled_right) <= 5
+    page.click("[data-toy=clamped]")
+    says, clamped_right = shown()
+    assert clamped_right > right + 10
+    assert abs(says - clamped_right) <= 3
+    picture = page.get_attribute("#toy-sum rect:last-child", "fill")
+    page.locator("#toy-delta").fill("0")
+    assert page.get_attribute("#toy-sum rect:last-child", "fill") != picture
+
+
+def test_everything_has_a_name_and_is_reached_by_keyboard(page):
+    measured(page)
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, button, a[href], progress, summary, [role=img]")].filter(
+            (e) => e.checkVisibility() && !((e.labels && e.labels.length) || e.textContent.trim() || e.ariaLabel
+            || e.getAttribute("aria-labelledby"))).map((e) => e.outerHTML.slice(0, 100))"""
+    )
+    assert unnamed == []
+    assert page.evaluate("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == page.evaluate(
+        "document.querySelectorAll('[id]').length"
+    )
+    page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    page.locator("body").click(position={"x": 2, "y": 2})
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.dataset.toy || ''"))
+    wanted = {"file", "example", "temperature", "bins", "reset", "best", "report", "calibrator", "first", "second"}
+    assert wanted | {"toy-temperature", "toy-delta", "raw", "clamped", "next"} <= reached
+    page.focus("#bins")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#diagram[data-drawn='1.00/16']")
+
+
+def test_it_fits_a_phone_and_the_dark(browser, server):
+    for scheme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        page.goto(str(server.base_url))
+        measured(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        ground, ink = (
+            page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color")
+        )
+        light = [sum(map(int, colour[4:-1].split(","))) for colour in (ground, ink)]
+        assert (light[0] > light[1]) == (scheme == "light")
+        words = page.evaluate("getComputedStyle(document.querySelector('#diagram .xtitle')).fill")
+        assert words == ("rgb(96, 100, 108)" if scheme == "light" else "rgb(160, 166, 174)")
+        page.close()
+
+
+def test_the_first_paint_does_not_wait_for_plotly(browser, server):
+    page = browser.new_page()
+    page.route("**/static/plotly.js", lambda route: (time.sleep(1.5), route.continue_()))
+    page.goto(str(server.base_url), wait_until="commit")
+    page.wait_for_selector("h1")
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+    assert not page.evaluate("'Plotly' in window")
+    page.close()
+
+
+def test_the_api_is_documented_on_a_page_of_its_own(page, server):
+    page.goto(str(server.base_url.join("/docs")))
+    page.wait_for_selector("details")
+    assert page.locator("details").count() == sum(
+        len(verbs) for verbs in server.get("/openapi.json").json()["paths"].values()
+    )
+    page.locator("summary", has_text="/api/upload").click()
+    assert "the file has probabilities, not logits" in page.inner_text("main")

@@ -1,0 +1,238 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trueup import metrics
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping.fit import clamp
+from trueup.models import collect
+from trueup.networks import CNN, Normalise, resnet20, resnet110
+from trueup.study import STUDIES, Options, Store, clamping_presets, neural_clamping, run
+from trueup.study.clamping_tables import chosen
+from trueup.study.networks import trained
+
+STUDY = STUDIES["neural-clamping"]
+HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
+TINY = replace(
+    clamping_presets.PRESETS["digits"],
+    networks=[{"data": "digits", "network": "cnn", "how": HOW}],
+    epochs=2,
+    gammas=(0.0, 0.5, 1.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRUEUP_NETWORKS", str(tmp_path / "networks"))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(clamping_presets.PRESETS, "digits", TINY)
+
+
+def settings_of(options, **wanted):
+    [cell] = [
+        cell for cell in STUDY.cells(options) if all(cell.settings.get(name) == value for name, value in wanted.items())
+    ]
+    return {**cell.settings, **cell.local}
+
+
+def test_the_whole_study_in_small(tmp_path, tiny):
+    options = Options(seeds=2)
+    store = Store(tmp_path / "results.sqlite")
+    ran = run(STUDY, store, options=options)
+    assert ran.failed == {}
+    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 3 + 2)
+    assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2  # a network a run, whatever the cells
+    rows = store.rows(STUDY.cells(options))
+    tables = STUDY.tables(rows, options)
+    assert list(tables) == ["methods", "bins", "efficient", "ablation", "gamma", "starts"]
+    [members] = tables["methods"].groups.values()
+    assert list(members)[:2] == ["Uncalibrated", "Temperature Scaling"]
+    assert len(members) == len(neural_clamping.NAMES) - 1  # one epoch of it is only in the table of costs
+    for each in members.values():
+        assert each["ece"].count == 2
+        assert all(math.isfinite(each[name].mean) for name in ("accuracy", "entropy", "ece", "aece", "sce", "nll"))
+    [parts] = tables["ablation"].groups.values()
+    assert parts["Neural Clamping"]["ece"].mean == members["Neural Clamping (FL)"]["ece"].mean
+    assert list(tables["gamma"].groups["digits, cnn"]) == ["0", "0.5", "1"]
+    assert "2 runs, each with a network and a split of its own" in tables["methods"].notes[0]
+    figures = STUDY.figures(rows, options)
+    assert {"gamma-digits-cnn", "starts-digits-cnn", "reliability-digits-cnn-nc_fl"} <= set(figures)
+    figures["gamma-digits-cnn"].savefig(tmp_path / "gamma.svg")
+    again = neural_clamping.work(settings_of(options, exponent=0.5, seed=1, part="sweep"))
+    kept = [row for row in rows if row["part"] == "sweep" and row["exponent"] == 0.5 and row["seed"] == 1]
+    assert [row["nll"] for row in again] == [row["nll"] for row in kept]
+
+
+def test_rows_are_what_the_library_says(tiny):
+    options = Options(seeds=1)
+    settings = settings_of(options, method="temperature")
+    model, val, test = trained(settings)
+    given, asked = (collect(model, half, progress=False) for half in (val, test))
+    [row] = neural_clamping.work(settings)
+    after = Temperature.fit(*given)(asked.logits)
+    assert row["nll"] == metrics.nll(after, asked.labels)
+    assert row["ece_30"] == metrics.ece(after, asked.labels, bins=30)
+    assert row["ece"] == row["ece_15"] == pytest.approx(row["reliability"]["ece"], rel=1e-6)
+    assert (row["fit_rows"], row["test_rows"], row["cost"]) == (150, 150, 1)
+    [row] = neural_clamping.work(settings_of(options, method="ours"))
+    ours = clamp(model, val, progress=False)
+    assert row["nll"] == metrics.nll(*collect(ours, test, progress=False))
+    assert row["delta_norm"] == ours.fit_record.delta_norm
+
+
+def test_the_exponent_is_chosen_on_the_calibration_images():
+    def rows(seed, **errors):
+        return [
+            {"data": "d", "network": "n", "seed": seed, "exponent": float(g), "method": method, "fit_ece": e, "ece": 0}
+            for g, e in errors.items()
+            for method in ("output only", "both")
+        ]
+
+    found = chosen(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
+    assert [(row["seed"], row["exponent"], row["method"]) for row in found] == [
+        (0, 1.0, "output only"),
+        (0, 1.0, "both"),
+        (1, 0.5, "output only"),
+        (1, 0.5, "both"),
+    ]
+
+
+def test_the_default_grid_is_the_papers():
+    cells = STUDY.cells()
+    runs = 5
+    assert len(cells) == runs * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 21 + 2)
+    assert {cell.settings["network_seed"] for cell in cells} == set(range(runs))
+    begun = [cell.settings for cell in cells if cell.settings["part"] == "starts"]
+    assert {(s["network_seed"], s["draw"]) for s in begun} == {(0, 0)}
+    assert {s["seed"] for s in begun} == set(range(runs))
+    assert all(s["epochs"] == 100 for s in begun)
+
+
+def test_what_is_asked_for_must_be_there(tmp_path):
+    with pytest.raises(ValueError, match="methods must be among uncalibrated, .*, got 'x'"):
+        STUDY.cells(Options(methods=("x",)))
+    with pytest.raises(ValueError, match="preset must be one of digits, cifar10, paper, or data of .*, got 'trec'"):
+        STUDY.cells(Options(data="trec"))
+    with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
+        STUDY.cells(Options(preset="digits", data="cifar10"))
+    with pytest.raises(FileNotFoundError, match="cifar10_resnet20.th: no such file"):
+        STUDY.cells(Options(preset="cifar10", data_dir=str(tmp_path)))
+
+
+def test_temperature_by_steps_ends_short_and_gets_there():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(500, 4))
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    best, short, longer = Temperature.fit(2 * z, y), neural_clamping.by_steps(2 * z, y), None
+    assert 1 < float(short.temperature) < 0.9 * float(best.temperature)
+    longer = neural_clamping.by_steps(2 * z, y, steps=3000, rate=0.05)
+    assert float(longer.temperature) == pytest.approx(float(best.temperature), rel=1e-4)
+
+
+def drawn_images(n, classes, size=32, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, size, size, 3), dtype=np.uint8), np.arange(n) % classes
+
+
+def test_published_weights_for_cifar10(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "weights").mkdir()
+    images, labels = drawn_images(24, 10)
+    np.savez(tmp_path / "images" / "cifar10_test.npz", images=images, labels=labels)
+    val, test = np.arange(0, 24, 2), np.arange(1, 24, 2)
+    np.savez(tmp_path / "images" / "cifar10_test_split.npz", val_index=val, test_index=test)
+    network = resnet20(seed=3)
+    torch.save({"state_dict": {f"module.{k}": v for k, v in network.state_dict().items()}}, tmp_path / "net.th")
+    (tmp_path / "net.th").rename(tmp_path / "weights" / "cifar10_resnet20.th")
+    options = Options(data="cifar10", data_dir=str(tmp_path), seeds=2, methods=("uncalibrated", "closed", "nc_ce"))
+    cells = STUDY.cells(options)
+    assert {cell.settings["network_seed"] for cell in cells} == {0}
+    [row] = neural_clamping.work(settings_of(options, method="uncalibrated", seed=0))
+    x = Normalise()(torch.from_numpy(images[test]).permute(0, 3, 1, 2).float() / 255)
+    with torch.no_grad():
+        assert row["nll"] == pytest.approx(metrics.nll(network.eval()(x), labels[test]), rel=1e-5)
+    settings = settings_of(options, exponent=0.5, seed=1) | {"epochs": 1, "batch": 12, "val_rows": 8}
+    rows = neural_clamping.work(settings)
+    assert [row["method"] for row in rows][-1] == "both"
+    assert {row["fit_rows"] for row in rows} == {8}
+    with (tmp_path / "weights" / "cifar10_resnet20.th").open("ab") as file:
+        file.write(b"0")
+    with pytest.raises(ValueError, match="the file has changed since the study began"):
+        neural_clamping.work(settings)
+
+
+def test_the_papers_settings_one_batch_on_files_of_the_right_format(tmp_path):
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, n in (("train", 20), ("test", 4)):
+        images, labels = drawn_images(n, 100)
+        rows = np.concatenate([np.zeros((n, 1)), labels[:, None], images.transpose(0, 3, 1, 2).reshape(n, -1)], axis=1)
+        rows.astype(np.uint8).tofile(folder / f"{name}.bin")
+    options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1)
+    settings = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
+    assert (settings["epochs"], settings["batch"], settings["how"]["epochs"]) == (100, 512, 200)
+    (tmp_path / "weights").mkdir()
+    torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
+    found = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
+    assert found["how"]["weights"] == "weights/cifar100_resnet110.th"
+    rows = neural_clamping.work({**found, "epochs": 1})
+    assert [(row["fit_rows"], row["test_rows"]) for row in rows] == [(2, 4)] * 6
+    one = {**settings["how"], "epochs": 1, "options": {"width": 2}}
+    [row] = neural_clamping.work({**settings, "network": "cnn", "how": one, "part": "method", "method": "temperature"})
+    assert row["test_rows"] == 4
+
+
+def test_imagenet_one_batch_on_files_of_the_right_format(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    for part, n in (("train", 1), ("val", 4)):
+        for name in ("n01440764", "n01443537"):
+            place = tmp_path / part / name
+            place.mkdir(parents=True)
+            for number, image in enumerate(drawn_images(n, 2, 48)[0]):
+                pillow.fromarray(image).save(place / f"{number}.png")
+    options = Options(data="imagenet", data_dir=str(tmp_path), seeds=1)
+    networks = {cell.settings["network"] for cell in STUDY.cells(options)}
+    assert networks == {"timm:resnet101", "timm:vit_small_patch16_224", "timm:mixer_b16_224"}
+    settings = settings_of(options, network="timm:resnet101", method="closed")
+    small = {"network": "cnn", "how": {"options": {"width": 2}}}  # as it was made, without training
+    [row] = neural_clamping.work({**settings, **small})
+    assert (row["fit_rows"], row["test_rows"]) == (4, 4)
+
+
+def test_a_network_is_trained_once_and_again_the_same(tmp_path):
+    settings = {"data": "digits", "network": "cnn", "how": HOW, "network_seed": 0}
+    one = trained(settings)
+    [kept] = (tmp_path / "networks").glob("*.safetensors")
+    before = kept.stat().st_mtime_ns
+    two = trained(settings)
+    assert kept.stat().st_mtime_ns == before
+    other = trained({**settings, "cache": str(tmp_path / "other")})
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(weight, two.model.state_dict()[name])
+        assert torch.equal(weight, other.model.state_dict()[name])
+    assert not torch.equal(next(one.model.parameters()), next(CNN(10, channels=1, width=2).parameters()))
+    trained({**settings, "network_seed": 1})
+    assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2
+
+
+def test_parts_share_no_image_and_a_box_holds_every_pixel():
+    how = {"options": {"width": 2}, "sizes": [1000, 400, 397]}
+    subject = trained({"data": "digits", "network": "cnn", "how": how, "network_seed": 5})
+    assert (len(subject.val), len(subject.test)) == (400, 397)
+    assert not set(subject.val.part.indices) & set(subject.test.part.indices)
+    low, high = subject.val.box
+    pixels = torch.cat([images for images, _ in subject.val])
+    assert (pixels >= low).all()
+    assert (pixels <= high).all()
+    assert float(high - low) == pytest.approx(1 / 0.3760, rel=1e-6)
+    some = subject.val.some(50, 0)
+    assert len(some) == 50
+    assert set(some.part.indices) != set(subject.val.some(50, 1).part.indices)
+    with pytest.raises(ValueError, match="sizes must add up to at most 1797 samples of digits"):
+        trained({"data": "digits", "network": "cnn", "how": {"sizes": [1000, 1000, 1]}, "network_seed": 0})

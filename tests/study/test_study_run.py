@@ -1,0 +1,304 @@
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import chores
+import pytest
+
+from trueup.study import STUDIES, Options, Store, Study, executor_for, product, run
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "results.sqlite")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The rows of a run that nothing happened to, by the number of cells."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+
+    def rows(count):
+        study, store = chores.study(count=count), Store(folder / f"{count}.sqlite")
+        run(study, store)
+        return told(store, study)
+
+    return rows
+
+
+def told(store, study):
+    """Rows as text, for NaN is not equal to itself."""
+    return [repr(row) for row in store.rows(study.cells())]
+
+
+def test_in_this_process(store, tmp_path):
+    study, seen = chores.study(folder=tmp_path), []
+    ran = run(study, store, on_cell=seen.append)
+    assert (ran.finished, ran.kept, ran.failed) == (6, 0, {})
+    assert [outcome.settings["n"] for outcome in seen] == list(range(6))
+    assert all(outcome.status == "finished" and len(outcome.rows) == 2 for outcome in seen)
+    rows = store.rows(study.cells())
+    assert rows[4] == {"n": 2, "power": 2, "value": 4 / 7, "root": math.sqrt(2)}
+    again = run(study, store, on_cell=seen.append)
+    assert (again.finished, again.kept) == (0, 6)
+    assert len(seen) == len(chores.lines(tmp_path)) == 6
+
+
+def test_a_new_version_is_run_anew(store, tmp_path):
+    run(chores.study(folder=tmp_path), store)
+    assert run(chores.study(folder=tmp_path, version=2), store).finished == 6
+    assert run(chores.study(folder=tmp_path, count=8), store).finished == 2
+
+
+def test_a_place_is_not_a_setting(store, tmp_path):
+    run(chores.study(folder=tmp_path), store)
+    assert run(chores.study(folder=tmp_path / "elsewhere"), store).kept == 6
+
+
+@pytest.mark.parametrize("executor", ["none", "processes:2"])
+def test_a_cell_that_fails_does_not_stop_the_others(store, tmp_path, executor):
+    study = chores.study("sevenths", folder=tmp_path)
+    bad = study.cells()[3].key
+    with executor_for(executor) as workers:
+        ran = run(study, store, executor=workers)
+    assert (ran.finished, list(ran.failed)) == (5, [bad])
+    [outcome] = [o for o in store.known("chores") if o.status == "failed"]
+    assert outcome.key == bad
+    assert outcome.error.startswith("ZeroDivisionError: three is too much\n")
+    assert "chores:" in outcome.error.splitlines()[-1]
+    assert outcome.rows == []
+    kept = run(study, store, retry_failed=False)
+    assert (kept.finished, kept.kept, kept.failed) == (0, 6, {})
+    assert list(run(study, store).failed) == [bad]
+    (tmp_path / "cured").touch()
+    assert run(study, store).finished == 1
+    assert len(store.rows(study.cells())) == 12
+
+
+def test_rows_that_cannot_be_kept_are_failures(store):
+    ran = run(chores.study("strange", count=4), store)
+    assert [error.splitlines()[0] for error in ran.failed.values()] == [
+        "ValueError: row 0['x'] must be plain data (None, bool, number, text, list, dict), got object",
+        "ValueError: row 0 must not change the setting 'n' from 1, got 7",
+        "ValueError: row 0 must be a mapping from names to values, got str",
+        "TypeError: 'int' object is not iterable",
+    ]
+    missing = run(chores.study("nothing", count=1), store)
+    assert "has no attribute 'nothing'" in next(iter(missing.failed.values()))
+
+
+def test_an_interruption_keeps_what_is_finished(store, tmp_path):
+    study = chores.study("interrupted", folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, store)
+    assert [outcome.settings["n"] for outcome in store.known("chores")] == [0, 1, 2]
+    assert run(chores.study(folder=tmp_path), store).finished == 3
+
+
+def test_an_interruption_cancels_what_has_not_begun(store, tmp_path):
+    study = chores.study(count=20, folder=tmp_path, pause=0.3)
+
+    def enough(outcome):
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
+        run(study, store, executor=pool, on_cell=enough)
+    assert len(store.known("chores")) == 1
+    assert len(chores.lines(tmp_path)) < 20
+    assert run(chores.study(count=20), store).finished == 19
+
+
+def test_a_pool_of_processes(store, tmp_path, undisturbed):
+    study = chores.study(count=12, folder=tmp_path, pause=0.01)
+    with executor_for("processes:2") as workers:
+        assert isinstance(workers, ProcessPoolExecutor)
+        assert run(study, store, executor=workers).finished == 12
+        assert run(study, store, executor=workers).kept == 12
+    assert told(store, study) == undisturbed(12)
+    assert os.getpid() not in {pid for _, pid in chores.lines(tmp_path)}
+
+
+def test_a_pool_that_breaks_ends_the_run_and_keeps_the_rest(store, tmp_path):
+    study = chores.study("deadly", count=8, folder=tmp_path)
+    with (
+        executor_for("processes:1") as workers,
+        pytest.raises(RuntimeError, match="the workers were lost .* finished cells are kept: run again"),
+    ):
+        run(study, store, executor=workers)
+    statuses = {outcome.settings["n"]: outcome.status for outcome in store.known("chores")}
+    assert statuses == {0: "finished", 1: "finished", 2: "finished"}
+    assert run(chores.study(count=8, folder=tmp_path), store).finished == 5
+
+
+def test_an_executor_that_cannot_bring_a_result_home_fails_that_cell(store):
+    class Lossy(ThreadPoolExecutor):
+        def submit(self, function, *args):
+            if args[1].settings["n"] != 1:
+                return super().submit(function, *args)
+            lost = Future()
+            lost.set_exception(OSError("lost on the way"))
+            return lost
+
+    with Lossy(1) as pool:
+        ran = run(chores.study(), store, executor=pool)
+    assert (ran.finished, len(ran.failed)) == (5, 1)
+    assert "OSError: lost on the way" in next(iter(ran.failed.values()))
+
+
+@pytest.mark.parametrize(("executor", "kills"), [("none", 6), ("processes:2", 3)])
+def test_killed_again_and_again(store, tmp_path, undisturbed, executor, kills):
+    """kill −9 at moments drawn at random, some while the file is made or opened; the last run is left alone."""
+    count, rng = 100, random.Random(0)
+    study = chores.study(count=count)
+    command = [sys.executable, chores.__file__, str(store.path), str(tmp_path), str(count), "0.01", executor]
+    store.path.unlink()
+    for turn in range(kills):
+        before = len(chores.lines(tmp_path))
+        process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+        while turn % 4 and len(chores.lines(tmp_path)) < before + 6:  # however slow the machine is
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05 if turn % 4 else 0.2))
+        process.kill()
+        process.wait()
+    done = len(Store(store.path).known("chores"))
+    assert 0 < done < count
+    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60)
+    assert told(store, study) == undisturbed(count)
+    counts = Counter(n for n, _ in chores.lines(tmp_path))
+    assert sorted(counts) == list(range(count))
+    if executor == "none":  # what was running may have been run again; a pool also runs ahead of what is written
+        assert sum(counts.values()) - count <= kills
+    for pid in {pid for _, pid in chores.lines(tmp_path)}:
+        assert gone(pid), "a worker outlived its parent"
+
+
+def test_an_interrupted_pool_does_not_wait_for_what_is_running(store, tmp_path):
+    command = [sys.executable, chores.__file__, str(store.path), str(tmp_path), "4", "60", "processes:2"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    while len(chores.lines(tmp_path)) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in error
+    assert all(gone(pid) for _, pid in chores.lines(tmp_path))
+    assert Store(store.path).known("chores") == []
+
+
+def gone(pid, patience=5.0):
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# Dask leaves the socket to a worker that was killed to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_dask_cluster_that_loses_a_worker(store, tmp_path, undisturbed):
+    """Two worker processes, one killed in the middle: nothing is lost, and nothing is there twice."""
+    pytest.importorskip("distributed")
+    study = chores.study(count=24, folder=tmp_path, pause=0.05)
+    killed, seen = [], []
+
+    def kill(outcome):
+        seen.append(outcome.settings["n"])
+        if len(seen) == 8:
+            killed.append(chores.lines(tmp_path)[-1][1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with quiet("distributed"), executor_for("local:2") as workers:
+        ran = run(study, store, executor=workers, on_cell=kill)
+        assert run(study, store, executor=workers).kept == 24
+    assert (ran.finished, ran.failed) == (24, {})
+    assert sorted(seen) == list(range(24))
+    assert told(store, study) == undisturbed(24)
+    pids = Counter(pid for _, pid in chores.lines(tmp_path))
+    assert killed[0] in pids
+    assert os.getpid() not in pids
+    assert len(pids) >= 2
+
+
+class quiet:
+    """Keeps a library's log to itself, which tells of the worker that was killed."""
+
+    def __init__(self, name):
+        import logging
+
+        self.logger = logging.getLogger(name)
+
+    def __enter__(self):
+        self.level = self.logger.level
+        self.logger.setLevel(100)
+
+    def __exit__(self, *error):
+        self.logger.setLevel(self.level)
+
+
+def test_a_cell_uses_one_thread_unless_told_otherwise(store):
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    study = Study("threads", 1, lambda o: [{"t": o.threads}], "chores:threads", lambda rows, o: {})
+    torch.set_num_threads(3)
+    try:
+        for threads in (1, 2):
+            run(study, store, options=Options(threads=threads))
+            [row] = store.rows(study.cells(Options(threads=threads)))
+            assert row["used"] == threads
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_another_run_may_finish_a_cell_meanwhile(store, tmp_path):
+    study = chores.study(folder=tmp_path)
+
+    def meanwhile(outcome):
+        if outcome.settings["n"] == 0:
+            thread = threading.Thread(target=lambda: run(study, store))
+            thread.start()
+            thread.join()
+
+    ran = run(study, store, on_cell=meanwhile)
+    assert (ran.finished, ran.kept) == (1, 5)
+    assert len(chores.lines(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", ["nothing", "processes:", "processes:0", "local:x", "none:2", "", "Processes:2"])
+def test_executors_have_names(name):
+    with pytest.raises(ValueError, match='executor must be "none", "processes'), executor_for(name):
+        pass
+
+
+def test_studies_are_listed_without_their_import():
+    code = (
+        "import sys; from trueup.study import STUDIES; print(*STUDIES, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["neural-clamping", "rethinking", "clue", "post-hoc", "False", "False"]
+    with pytest.raises(KeyError, match="no study is called 'x'; there are: neural-clamping"):
+        STUDIES["x"]
+
+
+@pytest.mark.parametrize("name", ["seeds", "threads"])
+def test_options_are_checked(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        Options(**{name: 0})
+
+
+def test_a_grid_with_the_same_settings_twice_is_one_cell():
+    twice = Study("twice", 1, lambda o: product(a=[1, 1.0, 2]), "chores:square", lambda rows, o: {})
+    assert [cell.settings for cell in twice.cells()] == [{"a": 1.0}, {"a": 2}]
