@@ -285,7 +285,7 @@ formula serves a data set, its classes, and a thousand resamples of it."""
 
 def folded_mean(mean: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """The mean of |N(mean, sigma²)|: what an absolute gap becomes on average when noise is added to it."""
-    t = np.divide(mean, sigma, out=np.zeros_like(mean), where=sigma > 0)
+    t = np.clip(np.divide(mean, sigma, out=np.zeros_like(mean), where=sigma > 0), -40.0, 40.0)  # exp(−800) is 0
     noisy = sigma * np.sqrt(2 / np.pi) * np.exp(-(t**2) / 2) + mean * (1 - 2 * ndtr(-t))
     return np.where(sigma > 0, noisy, np.abs(mean))
 

@@ -23,11 +23,14 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
             raise FileNotFoundError(f"{file}: there is no folder {file.parent}")
     drafts = [file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp") for file in targets]
     try:
+        modes = [_mode_of_new(draft) for draft in drafts]
         yield drafts
-        for draft, file in zip(drafts, targets, strict=True):
+        for draft, file, mode in zip(drafts, targets, modes, strict=True):
             _sync(draft, os.O_RDWR)
             if file.exists():
                 shutil.copymode(file, draft)
+            else:
+                draft.chmod(mode)  # some writers make files that nobody else may read
         for draft, file in zip(drafts, targets, strict=True):
             os.replace(draft, file)
     finally:
@@ -60,6 +63,14 @@ def existing(path: Path) -> Path:
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
     return path
+
+
+def _mode_of_new(path: Path) -> int:
+    """The permissions that a new file gets here."""
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    path.unlink()
+    return mode
 
 
 def _sync(path: Path, flags: int) -> None:

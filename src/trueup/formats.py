@@ -23,17 +23,19 @@ from numpy.lib import format as npy_format
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
+Pair: TypeAlias = tuple[np.ndarray, np.ndarray | None]
+"""Logits with labels, or without where none were asked for."""
 
 
 class Source(NamedTuple):
     """An open file: its columns, each described in words, and `read(logits, labels, rows)`, which yields pairs.
 
-    `logits` names one column (n, classes) or one column a class. At least one pair comes, though it may have no rows.
+    `logits` names one column (n, classes) or one column a class; `labels` may be None. At least one pair comes, though
+    it may have no rows.
     """
 
     columns: dict[str, str]
-    read: Callable[[Sequence[str], str, int], Iterator[Pair]]
+    read: Callable[[Sequence[str], str | None, int], Iterator[Pair]]
 
 
 Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
@@ -55,16 +57,16 @@ class _Column(NamedTuple):
 
 
 def _arrays(columns: dict[str, _Column]) -> Source:
-    def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
-        names = [*logits, labels]
+    def read(logits: Sequence[str], labels: str | None, rows: int) -> Iterator[Pair]:
+        names = [*logits, *([labels] if labels else [])]
         lengths = {columns[name].shape[:1] for name in names}
         if len(lengths) > 1 or () in lengths:
             found = ", ".join(f"{name} {columns[name].shape}" for name in names)
             raise ValueError(f"logits and labels must have as many rows as each other, got {found}")
-        n = columns[labels].shape[0]
+        n = columns[names[0]].shape[0]
         for start in range(0, max(n, 1), rows):
-            *parts, y = (columns[name].read(start, min(start + rows, n)) for name in names)
-            yield _matrix(parts), y
+            parts = [columns[name].read(start, min(start + rows, n)) for name in names]
+            yield _matrix(parts[: len(logits)]), parts[-1] if labels else None
 
     return Source({name: f"{column.shape} {column.dtype}" for name, column in columns.items()}, read)
 
@@ -136,13 +138,11 @@ def _fill(rows: np.ndarray, stream: IO[bytes], name: str) -> None:
 @contextmanager
 def _read_npy(path: Path) -> Iterator[Source]:
     logits, labels = files(path)
-    if not labels.is_file():
-        raise FileNotFoundError(f"{labels}: no such file; the labels of {path.name} are wanted beside it")
-    z, y = _mapped(logits), _mapped(labels)
-    columns = {
-        "logits": _Column(z.shape, str(z.dtype), lambda start, stop: z[start:stop]),
-        "labels": _Column(y.shape, str(y.dtype), lambda start, stop: np.array(y[start:stop])),
-    }
+    z = _mapped(logits)
+    columns = {"logits": _Column(z.shape, str(z.dtype), lambda start, stop: z[start:stop])}
+    if labels.is_file():
+        y = _mapped(labels)
+        columns["labels"] = _Column(y.shape, str(y.dtype), lambda start, stop: np.array(y[start:stop]))
     yield _arrays(columns)
 
 
@@ -187,25 +187,38 @@ def _read_csv(path: Path) -> Iterator[Source]:
             twice = next(name for name in header if header.count(name) > 1)
             raise ValueError(f"column names must differ, got {twice!r} twice")
 
-        def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
-            at, last = [header.index(name) for name in logits], header.index(labels)
+        def read(logits: Sequence[str], labels: str | None, rows: int) -> Iterator[Pair]:
+            at, last = [header.index(name) for name in logits], header.index(labels) if labels else None
             filled = filter(None, lines)
             for part in count():
-                z, y = array("d"), array("q")
+                z, y, n = array("d"), array("q"), 0
                 for line in islice(filled, rows):
                     try:
                         if len(line) != len(header):
                             raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
                         z.extend([float(line[i]) for i in at])
-                        y.append(int(line[last]))
+                        if last is not None:
+                            y.append(_whole(line[last]))
+                        n += 1
                     except (ValueError, OverflowError) as error:
                         raise ValueError(f"line {lines.line_num}: {error}") from None
-                if y or not part:
-                    yield np.frombuffer(z).reshape(len(y), len(at)), np.frombuffer(y, np.int64)
-                if len(y) < rows:
+                if n or not part:
+                    yield np.frombuffer(z).reshape(n, len(at)), None if last is None else np.frombuffer(y, np.int64)
+                if n < rows:
                     return
 
         yield Source(dict.fromkeys(header, ""), read)
+
+
+def _whole(text: str) -> int:
+    """A label, also as 1.0, which is how a data frame writes whole numbers of a column that once had a gap."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise ValueError(f"a label must be a whole number, got {text!r}") from None
+        return int(number)
 
 
 @contextmanager
@@ -215,13 +228,13 @@ def _read_parquet(path: Path) -> Iterator[Source]:
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True) as file:
         schema, n = file.schema_arrow, file.metadata.num_rows
 
-        def read(logits: Sequence[str], labels: str, rows: int) -> Iterator[Pair]:
-            names = [*dict.fromkeys((*logits, labels))]
+        def read(logits: Sequence[str], labels: str | None, rows: int) -> Iterator[Pair]:
+            names = [*dict.fromkeys((*logits, *([labels] if labels else [])))]
             empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
             batches = file.iter_batches(min(rows, n), columns=names) if n else [empty]
             for batch in batches:
-                *parts, y = (_arrow(batch.column(name), name) for name in (*logits, labels))
-                yield _matrix(parts), y
+                parts = [_arrow(batch.column(name), name) for name in logits]
+                yield _matrix(parts), _arrow(batch.column(labels), labels) if labels else None
 
         yield Source({field.name: f"({n} rows) {field.type}" for field in schema}, read)
 
@@ -253,37 +266,42 @@ def _pyarrow() -> tuple[Any, Any]:
     return pa, pq
 
 
-# Writers take the checked pair, contiguous, and the paths of `files`.
+# Writers take the checked pair, contiguous, and the paths of `files`; without labels only the first of them.
 
 
-def _write_npz(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+def _write_npz(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
     with open(path, "wb") as file:
-        np.savez(file, logits=z, labels=y)
+        arrays = {"logits": z} if y is None else {"logits": z, "labels": y}
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _write_npy(z: np.ndarray, y: np.ndarray, logits: Path, labels: Path) -> None:
-    for rows, path in ((z, logits), (y, labels)):
+def _write_npy(z: np.ndarray, y: np.ndarray | None, *paths: Path) -> None:
+    for rows, path in zip((z, y), paths, strict=False):
         with open(path, "wb") as file:
-            np.save(file, rows, allow_pickle=False)
+            np.save(file, rows, allow_pickle=False)  # type: ignore[arg-type]
 
 
-def _write_csv(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+def _write_csv(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow([*(f"logit_{k}" for k in range(z.shape[1])), "label"])
+        out.writerow([*(f"logit_{k}" for k in range(z.shape[1])), *([] if y is None else ["label"])])
         # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
-        out.writerows((*row.tolist(), label) for row, label in zip(z, y.tolist(), strict=True))
+        if y is None:
+            out.writerows(row.tolist() for row in z)
+        else:
+            out.writerows((*row.tolist(), label) for row, label in zip(z, y.tolist(), strict=True))
 
 
-def _write_parquet(z: np.ndarray, y: np.ndarray, path: Path) -> None:
+def _write_parquet(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
     pa, pq = _pyarrow()
     lists = pa.FixedSizeListArray.from_arrays(pa.array(z.reshape(-1)), z.shape[1])
+    table = pa.table({"logits": lists, **({} if y is None else {"label": y})})
     group = max(1, (1 << 20) // z.shape[1])  # groups of a million numbers stream in little memory
-    pq.write_table(pa.table({"logits": lists, "label": y}), path, row_group_size=group, write_page_checksum=True)
+    pq.write_table(table, path, row_group_size=group, write_page_checksum=True)
 
 
-def _write_safetensors(z: np.ndarray, y: np.ndarray, path: Path) -> None:
-    save_file({"logits": z, "labels": y}, path)
+def _write_safetensors(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
+    save_file({"logits": z, **({} if y is None else {"labels": y})}, path)
 
 
 FORMATS: dict[str, tuple[Reader, Writer]] = {

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.arrays import Array, as_pair, as_tensors, from_probs
+from trueup.arrays import Array, as_logits, as_pair, as_tensors, from_probs
 from trueup.disk import blaming, existing, replacing
 from trueup.formats import FORMATS, files
 
@@ -107,9 +107,53 @@ def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
     """
     _, write = _format(Path(path))
     z, y = as_tensors(*predictions)
-    z = z.float() if z.dtype == torch.bfloat16 else z
     with replacing(*files(Path(path))) as drafts:
-        write(np.ascontiguousarray(z.cpu().numpy()), np.ascontiguousarray(y.cpu().numpy()), *drafts)
+        write(_plain(z), np.ascontiguousarray(y.cpu().numpy()), *drafts)
+
+
+def load_logits(
+    path: str | os.PathLike[str],
+    *,
+    logits: str | Sequence[str] = "logits",
+    probs: bool = False,
+    split: str | None = None,
+) -> np.ndarray:
+    """Read the logits alone, of a file that need not have labels: what a calibrator is applied to in use.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_logits(f"{folder}/new.csv", [[2.5, 0.5]])
+    ...     load_logits(f"{folder}/new.csv")
+    array([[2.5, 0.5]])
+    """
+    file = _parsed(path)
+    reader, _ = _format(file)
+    with blaming(file), reader(file) as source:
+        names, _ = _resolve(source.columns, logits, None, probs, split)
+        parts = [z for z, _ in source.read(names, None, sys.maxsize)]
+        whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
+        return _plain(from_probs(whole) if probs else whole)
+
+
+def save_logits(path: str | os.PathLike[str], logits: Any) -> None:
+    """Write logits without labels, to a file that is either complete or not there."""
+    _, write = _format(Path(path))
+    with replacing(Path(path)) as (draft,):
+        write(_plain(logits), None, draft)
+
+
+def _plain(logits: Any) -> np.ndarray:
+    z = as_logits(logits)
+    z = z.float() if z.dtype == torch.bfloat16 else z
+    return np.ascontiguousarray(z.cpu().numpy())
+
+
+def has_labels(path: str | os.PathLike[str], *, labels: str = "labels", split: str | None = None) -> bool:
+    """Whether a file names labels."""
+    file = _parsed(path)
+    reader, _ = _format(file)
+    with blaming(file), reader(file) as source:
+        return any(name in source.columns for name in _accepted(labels, split))
 
 
 def _parsed(path: str | os.PathLike[str]) -> Path:
@@ -134,6 +178,7 @@ def _chunks(
     start = 0
     classes: int | None = None
     with blaming(path), reader(path) as source:
+        _expect_labels(path)
         names, label = _resolve(source.columns, logits, labels, probs, split)
         for z, y in source.read(names, label, rows):
             try:
@@ -147,7 +192,14 @@ def _chunks(
             yield part
 
 
-def _checked(logits: np.ndarray, labels: np.ndarray, probs: bool) -> Predictions:
+def _expect_labels(path: Path) -> None:
+    """The labels of a .npy file are a file of their own."""
+    for file in files(path):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file; the labels of {path.name} are wanted beside it")
+
+
+def _checked(logits: np.ndarray, labels: Any, probs: bool) -> Predictions:
     if probs:
         return Predictions(*as_pair(from_probs(logits), labels))
     z, y = as_pair(logits, labels)
@@ -156,8 +208,8 @@ def _checked(logits: np.ndarray, labels: np.ndarray, probs: bool) -> Predictions
 
 
 def _resolve(
-    columns: Mapping[str, str], logits: str | Sequence[str], labels: str, probs: bool, split: str | None
-) -> tuple[list[str], str]:
+    columns: Mapping[str, str], logits: str | Sequence[str], labels: str | None, probs: bool, split: str | None
+) -> tuple[list[str], str | None]:
     """The columns' own names, or a ValueError with all that the file holds."""
     prefix = f"{split}_" if split else ""
     if isinstance(logits, str):
@@ -168,14 +220,19 @@ def _resolve(
     else:
         names = list(logits)
         missing = [name for name in names if name not in columns] if names else ["logits"]
-    accepted = [prefix + name for name in (("labels", "label") if labels == "labels" else (labels,))]
+    accepted = [] if labels is None else _accepted(labels, split)
     label = next((name for name in accepted if name in columns), None)
-    if missing or label is None:
+    if missing or (accepted and label is None):
         missing += [] if label else accepted[:1]
         raise ValueError(f"wanted {' and '.join(missing)}, found {_listed(columns)}{_hint(columns, probs, split)}")
     if not probs and any(PROBABILITIES.fullmatch(name) for name in names):
         raise ValueError(f"{names[0]} holds probabilities by its name; say probs=True to read them")
     return names, label
+
+
+def _accepted(labels: str, split: str | None) -> list[str]:
+    prefix = f"{split}_" if split else ""
+    return [prefix + name for name in (("labels", "label") if labels == "labels" else (labels,))]
 
 
 def _find(columns: Mapping[str, str], name: str) -> list[str]:

@@ -117,19 +117,21 @@ class Scores:
         return pd.DataFrame(records, columns=columns)
 
     def __str__(self) -> str:
-        return "\n\n".join([self._caption(), as_text(self._table()), *self._notes()])
+        return "\n\n".join([self.caption(), as_text(self.table()), *self.notes()])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
-        return f"<div><p>{html.escape(self._caption())}</p>{as_html(self._table())}{notes}</div>"
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        return f"<div><p>{html.escape(self.caption())}</p>{as_html(self.table())}{notes}</div>"
 
-    def _caption(self) -> str:
+    def caption(self) -> str:
+        """How much was scored."""
         return f"{self.rows:,} rows, {self.classes} classes, {self.bins} bins"
 
-    def _table(self) -> list[Row]:
+    def table(self) -> list[Row]:
+        """Its cells as text, the first row the heads."""
         level = percent(self.level)
         if len(self.methods) == 1:
             found = self.values[self.methods[0]]
@@ -154,7 +156,8 @@ class Scores:
             rows.append([name, *(number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
         return rows
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What is said below the table."""
         if len(self.methods) == 1:
             notes = [self.verdict()]
             if any(i.value > i.high for i in self.values[self.methods[0]].values()):

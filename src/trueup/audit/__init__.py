@@ -3,7 +3,6 @@
 from trueup.audit.run import DEFAULT, FAST, FEW_CLASSES, MANY, RECORDING, SLOW, Audit, audit, methods_for
 from trueup.audit.titles import RAW, TITLES, title
 
-
 __all__ = [
     "DEFAULT",
     "FAST",

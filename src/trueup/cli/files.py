@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import numpy as np
+
     from trueup.predictions import Predictions
+    from trueup.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,45 @@ class Names:
             raise ValueError(f"--split must be val or test, got {split!r}")
         try:
             return load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
+        except ValueError as error:
+            raise ValueError(_as_options(str(error))) from None
+
+    def sharded(self, where: str, cluster: str | None) -> bool:
+        """Whether a name means several files."""
+        from trueup.shards.source import is_sharded
+
+        several = is_sharded(where)
+        if cluster is not None and not several:
+            raise ValueError(f"--cluster is for shards: a folder, a pattern or an address, got the one file {where}")
+        return several
+
+    @contextmanager
+    def shards(self, where: str, split: str | None, cluster: str | None) -> Iterator[tuple[Shards, Executor | None]]:
+        """The shards, and who reads them."""
+        from trueup.study.run import executor_for
+
+        found = self.source(where, split)
+        with executor_for(cluster or "none") as executor:
+            yield found, executor
+
+    def source(self, where: str, split: str | None) -> Shards:
+        """The files that a name means, one or several."""
+        from trueup.cli.options import given
+        from trueup.shards import Shards
+
+        columns = tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits
+        return Shards.of(where, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
+
+    def unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
+        """The logits of a file without labels; None if it has some."""
+        from trueup.cli.options import given
+        from trueup.predictions import has_labels, load_logits
+
+        if self.labels is not None or has_labels(path, split=split):
+            return None
+        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
+        try:
+            return load_logits(path, **given(logits=columns, split=split), probs=self.probs)
         except ValueError as error:
             raise ValueError(_as_options(str(error))) from None
 

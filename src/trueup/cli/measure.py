@@ -33,7 +33,9 @@ Test = Annotated[
 
 
 def evaluate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits and labels.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Logits and labels; also a folder, pattern or address of shards.")
+    ],
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
@@ -46,20 +48,31 @@ def evaluate(
         typer.Option("--replicates", metavar="N", help=o.help_of("Bootstrap replicates", o.COMPARE, "replicates")),
     ] = None,
     seed: o.Seed = None,
+    cluster: o.Cluster = None,
+    skip_bad: o.SkipBad = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """How calibrated a network is, and how sure that is."""
+    """How calibrated a network is, and how sure that is.
+
+    Shards are read once, some rows at a time, and never together.
+    """
     from trueup.registry import METRICS
     from trueup.scores import DEFAULT
     from trueup.scores import evaluate as scored
 
     for name in metric or ():
         o.known("metric", [*METRICS, *DEFAULT], name)
+    names = Names(probs, logits, labels)
+    chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
     with hushed(quiet):
-        pair = Names(probs, logits, labels).read(file, split)
-        chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
-        scores = scored(*pair, **chosen)
+        if names.sharded(file, cluster):
+            with names.shards(file, split, cluster) as (shards, executor):
+                from trueup.shards import evaluate as over_shards
+
+                scores = over_shards(shards, **chosen, executor=executor, skip_bad=skip_bad, progress=not quiet)
+        else:
+            scores = scored(*names.read(Path(file), split), **chosen)
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -154,9 +167,9 @@ def report(
 def print_scores(scores: Scores, *, quiet: bool = False) -> None:
     """The table, and what it means."""
     if not quiet:
-        print(f"{scores._caption()}\n")
-    print_table(scores._table())
-    print_remarks(*scores._notes(), quiet=quiet)
+        print(f"{scores.caption()}\n")
+    print_table(scores.table())
+    print_remarks(*scores.notes(), quiet=quiet)
 
 
 def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
@@ -167,10 +180,10 @@ def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False)
     many = len(scores.methods) > 2
     if not quiet:
         how = f"cross-fitted in {found.folds} folds" if found.cross_fitted else f"fitted to {found.calibration_rows:,}"
-        print(f"{scores._caption()}; {how}\n")
+        print(f"{scores.caption()}; {how}\n")
     shown = metrics or (NARROW if many else scores.metrics)
-    print_table(_only(scores, shown)._table())
-    legend = scores._notes()[0] if many else ""
+    print_table(_only(scores, shown).table())
+    legend = scores.notes()[0] if many else ""
     chosen = "" if found.chosen == "raw" else f"Chosen by cross-validation: {found.chosen}, {title(found.chosen)}."
     print_remarks(legend, chosen, found.verdict(), quiet=quiet)
 
@@ -224,6 +237,7 @@ def add_to(app: typer.Typer) -> None:
             "trueup evaluate test.csv --probs --labels target",
             "trueup evaluate both.npz --split test --json",
             "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
+            "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
         ),
     )(evaluate)
     app.command(

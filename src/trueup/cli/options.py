@@ -66,6 +66,15 @@ Split = Annotated[
     str | None,
     typer.Option("--split", metavar="val|test", help="Which half of a file that holds val_logits and test_logits."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="WHERE", help="Who reads shards: processes[:N], local[:N] or tcp://host:port (Dask)."
+    ),
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out shards that cannot be read, and count them, instead of stopping.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone: no progress, no remarks.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help=help_of("Seed", COMPARE, "seed"))]

@@ -18,35 +18,48 @@ if TYPE_CHECKING:
 
 
 def fit(
-    val: Annotated[Path, typer.Argument(metavar="VAL", help="Logits and labels that the network was not trained on.")],
+    val: Annotated[
+        str,
+        typer.Argument(
+            metavar="VAL",
+            help="Logits and labels that the network was not trained on; also a folder, pattern or address of shards.",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The calibrator, .safetensors.")],
     method: o.Methods = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
     split: o.Split = None,
+    cluster: o.Cluster = None,
+    skip_bad: o.SkipBad = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Fit a calibrator and save it.
 
     Without a method, or with `-m auto`, cross-validation chooses one; of several methods it chooses among them, the
-    first being taken for the simplest. Of a file with both halves inside, val is fitted to.
+    first being taken for the simplest. Of a file with both halves inside, val is fitted to. Shards, which are never in
+    memory together, take one method: temperature, vector, matrix, svs, sms or a histogram.
     """
     from trueup.registry import METHODS
 
     wanted = [o.known("method", METHODS, name) for name in method or ["auto"]]
-    output(out, ".safetensors", reads=(val,))
     names = Names(probs, logits, labels)
+    several = names.sharded(val, cluster)
+    output(out, ".safetensors", reads=() if several else (Path(val),))
     with hushed(quiet):
-        pair = names.read(val, split) if split else names.half(val, "val")
-        calibrator = _fitted(wanted, pair)
+        if several:
+            calibrator, rows, classes = _fitted_to_shards(names, val, split, wanted, cluster, skip_bad, quiet)
+        else:
+            pair = names.read(Path(val), split) if split else names.half(Path(val), "val")
+            calibrator = _fitted(wanted, pair)
+            rows, classes = pair.logits.shape
     choice: Any = getattr(calibrator, "choice", None)
     chosen = wanted[0] if choice is None else choice.chosen
-    rows, classes = pair.logits.shape
     from trueup.artifact import save_calibrator
 
-    summary = {"method": chosen, "fitted to": val.name, "rows": rows}
+    summary = {"method": chosen, "fitted to": val if several else Path(val).name, "rows": rows}
     save_calibrator(calibrator, out, classes=classes, summary=summary)
     if as_json:
         losses = None if choice is None else choice.scores
@@ -73,9 +86,21 @@ def _fitted(methods: list[str], pair: Any) -> Calibrator:
     return found
 
 
+def _fitted_to_shards(
+    names: Names, where: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool, quiet: bool
+) -> tuple[Calibrator, int, int]:
+    from trueup.shards import FITS, fit_shards
+
+    if len(methods) > 1 or methods[0] not in FITS:
+        raise ValueError(f"shards take one method of {', '.join(FITS)}; say which with -m")
+    with names.shards(where, split, cluster) as (shards, executor):
+        found = fit_shards(methods[0], shards, executor=executor, skip_bad=skip_bad, progress=not quiet)
+    return found.calibrator, found.rows, found.classes
+
+
 def apply(
     calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="What `trueup fit` wrote.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits and labels.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits, with or without labels.")],
     out: Annotated[
         Path, typer.Option("--output", "-o", metavar="OUT", help="Where the calibrated logits go; the suffix decides.")
     ],
@@ -94,14 +119,20 @@ def apply(
 
     output(out, *FORMATS, reads=(calibrator, file))
     from trueup.artifact import header, load_calibrator
-    from trueup.predictions import save
+    from trueup.predictions import save, save_logits
 
+    names = Names(probs, logits, labels)
     with hushed(quiet):
         fitted = load_calibrator(calibrator)
-        pair = Names(probs, logits, labels).read(file, split)
-        save(out, (fitted(pair.logits), pair.labels))
+        alone = names.unlabelled(file, split)
+        if alone is not None:
+            save_logits(out, fitted(alone))
+            rows, classes = alone.shape
+        else:
+            pair = names.read(file, split)
+            save(out, (fitted(pair.logits), pair.labels))
+            rows, classes = pair.logits.shape
     told = header(calibrator)
-    rows, classes = pair.logits.shape
     if as_json:
         print_json(
             "apply", calibrator=calibrator, file=file, split=split, output=out, rows=rows, classes=classes,
@@ -119,6 +150,7 @@ def add_to(app: typer.Typer) -> None:
             "trueup fit val.npz -m temperature -o calibrator.safetensors",
             "trueup fit val.csv --labels target -o calibrator.safetensors",
             "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
+            "trueup fit 'predictions/*.parquet' -m vector --cluster local:2 -o calibrator.safetensors",
         ),
     )(fit)
     app.command(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,28 @@ def fit(
     >>> trueup.METHODS["temperature"](z, y)
     Temperature(temperature=1.95563)
     """
+    return fit_shards(method, shards, executor=executor, skip_bad=skip_bad, progress=progress).calibrator
+
+
+class Fitted(NamedTuple):
+    """A calibrator, and what it was fitted to."""
+
+    calibrator: Calibrator
+    rows: int
+    classes: int
+    bad: tuple[str, ...]
+    """Shards that were left out."""
+
+
+def fit_shards(
+    method: str,
+    shards: Shards,
+    *,
+    executor: Executor | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> Fitted:
+    """As `fit`, and tell how much it was."""
     if method not in FITS:
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
     sample, rows, bad = gathered(
@@ -68,7 +90,8 @@ def fit(
     )
     tell_of(bad)
     good = shards.without(bad)
-    return FITS[method](Data(good, rows, sample.pair(), executor, progress))
+    found = FITS[method](Data(good, rows, sample.pair(), executor, progress))
+    return Fitted(found, rows, sample.logits.shape[1], bad)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def _summary(key: tuple[str, float], group: list[Row], reference: list[Row] | No
     for name in FIGURES:
         ours = np.array([getattr(row, name) for row in group])
         theirs = None if reference is None else np.array([getattr(row, name) for row in reference])
-        p = math.nan if theirs is None else _t_test(ours, theirs)
+        p = math.nan if theirs is None else t_test(ours, theirs)
         mark: Literal["higher", "lower", ""] = ""
         if theirs is not None and p < level:
             mark = "higher" if ours.mean() > theirs.mean() else "lower"
@@ -274,7 +274,7 @@ def _std(x: np.ndarray) -> float:
     return float(x.std(ddof=1)) if len(x) > 1 else math.nan
 
 
-def _t_test(a: np.ndarray, b: np.ndarray) -> float:
+def t_test(a: np.ndarray, b: np.ndarray) -> float:
     """The two-sided p-value, with pooled variance; of two constants 1 if they are equal, else 0."""
     freedom = len(a) + len(b) - 2
     if min(len(a), len(b)) < 2:
