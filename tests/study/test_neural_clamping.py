@@ -1,4 +1,6 @@
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +12,10 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit import clamp
 from trueup.models import collect
 from trueup.networks import CNN, Normalise, resnet20, resnet110
-from trueup.study import STUDIES, Options, Store, clamping_presets, neural_clamping, run
+from trueup.study import STUDIES, Options, Store, clamping_presets, networks, neural_clamping, run
 from trueup.study.clamping_tables import chosen
 from trueup.study.networks import trained
+from trueup.study.run import execute
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
@@ -25,8 +28,13 @@ TINY = replace(
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def as_a_worker_has_it(tmp_path, monkeypatch):
+    """One thread, and no network from before."""
     monkeypatch.setenv("TRUEUP_NETWORKS", str(tmp_path / "networks"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -34,10 +42,15 @@ def tiny(monkeypatch):
     monkeypatch.setitem(clamping_presets.PRESETS, "digits", TINY)
 
 
-def settings_of(options, **wanted):
+def cell_of(options, **wanted):
     [cell] = [
         cell for cell in STUDY.cells(options) if all(cell.settings.get(name) == value for name, value in wanted.items())
     ]
+    return cell
+
+
+def settings_of(options, **wanted):
+    cell = cell_of(options, **wanted)
     return {**cell.settings, **cell.local}
 
 
@@ -64,7 +77,7 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     figures = STUDY.figures(rows, options)
     assert {"gamma-digits-cnn", "starts-digits-cnn", "reliability-digits-cnn-nc_fl"} <= set(figures)
     figures["gamma-digits-cnn"].savefig(tmp_path / "gamma.svg")
-    again = neural_clamping.work(settings_of(options, exponent=0.5, seed=1, part="sweep"))
+    again = execute(STUDY.work, cell_of(options, exponent=0.5, seed=1, part="sweep")).rows
     kept = [row for row in rows if row["part"] == "sweep" and row["exponent"] == 0.5 and row["seed"] == 1]
     assert [row["nll"] for row in again] == [row["nll"] for row in kept]
 
@@ -197,8 +210,8 @@ def test_imagenet_one_batch_on_files_of_the_right_format(tmp_path):
             for number, image in enumerate(drawn_images(n, 2, 48)[0]):
                 pillow.fromarray(image).save(place / f"{number}.png")
     options = Options(data="imagenet", data_dir=str(tmp_path), seeds=1)
-    networks = {cell.settings["network"] for cell in STUDY.cells(options)}
-    assert networks == {"timm:resnet101", "timm:vit_small_patch16_224", "timm:mixer_b16_224"}
+    names = {cell.settings["network"] for cell in STUDY.cells(options)}
+    assert names == {"timm:resnet101", "timm:vit_small_patch16_224", "timm:mixer_b16_224"}
     settings = settings_of(options, network="timm:resnet101", method="closed")
     small = {"network": "cnn", "how": {"options": {"width": 2}}}  # as it was made, without training
     [row] = neural_clamping.work({**settings, **small})
@@ -236,3 +249,20 @@ def test_parts_share_no_image_and_a_box_holds_every_pixel():
     assert set(some.part.indices) != set(subject.val.some(50, 1).part.indices)
     with pytest.raises(ValueError, match="sizes must add up to at most 1797 samples of digits"):
         trained({"data": "digits", "network": "cnn", "how": {"sizes": [1000, 1000, 1]}, "network_seed": 0})
+
+
+def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(options["seed"])
+        time.sleep(0.2)
+        return networks.train.original(*args, **options)
+
+    counted.original = networks.train
+    monkeypatch.setattr(networks, "train", counted)
+    settings = {"data": "digits", "network": "cnn", "how": HOW, "network_seed": 0}
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(trained, [settings, settings])
+    assert calls == [0]
+    assert torch.equal(next(one.model.parameters()), next(two.model.parameters()))
