@@ -15,7 +15,7 @@ from trueup.cli import options as o
 from trueup.cli.defaults import default_of
 
 VERBS = (
-    *("evaluate", "compare", "report", "monitor", "fit", "apply", "clamp", "train", "serve", "demo"),
+    *("evaluate", "compare", "report", "monitor", "fit", "apply", "clamp", "train", "study", "serve", "demo"),
     *("methods", "metrics", "losses", "networks", "datasets"),
 )
 HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")

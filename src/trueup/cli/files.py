@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Names:
 
     def read(self, path: Path, split: str | None = None) -> Predictions:
         """Predictions of a file, or of one half of it."""
+        from trueup.audit import doubt
         from trueup.cli.options import given
         from trueup.predictions import load
 
@@ -35,9 +37,12 @@ class Names:
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
         try:
-            return load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
+            found = load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
         except ValueError as error:
             raise ValueError(_as_options(str(error))) from None
+        if not self.probs and (told := doubt(found.logits)):
+            warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=2)
+        return found
 
     def sharded(self, where: str, cluster: str | None) -> bool:
         """Whether a name means several files."""

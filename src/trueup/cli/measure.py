@@ -62,7 +62,7 @@ def evaluate(
     from trueup.scores import evaluate as scored
 
     for name in metric or ():
-        o.known("metric", [*METRICS, *DEFAULT], name)
+        o.known("metric", dict.fromkeys([*METRICS, *DEFAULT]), name)
     names = Names(probs, logits, labels)
     chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
     with hushed(quiet):

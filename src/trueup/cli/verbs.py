@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trueup.cli import clamp, lists, measure, repair, start, train, watch
+from trueup.cli import clamp, lists, measure, repair, start, study, train, watch
 from trueup.cli.errors import Verbs
 from trueup.cli.options import examples
 from trueup.version import __version__
@@ -48,5 +48,5 @@ def everything(
         typer.echo(context.get_help())
 
 
-for _room in (measure, watch, repair, clamp, train, start, lists):
+for _room in (measure, watch, repair, clamp, train, study, start, lists):
     _room.add_to(app)

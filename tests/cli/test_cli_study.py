@@ -1,0 +1,40 @@
+"""A paper's experiments by one command, that goes on where it was stopped."""
+
+import json
+
+import pytest
+
+from trueup.cli.study import NAMES
+from trueup.study import STUDIES
+
+SMALL = ("--data", "overconfident", "--seeds", "1", "-m", "identity", "-m", "temperature", "-j", "1")
+
+
+def test_the_names_are_those_of_the_room():
+    assert tuple(STUDIES) == NAMES
+
+
+def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
+    first = json.loads(command("study", "post-hoc", *SMALL, "-o", tmp_path, "--json").stdout)
+    assert (first["finished"], first["failed"], first["cells"]) == (2, {}, 2)
+    page = tmp_path / "post-hoc"
+    assert first["output"].startswith(str(page))
+    assert list(page.glob("*.html"))
+    assert list(page.glob("*.csv"))
+    again = json.loads(command("study", "post-hoc", *SMALL, "-o", tmp_path, "--json").stdout)
+    assert again["finished"] == 0
+    only = command("study", "report", "post-hoc", *SMALL, "-o", tmp_path).stdout
+    assert only.startswith("Written: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("post-hock",), "no study is called 'post-hock'; did you mean post-hoc?"),
+        (("report",), "wanted one study of neural-clamping, rethinking, clue, post-hoc, got none"),
+        (("post-hoc", "-j", "2", "--cluster", "local"), "give either --workers or --cluster"),
+        (("report", "clue"), "no results yet; `trueup study clue` makes them"),
+    ],
+)
+def test_what_cannot_be_is_one_line(folder, command, words, message):
+    assert message in command("study", *words, code=2).stderr
