@@ -10,40 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.networks import Normalise
-from trueup.report import canvas, draw, shift_curves
-from trueup.shift import ShiftRow, by_severity, evaluate_ood, evaluate_shift
-from trueup.study import doubt
-from trueup.study.differences import paired
-from trueup.study.study import Options, Rows, Study, product
-from trueup.study.tables import Column, Table, tabulate
+from trueup.shift import by_severity, evaluate_ood, evaluate_shift
+from trueup.study import clue_tables, doubt
+from trueup.study.clue_tables import AVERAGED, CLASSIFIERS, CLUES, GAUSSIAN, HEAD, PASSES_IN_TRAINING, REGRESSORS
+from trueup.study.study import Options, Study, product
 from trueup.training.record import Data
 from trueup.training.sources import folder_of
 from trueup.uncertainty import log_probs_of, mc_dropout, mean_log_probs, mutual_information
 
-SEEDS, PASSES, PASSES_IN_TRAINING, SHIFTED = 5, 10, 5, 1000
-"""How many runs of everything; passes at evaluation and in training; test images that are shifted, at most."""
-CLUES = {f"{each['level']}_{each['alpha']}": each for each in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
-PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
-"""The loss of one pass; that of the mean of several, CLUE with α = 1; the Gaussian of a variance head."""
-CHOSEN, CHOSEN_HEAD = "chosen", "chosen_head"
+SEEDS, PASSES, SHIFTED, SEVERITIES = 5, 10, 1000, (0, 1, 3, 5)
+"""How many runs of everything; passes at evaluation; test images that are shifted, at most, and how far."""
 IMAGE = {"epochs": 3, "batch": 128, "rate": 2e-3, "network": {"width": 16, "dropout": 0.3}}
 TEXT = {"epochs": 8, "batch": 64, "rate": 2e-3, "network": {"width": 64, "dropout": 0.3}}
 TABLE = {"epochs": 150, "batch": 64, "rate": 2e-3, "network": {"hidden": [50, 50], "dropout": 0.1}}
 SMALL_BOOK = {"width": 32, "heads": 2, "layers": 2, "dropout": 0.1}
 HOW: Mapping[str, Mapping[str, Any]] = {
-    "digits": IMAGE | {"epochs": 30, "batch": 64},
-    "diabetes": TABLE | {"epochs": 100},
-    "descriptions": {"epochs": 60, "batch": 16, "rate": 3e-3, "network": SMALL_BOOK},
+    "digits": IMAGE | {"epochs": 20, "batch": 64},
+    "diabetes": TABLE | {"epochs": 60},
+    "descriptions": {"epochs": 20, "batch": 16, "rate": 3e-3, "network": SMALL_BOOK},
     "fashion_mnist": IMAGE,
     "cifar10": IMAGE | {"epochs": 5, "network": {"width": 32, "dropout": 0.3}},
     "trec": TEXT,
@@ -53,6 +46,7 @@ HOW: Mapping[str, Mapping[str, Any]] = {
 }
 """Data set → its network and schedule."""
 TABLES = tuple(name for name in HOW if name.startswith("uci"))
+"""Regressions from files."""
 PRESETS: Mapping[str, Sequence[str]] = {
     "digits": ("digits", "diabetes", "descriptions"),
     "files": ("fashion_mnist", "trec", "sst5", "tinyshakespeare", *TABLES),
@@ -60,21 +54,18 @@ PRESETS: Mapping[str, Sequence[str]] = {
     **{name: (name,) for name in ("fashion_mnist", "cifar10", "trec", "sst5", "tinyshakespeare")},
 }
 """The first needs no files; the others read those in the folder of data."""
-NUMBERS = ("diabetes", *TABLES)
-KINDS = {"tinyshakespeare": "characters", "descriptions": "characters", "trec": "text", "sst5": "text"}
 
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
     """A cell for each data set, method and seed."""
+    if unknown := [method for method in options.methods if method not in REGRESSORS]:
+        raise ValueError(f"methods must be among {', '.join(REGRESSORS)}, got {unknown[0]!r}")
     for name in data_sets(options):
-        known = methods_for(name)
-        if unknown := [method for method in options.methods if method not in {*methods_for("digits"), *_regression()}]:
-            raise ValueError(f"methods must be among {', '.join(_regression())}, got {unknown[0]!r}")
+        known = REGRESSORS if name in ("diabetes", *TABLES) else CLASSIFIERS
         content = {"content": _digest(doubt.description())} if name == "descriptions" else {}
         told = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
-        for method in options.methods or known:
-            if method in known:
-                yield from ({**told, "method": method, "seed": seed} for seed in range(options.seeds or SEEDS))
+        wanted = [method for method in options.methods or known if method in known]
+        yield from ({**told, **each} for each in product(method=wanted, seed=range(options.seeds or SEEDS)))
 
 
 def data_sets(options: Options) -> Sequence[str]:
@@ -84,19 +75,9 @@ def data_sets(options: Options) -> Sequence[str]:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if options.data is None:
         return PRESETS[preset]
-    if options.data not in {**HOW, **PRESETS}:
-        raise ValueError(f"data must be one of {', '.join({**HOW, **PRESETS})}, got {options.data!r}")
-    # The name of the preset that needs no files is also that of one of its data sets.
-    return PRESETS["digits"] if options.data == preset == "digits" else PRESETS.get(options.data, (options.data,))
-
-
-def methods_for(data: str) -> tuple[str, ...]:
-    """The names of what is trained on a data set: baselines first."""
-    return _regression() if data in NUMBERS else (PLAIN, AVERAGED, *CLUES)
-
-
-def _regression() -> tuple[str, ...]:
-    return (PLAIN, AVERAGED, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
+    if options.data not in (names := {**HOW, **PRESETS}):
+        raise ValueError(f"data must be one of {', '.join(names)}, got {options.data!r}")
+    return (options.data,) if options.data in HOW else PRESETS[options.data]
 
 
 def local(options: Options) -> dict[str, Any]:
@@ -107,7 +88,8 @@ def local(options: Options) -> dict[str, Any]:
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Train one network, and judge what it says when it is asked several times.
 
-    >>> rows = work({"data": "diabetes", **HOW["diabetes"], "epochs": 2, "passes": [5, 10], "method": "plain", "seed": 0})
+    >>> how = {**HOW["diabetes"], "epochs": 2, "passes": [5, 10]}
+    >>> rows = work({"data": "diabetes", **how, "method": "plain", "seed": 0})
     >>> [row["part"] for row in rows], sorted(rows[0])[:4]
     (['figures'], ['alignment', 'auroc', 'correlation', 'coverage'])
     """
@@ -116,15 +98,19 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     train, val, test = doubt.tensors_of(data)
     head = method == GAUSSIAN or method.endswith(HEAD)
     share = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
-    how = {name: settings[name] for name in ("epochs", "batch", "rate")}
-    steps = how["epochs"] * -(-len(train[1]) // how["batch"])
     clue = None if share is None else {**share, "passes": training}
-    loss = doubt.loss_of(data.kind, head=head, clue=clue, ramp=max(1, steps // 10))
+    epochs, batch = settings["epochs"], settings["batch"]
+    ramp = max(1, epochs * -(-len(train[1]) // batch) // 10)
     task = doubt.task_of(data.kind, head=head)
-    network = doubt.network_of(data, settings["network"], seed, head=head)
-    first = (train[0][: how["batch"]], train[1][: how["batch"]])
-    cost = doubt.operations(doubt.network_of(data, settings["network"], seed, head=head), first, loss, task)
-    doubt.learned(network, train, doubt.loss_of(data.kind, head=head, clue=clue, ramp=max(1, steps // 10)), task, seed=seed, **how)
+
+    def made() -> tuple[nn.Module, Any]:
+        network = doubt.network_of(data, settings["network"], seed, head=head)
+        return network, doubt.loss_of(data.kind, head=head, clue=clue, ramp=ramp)
+
+    network, loss = made()
+    cost = doubt.operations(network, (train[0][:batch], train[1][:batch]), loss, task)
+    network, loss = made()
+    doubt.learned(network, train, loss, task, epochs=epochs, batch=batch, rate=settings["rate"], seed=seed)
     found = [doubt.forecast(network, part, data.kind, passes, head=head) for part in (val, test)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # a temperature at its bound is part of the result
@@ -143,7 +129,7 @@ def _images(network: nn.Module, data: Data, passes: int, seed: int) -> list[dict
     def said(images: Tensor) -> Tensor:
         return mean_log_probs(log_probs_of(mc_dropout(network, normalise(images), passes), None))
 
-    shifted = by_severity(evaluate_shift(said, x, y, seed=seed, progress=False))
+    shifted = by_severity(evaluate_shift(said, x, y, severities=SEVERITIES, seed=seed, progress=False))
     rows = [{"part": "shift", **asdict(row)} for row in shifted]
     samples = mc_dropout(network, normalise(x), passes)
     for name, images in foreign(x, data.name, seed).items():
@@ -170,26 +156,17 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def title(method: str, data: str | None = None) -> str:
-    """A method's name for a reader.
-
-    >>> title("group_0.5"), title("batch_0.9_head"), title("plain", "diabetes")
-    ('CLUE group, α 0.5', 'CLUE batch, α 0.9, variance head', 'squared error')
-    """
-    task = "squared error" if data in NUMBERS else "cross-entropy"
-    plain = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
-    plain |= {CHOSEN: "CLUE, chosen", CHOSEN_HEAD: "CLUE, chosen, variance head"}
-    if method in plain:
-        return plain[method]
-    level, alpha = method.removesuffix(HEAD).split("_")
-    return f"CLUE {level}, α {alpha}{', variance head' if method.endswith(HEAD) else ''}"
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def chosen(rows: Rows, data: str, *, head: bool = False, oracle: bool = False) -> str | None:
-    """CLUE's level and α of least mean NLL on validation, over the seeds; an oracle looks at the test part."""
-    key = "nll" if oracle else "val_nll"
-    names = [name + HEAD if head else name for name in CLUES]
-    alike = {name: [row[key] for row in _figures(rows, data) if row["method"] == name] for name in names}
-    most = max(map(len, alike.values()), default=0)
-    means = {name: float(np.mean(values)) for name, values in alike.items() if most and len(values) == most}
-    return min(means, key=means.__getitem__, default=None)
+STUDY = Study(
+    "clue",
+    1,
+    grid=grid,
+    work="trueup.study.clue:work",
+    tables=clue_tables.tables,
+    figures=clue_tables.figures,
+    local=local,
+    title="CLUE: uncertainty that equals the error",
+)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trueup.disk import replacing
-from trueup.training.calibratability import _t_test as t_test
+from trueup.training.calibratability import t_test as t_test
 
 MISSING = "–"
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}

@@ -1,0 +1,177 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from trueup import metrics
+from trueup.study import STUDIES, Options, Store, clue, clue_tables, doubt, run
+from trueup.study.pairs import paired
+from trueup.study.tables import Column
+from trueup.uncertainty import mc_dropout
+
+STUDY = STUDIES["clue"]
+SMALL = ("plain", "gaussian", "batch_0.5", "group_0.5", "group_0.5_head")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One epoch each: the figures mean nothing."""
+    small = {name: {**how, "epochs": 1} for name, how in clue.HOW.items()}
+    small["digits"]["network"] = {"width": 2, "dropout": 0.3}
+    small["descriptions"]["network"] = {"width": 8, "heads": 1, "layers": 1, "dropout": 0.1}
+    monkeypatch.setattr(clue, "HOW", small)
+    monkeypatch.setattr(clue, "SHIFTED", 20)
+    monkeypatch.setattr(clue, "PASSES", 2)
+
+
+def settings(data, method, **more):
+    return {"data": data, **clue.HOW[data], "passes": [2, 3], "method": method, "seed": 0, **more}
+
+
+def test_the_default_study_in_small(tmp_path, quick):
+    options = Options(seeds=2, methods=SMALL)
+    store = Store(tmp_path / "results.sqlite")
+    ran = run(STUDY, store, options=options, progress=False)
+    assert (ran.failed, ran.finished) == ({}, 2 * (3 + 5 + 3))
+    rows = store.rows(STUDY.cells(options))
+    tables = STUDY.tables(rows, options)
+    kinds = ["classification", "language", "regression"]
+    named = [name for kind in kinds for name in (kind, f"{kind}-differences", f"{kind}-levels")]
+    assert list(tables) == [*named, "shift", "ood", "overhead"]
+    assert list(tables["regression"].groups["diabetes"]) == [
+        "squared error", "Gaussian NLL, variance head", "CLUE batch, α 0.5", "CLUE group, α 0.5",
+        "CLUE group, α 0.5, variance head",
+    ]  # fmt: skip
+    assert list(tables["shift"].groups) == [f"digits, severity {severity}" for severity in (0, 1, 3, 5)]
+    assert {group.split(", ")[1] for group in tables["ood"].groups} == {"noise", "inverted", "pixels in disorder"}
+    levels = tables["classification-levels"].groups["digits"]
+    assert list(levels) == ["CLUE group, α 0.5 − batch"]
+    drawn = STUDY.figures(rows, options)
+    assert list(drawn) == [
+        "alignment-digits", "shift-digits-ece", "shift-digits-nll", "alignment-diabetes", "alignment-descriptions",
+    ]  # fmt: skip
+    cost = tables["overhead"].groups["digits"]
+    assert cost["cross-entropy"]["ratio"].mean == 1 < cost["CLUE batch, α 0.5"]["ratio"].mean < 5
+
+
+def test_work_is_deterministic_and_keeps_the_random_state(quick):
+    state = torch.get_rng_state()
+    one = clue.work(settings("descriptions", "group_0.9"))
+    assert torch.get_rng_state().equal(state)
+    torch.manual_seed(7)
+    two = clue.work(settings("descriptions", "group_0.9"))
+    assert one == two
+    assert clue.work(settings("descriptions", "group_0.5")) != one
+
+
+def test_figures_are_those_of_the_mean_of_the_passes(quick):
+    data = doubt.data_of("digits", None, 0)
+    _, val, test = doubt.tensors_of(data)
+    network = doubt.network_of(data, {"width": 2, "dropout": 0.3}, 0).eval()
+    val = (val[0], network(val[0]).argmax(dim=1).add(torch.arange(len(val[0])) % 3 == 0) % 10)  # mostly right
+    test = (test[0][:100], test[1][:100])
+    said = doubt.forecast(network, test, "image", 4)
+    rng = np.random.default_rng(0)
+    probs = mc_dropout(network, test[0], 4, seed=rng).double().softmax(dim=2).mean(dim=0)
+    torch.testing.assert_close(said.said.exp(), probs, rtol=1e-5, atol=1e-7)
+    found = doubt.figures(said, doubt.forecast(network, val, "image", 4))
+    assert found["ece"] == pytest.approx(metrics.ece(probs.log(), test[1]), abs=1e-6)
+    error = -probs[torch.arange(100), test[1]].log().numpy()
+    unsure = stats.entropy(probs.numpy(), axis=1)
+    assert found["gap"] == pytest.approx(abs(error.mean() - unsure.mean()), abs=1e-5)
+    order = np.argsort(unsure)
+    parts = [abs((error - unsure)[order[i : i + 10]].mean()) for i in range(0, 100, 10)]
+    assert found["alignment"] == pytest.approx(np.mean(parts), abs=1e-5)
+    assert found["correlation"] == pytest.approx(np.corrcoef(unsure, error)[0, 1], abs=1e-4)
+
+
+def test_figures_of_numbers_by_hand():
+    mean, variance, truth = (torch.tensor(x, dtype=torch.float64) for x in ([0.0, 0.0], [1.0, 4.0], [1.0, 4.0]))
+    found = doubt.figures(doubt.Forecast(mean, variance, truth), doubt.Forecast(mean, variance, truth))
+    assert found["gap"] == pytest.approx(8.5 - 2.5)
+    assert found["alignment"] == pytest.approx((0 + 12) / 2)
+    assert found["rmse"] == pytest.approx(math.sqrt(8.5))
+    assert found["nll"] == pytest.approx((2 * math.log(2 * math.pi) / 2 + math.log(2) + 0.5 + 2) / 2)
+    assert found["nll_after"] < found["nll"]  # s² = (1 + 4)/2 instead of 1
+
+
+def test_the_choice_is_made_on_validation_unless_for_an_oracle():
+    def row(method, seed, val, test):
+        return {"method": method, "seed": seed, "val_nll": val, "nll": test}
+
+    rows = [row("batch_0.5", s, 0.2, 0.9) for s in (0, 1)] + [row("group_0.9", s, 0.3, 0.1) for s in (0, 1)]
+    rows += [row("sample_0.5", 0, 0.0, 0.0)]  # not of every seed
+    rows += [row("batch_0.9_head", 0, 0.4, 0.4)]
+    assert clue_tables.chosen(rows) == "batch_0.5"
+    assert clue_tables.chosen(rows, oracle=True) == "group_0.9"
+    assert clue_tables.chosen(rows, head=True) == "batch_0.9_head"
+    assert clue_tables.chosen([]) is None
+
+
+def test_paired_differences_are_seed_by_seed():
+    rng = np.random.default_rng(0)
+    base = 10 * rng.normal(size=6)
+    gaps = np.array([0.1, 0.2, 0.15, 0.12, 0.3, 0.22])
+    rows = [{"method": "a", "seed": s, "nll": base[s] + gaps[s]} for s in range(6)]
+    rows += [{"method": "b", "seed": s, "nll": base[s]} for s in reversed(range(5))]  # the sixth has no partner
+    entry = paired(rows, "a", "b", [Column("nll", scale=10)])["nll"]
+    assert (entry.count, entry.mark) == (5, "higher")
+    assert entry.mean == pytest.approx(10 * gaps[:5].mean())
+    assert entry.std == pytest.approx(10 * gaps[:5].std(ddof=1))
+    noise = [{"method": m, "seed": s, "nll": rng.normal()} for m in "ab" for s in range(4)]
+    a, b = ([row["nll"] for row in noise if row["method"] == m] for m in "ab")
+    told = stats.ttest_rel(a, b).pvalue < 0.05
+    assert bool(paired(noise, "a", "b", [Column("nll")])["nll"].mark) == told
+    assert paired(rows, "a", "c", [Column("nll")]) == {}
+
+
+def test_foreign_images():
+    images = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = clue.foreign(images, "cifar10", 0)
+    assert list(found) == ["noise", "inverted", "pixels in disorder", "digits"]
+    disorder = found["pixels in disorder"]
+    assert disorder.flatten(2).sort(dim=2).values.equal(images.flatten(2).sort(dim=2).values)
+    assert not disorder.equal(images)
+    pixels = {tuple(p) for p in images[0].flatten(1).T.tolist()}
+    assert pixels == {tuple(p) for p in disorder[0].flatten(1).T.tolist()}  # colours stay together
+    assert found["digits"].shape[1:] == (3, 8, 8)
+    assert list(clue.foreign(images[:, :1], "digits", 0)) == ["noise", "inverted", "pixels in disorder"]
+
+
+def test_what_may_be_asked_for():
+    def sets(**options):
+        return list(dict.fromkeys(cell.settings["data"] for cell in STUDY.cells(Options(seeds=1, **options))))
+
+    assert sets() == ["digits", "diabetes", "descriptions"]
+    assert sets(data="digits") == ["digits"]
+    assert (
+        sets(data="uci")
+        == sets(preset="uci")
+        == [f"uci_{n}" for n in ("boston", "concrete", "energy", "wine", "yacht")]
+    )
+    assert sets(data_dir="/nowhere")[:4] == ["fashion_mnist", "trec", "sst5", "tinyshakespeare"]
+    assert len(STUDY.cells(Options())) == 5 * (8 + 15 + 8)
+    with pytest.raises(ValueError, match="data must be one of digits, .*, got 'x'"):
+        STUDY.cells(Options(data="x"))
+    with pytest.raises(ValueError, match="preset must be one of digits, .*, got 'x'"):
+        STUDY.cells(Options(preset="x"))
+    with pytest.raises(ValueError, match="methods must be among plain, .*, got 'x'"):
+        STUDY.cells(Options(methods=("x",)))
+
+
+def test_parts_of_the_small_data_sets_share_nothing():
+    data = doubt.data_of("descriptions", None, 3)
+    sizes = [len(part) for part in (data.train, data.val, data.test)]
+    assert sum(sizes) == len(doubt.description()) // (doubt.WINDOW + 1)
+    x, y = doubt.whole(data.train)
+    assert x[:, 1:].equal(y[:, :-1])
+    again = doubt.data_of("descriptions", None, 4)
+    assert doubt.whole(again.test)[0].equal(doubt.whole(data.test)[0])
+    assert not doubt.whole(again.val)[0].equal(doubt.whole(data.val)[0])
+    table = doubt.data_of("diabetes", None, 0)
+    x, y = doubt.whole(table.train)
+    assert (len(table.train), len(table.val), len(table.test)) == (266, 88, 88)
+    assert x.mean(dim=0).abs().max() < 1e-5
+    assert abs(float(y.std(correction=0)) - 1) < 1e-5

@@ -1,0 +1,237 @@
+import io
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from trueup.study import STUDIES, Cell, Options, Store, rethinking, run
+from trueup.study.cell import as_json
+from trueup.study.facts import printed
+from trueup.study.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
+from trueup.study.rethinking_runs import parts, work
+from trueup.study.store import checked_rows
+from trueup.training.classes import GROUPS
+
+STUDY = STUDIES["rethinking"]
+TINY = Plan(
+    "digits",
+    "mlp",
+    3,
+    {"hidden": [16]},
+    sizes=(60, 50, 100),
+    pooled=True,
+    seeds=2,
+    candidates={
+        "cross_entropy": (0,),
+        "label_smoothing": (0.01, 0.09),
+        "norm": (0.05,),
+        "focal": (1,),
+        "inverse_focal": (1,),
+    },
+    growth=Growth((30, 60), {"label_smoothing": (0.01, 0.2), "focal": (1,)}, 1),
+)
+POOLED = {"data": "digits", "sizes": [200, 300, 900], "pooled": True}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "tiny", (TINY,))
+        store = Store(tmp_path_factory.mktemp("rethinking") / "results.sqlite")
+        options = Options(preset="tiny")
+        ran = run(STUDY, store, options=options, progress=False)
+        assert ran.failed == {}
+        yield options, store.rows(STUDY.cells(options))
+
+
+def test_a_small_run_ends_in_tables(tiny):
+    options, rows = tiny
+    # Ten pairs of loss and coefficient (cross-entropy, 2 smoothings, a norm, focal 1, 2, 3, inverse 1, 2, 3) twice;
+    # then one run each: a smoothing more at the whole size, and three of half the size.
+    assert len(rows) == 10 * 2 + 1 + 3
+    found = STUDY.tables(rows, options)
+    assert set(found) == {"table_1", "table_2", "table_3", "coefficients"}
+    assert list(found["table_1"].groups["digits"]) == list(TITLES.values())
+    smooth = [row for row in rows if row["loss"] == "label_smoothing" and row["sizes"][0] == 60]
+    means = {c: np.mean([r["val_ece"] for r in smooth if r["coefficient"] == c]) for c in (0.01, 0.09)}
+    best = min(means, key=means.get)
+    entry = found["table_1"].groups["digits"]["Label Smoothing"]["ece"]
+    ours = [100 * row["ece"] for row in smooth if row["coefficient"] == best]
+    assert (entry.mean, entry.std, entry.count) == (
+        pytest.approx(np.mean(ours)),
+        pytest.approx(np.std(ours, ddof=1)),
+        2,
+    )
+    assert f"Label Smoothing {best:g}" in found["table_2"].notes[0]
+    assert "on validation samples" in found["table_1"].notes[0]
+    for table in found.values():
+        assert table.markdown()
+        assert table.latex()
+        assert table.csv()
+
+
+def test_the_oracle_looks_at_the_test_samples(tiny):
+    _, rows = tiny
+    swapped = [
+        {
+            **row,
+            "ece": 0.001 if row["coefficient"] == 0.09 else 0.5,
+            "val_ece": 0.5 if row["coefficient"] == 0.09 else 0.1,
+        }
+        for row in rows
+    ]
+    for oracle, coefficient in ((False, 0.01), (True, 0.09)):
+        asked = Options(preset="tiny", oracle=oracle)
+        note = STUDY.tables(swapped, asked)["table_1"].notes[0]
+        assert f"Label Smoothing {coefficient:g}," in note
+        assert ("as in the paper" in note) == oracle
+
+
+def test_every_figure_can_be_drawn(tiny):
+    options, rows = tiny
+    found = STUDY.figures(rows, options)
+    assert list(found) == [f"figure_{number}_digits" for number in range(1, 7)]
+    for figure in found.values():
+        figure.set_layout_engine("none")  # it takes most of the time
+        figure.savefig(io.BytesIO(), format="png", dpi=30)
+    one, two, three, four, five, six = ([ax for ax in f.axes if ax.get_title(loc="left")] for f in found.values())
+    assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 10, 2, 3, 5, 6]
+    mean = 100 * np.mean([row["ece"] for row in rows if row["loss"] == "cross_entropy"])
+    assert six[2].lines[0].get_ydata()[3] == pytest.approx(mean)
+    last = [row["optimal_ece"][-1] for row in rows if (row["loss"], row["coefficient"]) == ("norm", 0.05)]
+    assert four[1].lines[1].get_ydata()[-1] == pytest.approx(100 * np.mean(last))
+    assert one[3].lines[0].get_xdata().tolist() == [30, 60]
+
+
+def test_what_is_missing_is_left_out(tiny):
+    options, rows = tiny
+    fewer = [row for row in rows if row["loss"] not in ("norm", "focal")]
+    assert "L1 Norm" not in STUDY.tables(fewer, options)["table_1"].groups["digits"]
+    assert len(STUDY.figures(fewer, options)) == 6
+    assert STUDY.tables([], options)["table_1"].groups == {}
+    assert STUDY.figures([], options) == {}
+
+
+def test_a_cell_says_the_same_again_and_its_rows_fit_together(tiny):
+    options, rows = tiny
+    cell = STUDY.cells(options)[0]
+    [row] = checked_rows(cell, work({**cell.settings, **cell.local}))
+    assert as_json({**cell.settings, **row}) == as_json(rows[0])  # where NaN equals itself
+    assert len(row["optimal_ece"]) == 3
+    assert row["optimal_ece"][-1] <= row["ece_temperature"] + 1e-12
+    assert row["reliability"]["ece"] == pytest.approx(row["ece"])
+    assert row["reliability_temperature"]["ece"] == pytest.approx(row["ece_temperature"])
+    assert sum(row["reliability"]["count"]) == 100
+    assert sum(sum(band["count"]) for band in row["max_logits"]["bands"]) == 60
+    whole = [line for line in row["validation_sizes"] if line["size"] == 50]
+    assert [line["ece_temperature"] for line in whole] == pytest.approx([row["ece_temperature"]] * 5)
+    assert [line["ece_histogram"] for line in whole] == pytest.approx([row["ece_histogram"]] * 5)
+
+
+def test_the_loss_and_its_coefficient_reach_the_network(tiny):
+    _, rows = tiny
+    first = [row for row in rows if row["seed"] == 0 and row["sizes"][0] == 60]
+    assert len({row["nll"] for row in first}) == len(first)
+    grown = [row for row in rows if row["seed"] == 0 and (row["loss"], row["coefficient"]) == ("focal", 1)]
+    assert len({row["nll"] for row in grown}) == 2
+
+
+def content(part):
+    return [image.numpy().tobytes() for image, _ in part]
+
+
+def test_pooled_parts():
+    one, two = (parts({**POOLED, "seed": seed}) for seed in (0, 1))
+    smaller = parts({**POOLED, "seed": 0, "sizes": [50, 300, 900]})
+    assert content(one.test) == content(two.test)
+    assert content(one.train) != content(two.train)
+    assert content(smaller.train) == content(one.train)[:50]
+    assert content(smaller.val) == content(one.val)
+    index = [set(part.indices) for part in (one.train, one.val, one.test)]
+    assert len(set.union(*index)) == sum(map(len, index)) == 1400
+    with pytest.raises(
+        ValueError, match=r"sizes must be at most \[597, 300, 900\] .* of digits, got \[600, 300, 900\]"
+    ):
+        parts({**POOLED, "seed": 0, "sizes": [600, 300, 900]})
+
+
+def test_parts_of_a_data_set_that_has_its_own():
+    one, two = (parts({"data": "digits", "sizes": [100, None, 200], "pooled": False, "seed": s}) for s in (0, 1))
+    assert (len(one.train), len(one.val), len(one.test)) == (100, 360, 200)
+    assert content(one.test) == content(two.test)
+    assert content(one.val) != content(two.val)
+
+
+def test_what_did_not_learn_or_lacks_a_seed_is_not_chosen():
+    def row(loss, coefficient, ece, accuracy=0.9):
+        return {"loss": loss, "coefficient": coefficient, "val_ece": ece, "val_accuracy": accuracy}
+
+    rows = [row("cross_entropy", 0, 0.05)] * 2
+    rows += [row("norm", 0.01, 0.03)] * 2 + [row("norm", 0.1, 0.0, 0.1)] * 2 + [row("norm", 0.05, 0.01)]
+    rows += [row("focal", 2, 0.0)] * 2  # is of the sweep, not a candidate
+    chosen = rethinking.choose(rows, "val_ece")
+    assert {loss: alike[0]["coefficient"] for loss, alike in chosen.items()} == {"cross_entropy": 0, "norm": 0.01}
+
+
+def test_the_default_grid():
+    cells = STUDY.cells()
+    # At the whole size, 3 of 7 smoothings and all of the other coefficients are there already.
+    assert len(cells) == 20 * 5 + 4 * 17 * 3 - 13 * 3
+    assert {cell.settings["seed"] for cell in STUDY.cells(Options(seeds=2))} == {0, 1}
+    few = STUDY.cells(Options(methods=("norm",)))
+    assert {cell.settings["loss"] for cell in few} == {"cross_entropy", "norm"}
+    with pytest.raises(ValueError, match="methods must be among cross_entropy, .*, got 'x'"):
+        STUDY.cells(Options(methods=("x",)))
+    with pytest.raises(ValueError, match="preset must be one of digits, .*, got 'x'"):
+        STUDY.cells(Options(preset="x"))
+    with pytest.raises(ValueError, match="data, without a preset, must be one of digits, .*, got 'x'"):
+        STUDY.cells(Options(data="x"))
+    with pytest.raises(ValueError, match="data must be one of svhn, cifar10, .* with preset 'paper', got 'digits'"):
+        STUDY.cells(Options(data="digits", preset="paper"))
+
+
+def test_where_the_data_are_makes_no_new_cells(tmp_path):
+    here, there = (STUDY.cells(Options(data_dir=str(tmp_path / name)))[0] for name in "ab")
+    assert here.key == there.key
+    assert here.local["data_dir"] != there.local["data_dir"]
+
+
+def test_the_coefficients_are_the_papers():
+    for loss in ("label_smoothing", "norm", "focal"):
+        facts = printed("rethinking", "coefficients", method=TITLES[loss])
+        assert list(CANDIDATES[loss]) == [fact.mean for fact in facts]
+    assert {fact.method for fact in printed("rethinking", "table 1")} < set(TITLES.values())
+    sets = {fact.dataset for fact in printed("rethinking", "table 1")}
+    assert sets == {rethinking.DATA_TITLES[plan.data] for plan in PRESETS["paper"]}
+
+
+def images(path, classes):
+    rng = np.random.default_rng(0)
+    draw = partial(rng.integers, 0, 256, dtype=np.uint8)
+    labels = {f"{part}_labels": np.arange(n) % classes for part, n in (("train", 60), ("test", 40))}
+    np.savez(path, train_images=draw(size=(60, 32, 32, 3)), test_images=draw(size=(40, 32, 32, 3)), **labels)
+
+
+def posts(folder):
+    for part, n in (("train", 3), ("test", 2)):
+        for group in GROUPS:
+            place = folder / f"20news-bydate-{part}" / group
+            place.mkdir(parents=True)
+            for i in range(n):
+                (place / str(i)).write_text(f"Subject: {group}\n\nsome words on {group} number {i}")
+
+
+@pytest.mark.parametrize("name", ["svhn", "cifar10", "cifar100", "newsgroups20"])
+def test_one_batch_of_the_papers_setting(name, tmp_path):
+    if name == "newsgroups20":
+        posts(tmp_path)
+    else:
+        images(tmp_path / f"{name}.npz", 100 if name == "cifar100" else 10)
+    options = Options(preset="paper", data=name, data_dir=str(tmp_path))
+    cell = next(cell for cell in STUDY.cells(options) if cell.settings["loss"] == "inverse_focal")
+    short = Cell(cell.study, cell.version, {**cell.settings, "epochs": 1, "sizes": [50, None, None]}, cell.local)
+    [row] = checked_rows(short, work({**short.settings, **short.local}))
+    assert len(row["optimal_ece"]) == 1
+    assert math.isfinite(row["nll"])
+    assert sum(row["reliability"]["count"]) == 40
