@@ -26,6 +26,12 @@ def drawn(n=1000, classes=4, sharper=3.0, seed=0):
     return Predictions((sharper * z).astype(np.float32), y)
 
 
+@pytest.mark.parametrize("folds", [1, 0, 2.5, True])
+def test_folds_are_two_or_more(folds):
+    with pytest.raises(ValueError, match=f"^folds must be a whole number of at least 2, got {folds}$"):
+        audit(drawn(100), methods=["temperature"], folds=folds)
+
+
 @pytest.fixture(scope="module")
 def found():
     return audit(drawn(), drawn(seed=1), methods=["temperature", "svs", "histogram"], progress=False)

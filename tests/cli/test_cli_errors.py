@@ -34,10 +34,12 @@ def line_of(result):
         (["evaluate", "test.npz", "--bins", "0"], "bins must"),
         (["evaluate", "test.npz", "--metric", "ecce"], "no metric is called 'ecce'; did you mean ece"),
         (["evaluate", "nowhere.npz"], "nowhere.npz: no such file"),
-        (["evaluate", "."], "the suffix must be one of"),
+        (["evaluate", "."], "both.npz: wanted logits and labels, found 'val_logits'"),
+        (["evaluate", "."], "choose --split val or --split test"),
         (["evaluate", "net.pkl"], "pickles are never read"),
         (["evaluate", "both.npz", "--logits", "z"], "found 'val_logits' (300, 3) float32"),
         (["compare", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
+        (["compare", "val.npz", "--folds", "1"], "folds must be a whole number of at least 2, got 1"),
         (["compare", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
         (["fit", "val.npz"], "Missing option '--output'"),
         (["fit", "val.npz", "-o", "cal.pt"], "cal.pt: the suffix must be .safetensors, got '.pt'"),
@@ -50,6 +52,22 @@ def line_of(result):
 )
 def test_bad_input_is_one_line_and_code_2(folder, command, words, said):
     assert said in line_of(command(*words, code=2))
+
+
+def test_no_name_is_offered_twice(folder, command):
+    offered = line_of(command("evaluate", "test.npz", "--metric", "qqq", code=2)).partition("there are: ")[2]
+    names = offered.strip().split(", ")
+    assert len(names) == len(set(names)) > 10
+
+
+def test_probabilities_without_probs_are_doubted(folder, command):
+    logits, labels = trueup.load("test.npz")
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.savez("p.npz", logits=p, labels=labels)
+    warned = command("evaluate", "p.npz").stderr
+    assert "p.npz: each row sums to 1 like probabilities, but was read as logits; say --probs" in warned
+    assert command("evaluate", "p.npz", "--probs").stderr == command("evaluate", "test.npz").stderr == ""
+    assert command("evaluate", "p.npz", "--quiet").stderr == ""
 
 
 def test_bad_files_are_one_line(folder, command):

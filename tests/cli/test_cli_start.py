@@ -17,8 +17,10 @@ def started(monkeypatch):
         room.run = run
         monkeypatch.setitem(sys.modules, name, room)
 
-    def serve(host="127.0.0.1", port=8000, *, hosts=(), open_browser=False):
+    def serve(host="127.0.0.1", port=8000, *, hosts=(), open_browser=False, on_listening=None):
         calls.append((host, port, hosts, open_browser))
+        if on_listening is not None:
+            on_listening(f"http://{host}:{port}/")
 
     def demo(folder="demo", *, seed=0, quiet=False):
         calls.append((folder, seed, quiet))

@@ -192,6 +192,49 @@ def test_a_column_of_lists_counts_its_numbers(tmp_path):
         declared(path, Settings(classes=499))
 
 
+def test_text_that_would_fill_the_memory_is_not_read(client, tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    from trueup.serve import uploads
+
+    def sent(**columns):
+        path = tmp_path / "net.parquet"
+        pq.write_table(pa.table({"logit_0": [0.0, 1.0], "logit_1": [1.0, 0.0], **columns}), path)
+        return upload(client, path.read_bytes(), name="net.parquet")
+
+    assert sent(labels=[0, 1], file=["a.png", "b.png"]).status_code == 201
+    assert sent(labels=[True, False]).status_code == sent(labels=pa.array([0, 1]).dictionary_encode()).status_code
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "load", lambda *path, **options: 1 / 0)
+        for columns, name in (
+            ({"labels": ["9" * 1000] * 2}, "labels"),
+            ({"label": [b"9", b"9"]}, "label"),
+            ({"labels": [0, 1], "logits": [["a", "b"]] * 2}, "logits"),
+            ({"labels": [0, 1], "logit_2": ["a", "b"]}, "logit_2"),
+            ({"val_labels": ["a", "b"]}, "val_labels"),
+        ):
+            answer = sent(**columns)
+            assert answer.status_code == 422
+            assert answer.json()["error"] == f"net.parquet: {name} must be a column of numbers"
+
+
+def test_empty_lines_are_counted_too(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text("\n" * 12)
+    with pytest.raises(ValueError, match="it has too many rows; at most 10 are taken"):
+        declared(path, Settings(rows=10))
+
+
+def test_probabilities_taken_for_logits_are_noted(client):
+    p = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
+    labels = np.array([0, 1, 0, 1])
+    assert uploaded(client, npz(logits=p, labels=labels))["notes"][0].startswith(
+        "each row sums to 1 like probabilities"
+    )
+    assert not uploaded(client, npz(logits=4 * p, labels=labels))["notes"]
+
+
 def test_labels_beside_halves_are_the_whole(client):
     found = uploaded(client, npz(logits=Z, labels=Y, val_labels=Y))
     assert found["rows"] == 4

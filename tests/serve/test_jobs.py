@@ -132,6 +132,12 @@ def test_a_taken_port_is_told(client):
         run(port=client.base_url.port)
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_cannot_be_is_told(port):
+    with pytest.raises(ValueError, match=rf"^port must lie in 0..65535, got {port}$"):
+        run(port=port)
+
+
 def test_the_server_stops_its_fits(gate):
     with served() as client:
         id = uploaded(client, of(overconfident()))["id"]
@@ -143,3 +149,25 @@ def test_the_server_stops_its_fits(gate):
             return
         time.sleep(0.01)
     raise AssertionError(f"the fit is {job.state}")
+
+
+def test_what_waits_counts_as_memory(gate):
+    with served(memory_bytes=200_000) as client:
+        id = uploaded(client, of(overconfident(rows=1000)))["id"]
+        first = client.post(f"/api/data/{id}/fit", json={"methods": ["temperature"]})
+        assert first.status_code == 202
+        answers = [client.post(f"/api/data/{id}/fit", json={"methods": ["temperature"]}) for _ in range(6)]
+        assert answers[-1].status_code == 503
+        assert "too many fits are waiting" in answers[-1].json()["error"]
+        gate.set()
+
+
+def test_a_fit_that_nobody_can_ask_for_is_not_run(gate):
+    with served(workers=1) as client:
+        id = uploaded(client, of(overconfident()))["id"]
+        running = client.post(f"/api/data/{id}/fit", json={"methods": ["temperature"]}).json()["id"]
+        waiting = client.post(f"/api/data/{id}/fit", json={"methods": ["temperature"]}).json()["id"]
+        assert client.delete(f"/api/jobs/{waiting}").status_code == 204
+        gate.set()
+        assert finished(client, running)["state"] == "done"
+        assert client.get(f"/api/jobs/{waiting}").status_code == 404

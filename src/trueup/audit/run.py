@@ -138,6 +138,8 @@ def audit(
     This network says 82 % when it is right 62 % of the time. Temperature scaling repairs it: its calibration error
     (ECE) falls from 0.207 to 0.032.
     """
+    if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
+        raise ValueError(f"folds must be a whole number of at least 2, got {folds!r}")
     z, y = _computable(*as_tensors(*val, at_least=2 * folds))
     fits = _fits(methods_for(*z.shape) if methods is None else methods, extra or {})
     shown = (z, y) if test is None else _computable(*as_tensors(*test, at_least=1))

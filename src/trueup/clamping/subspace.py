@@ -170,7 +170,7 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
             ground,
             validated.candidates(),
             "No: temperature is enough, for the input map that promised something did not keep it on a fifth of the "
-            f"samples that was left out (p = {ground.evidence:.2g}).",
+            f"samples that was left out (though the mean input gradient has p = {ground.evidence:.2g}).",
         )
     if passes - found.used >= WORTHWHILE:
         found = widened(found, passes=passes - found.used)

@@ -59,8 +59,11 @@ class Names:
         from trueup.study.run import executor_for
 
         found = self.source(where, split)
-        with executor_for(cluster or "none") as executor:
-            yield found, executor
+        try:
+            with executor_for(cluster or "none") as executor:
+                yield found, executor
+        except ValueError as error:
+            raise ValueError(_as_options(str(error))) from None
 
     def source(self, where: str, split: str | None) -> Shards:
         """The files that a name means, one or several."""

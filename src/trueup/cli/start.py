@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -34,12 +33,8 @@ def serve(
     """
     from trueup.serve.run import run
 
-    options = o.given(host=host, port=port, hosts=tuple(name or ()) or None)
-    at = signature(run).bind_partial(**options)
-    at.apply_defaults()
-    if not quiet:
-        say(f"serving http://{at.arguments['host']}:{at.arguments['port']}/ until Ctrl-C")
-    run(**options, open_browser=browse)
+    told = None if quiet else lambda address: say(f"serving {address} until Ctrl-C")
+    run(**o.given(host=host, port=port, hosts=tuple(name or ()) or None), open_browser=browse, on_listening=told)
 
 
 def demo(

@@ -84,8 +84,8 @@ def _(record: Reliability) -> str:
     return (
         f"Over {record.rows:,} rows the confidence misses the accuracy by {record.ece:.3f} on average (ECE). Outside "
         f"the band of a calibrated network: {int(outside.sum()) or 'none'} of {int(some.sum())} bins. The bin that "
-        f"weighs most says {share(record.confidence[most])} and is right {share(record.accuracy[most])} of the time: "
-        f"{side}."
+        f"adds most to the ECE says {share(record.confidence[most])} and is right {share(record.accuracy[most])} of "
+        f"the time: {side}."
     )
 
 

@@ -23,7 +23,8 @@ def methods_table(found: Audit) -> list[str]:
     where = "rows that its fit had not seen" if found.cross_fitted else "the test rows"
     told = (
         f"The table shows each on {where}. The change of ECE is paired, row by row, against the network as it is; "
-        f"where its {level} interval excludes 0 the difference is no accident."
+        f"where its {level} interval excludes 0, noise alone hardly explains it; of many methods, one in twenty "
+        "would do so by chance."
     )
     caption = f"Methods on {where}"
     head = [*_HEAD, "Held‑out log‑loss", "Seconds"]

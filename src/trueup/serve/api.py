@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Semaphore
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from trueup.serve.uploads import Data
 
 PARSERS = 4
 """Files read at a time: each takes memory."""
+ANSWERS = 4
+"""Requests answered at a time that go over all rows, for the same reason."""
 
 Bins = Annotated[int, Query(ge=1, le=models.MOST_BINS, description="number of equal-width bins")]
 Temperature = Annotated[float, Query(ge=models.COLDEST, le=models.HOTTEST, description="divides the logits")]
@@ -46,6 +49,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
     """All verbs, over one store and one queue."""
     api = APIRouter(prefix="/api", responses=ERRORS)
     arriving, parsing = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(PARSERS)
+    answering = Semaphore(ANSWERS)
 
     def kept(data: Data) -> models.DataInfo:
         return _about(store.put(data, data.size), data)
@@ -113,13 +117,17 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         bins: Bins = 15,
     ) -> dict[str, Any]:
         """Score the network as it is, with intervals and a test of calibration."""
-        found = scored(*store.get(id, Data).shown, metrics=metric or TABLE, bins=bins)
+        pair = store.get(id, Data).shown
+        with answering:
+            found = scored(*pair, metrics=metric or TABLE, bins=bins)
         return {"verdict": found.verdict(), **found.to_dict()}
 
     @api.get("/data/{id}/curve", tags=["data"])
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of the network, its logits divided by a temperature."""
-        return pictures.curve(store.get(id, Data).shown, temperature=temperature, bins=bins)
+        pair = store.get(id, Data).shown
+        with answering:
+            return pictures.curve(pair, temperature=temperature, bins=bins)
 
     @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses={503: {"model": models.Error}})
     def fit(id: str, wanted: models.FitRequest) -> models.JobInfo:
@@ -150,7 +158,9 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         """The reliability diagram of a fitted method on the test rows."""
         found = _found(store.get(id, Job))
         name = method or found.chosen
-        return pictures.curve(_of(found.predictions, name), method=name, temperature=temperature, bins=bins)
+        pair = _of(found.predictions, name)
+        with answering:
+            return pictures.curve(pair, method=name, temperature=temperature, bins=bins)
 
     @api.get("/jobs/{id}/compare", tags=["fit"])
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
@@ -159,7 +169,9 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         names = (first, second or found.chosen)
         if names[0] == names[1]:
             raise ValueError(f"two different methods are wanted, got {first!r} twice")
-        return pictures.side_by_side({name: _of(found.predictions, name) for name in names}, bins=bins)
+        pairs = {name: _of(found.predictions, name) for name in names}
+        with answering:
+            return pictures.side_by_side(pairs, bins=bins)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
@@ -176,9 +188,10 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         from trueup.report.page import report as written
 
         job = store.get(id, Job)
-        return _attached(
-            written(_found(job), title=job.name).html().encode(), "report.html", "text/html; charset=utf-8"
-        )
+        found = _found(job)
+        with answering:
+            page = written(found, title=job.name).html()
+        return _attached(page.encode(), "report.html", "text/html; charset=utf-8")
 
     @api.get(
         "/jobs/{id}/calibrator",

@@ -86,6 +86,7 @@ class Jobs:
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._most = store, settings.workers + settings.waiting
+        self._most_bytes = settings.memory_bytes
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="trueup-fit")
         self._lock = Lock()
         self._open: set[Job] = set()
@@ -95,7 +96,9 @@ class Jobs:
         chosen = tuple(methods) if methods else methods_for(len(val.val.labels), val.classes)
         job = Job(val, test, chosen, options)
         with self._lock:
-            if len(self._open) >= self._most:
+            # What waits keeps its data in memory, also when the store has let go of it.
+            held = sum(other.size for other in self._open) + job.size
+            if len(self._open) >= self._most or (self._open and held > self._most_bytes):
                 raise Busy("too many fits are waiting; please try again in a minute")
             self._open.add(job)
         name = self._store.put(job, job.size)
@@ -104,6 +107,7 @@ class Jobs:
 
     def _work(self, name: str, job: Job) -> None:
         try:
+            job.unwanted = job.unwanted or name not in self._store  # nobody can ask for the result any more
             job.run()
             self._store.resize(name, job.size)
         finally:

@@ -22,6 +22,9 @@ from trueup.disk import blaming, existing
 from trueup.serve.settings import Settings
 
 Shapes = dict[str, tuple[int, ...]]
+NO_NUMBERS: tuple[int, ...] = ()
+"""The shape of a column of text or the like. It must not be read: a kilobyte can stand for a text of any length in each
+row."""
 
 HEADER_BYTES = 4 << 20
 """The largest header of a .safetensors or .parquet file: thousands of columns fit in."""
@@ -135,9 +138,8 @@ def _csv(path: Path, settings: Settings) -> Shapes:
             if len(line) > longest:
                 raise ValueError(f"line {rows + 1} has more than {longest:,} characters")
             if rows > settings.rows or rows * len(names) > settings.numbers:
-                raise ValueError(
-                    f"it has too many rows; at most {min(settings.rows, settings.numbers // len(names)):,} are taken"
-                )
+                most = min(settings.rows, settings.numbers // max(len(names), 1))
+                raise ValueError(f"it has too many rows; at most {most:,} are taken")
     return dict.fromkeys(names, (rows,))
 
 
@@ -166,7 +168,16 @@ def _parquet(path: Path, settings: Settings) -> Shapes:
     if facts.num_columns > settings.classes + MEMBERS:
         raise ValueError(f"it has {facts.num_columns:,} columns; at most {settings.classes:,} classes are taken")
     n = facts.num_rows
-    return {name: (n, count // n) if n and count > n else (n,) for name, count in values.items()}
+    shapes = {name: (n, count // n) if n and count > n else (n,) for name, count in values.items()}
+    return shapes | {field.name: NO_NUMBERS for field in pq.read_schema(path) if not _numeric(field.type)}
+
+
+def _numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    while hasattr(kind, "value_type"):  # of lists and dictionaries
+        kind = kind.value_type
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _safetensors(path: Path, settings: Settings) -> Shapes:

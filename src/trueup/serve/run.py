@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,18 +19,24 @@ def run(
     settings: Settings | None = None,
     open_browser: bool = False,
     log_level: str = "warning",
+    on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the page until interrupted.
+    """Serve the page until interrupted; `on_listening` is told its address.
 
     Only this machine can reach it, unless `host` says otherwise; then `hosts` are the names under which it answers.
     """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must lie in 0..65535, got {port}")
     server = make_server(host, port, hosts=hosts, settings=settings, log_level=log_level)
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ValueError(f"cannot listen on port {port} of {host}: {error.strerror}; choose another port") from None
+    address = f"http://{_in_url(host)}:{listening.getsockname()[1]}/"
+    if on_listening is not None:
+        on_listening(address)
     if open_browser:
-        _open_when_ready(server, f"http://{_in_url(host)}:{listening.getsockname()[1]}/")
+        _open_when_ready(server, address)
     with listening, suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import warnings
 from collections.abc import AsyncIterator
@@ -14,9 +15,10 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from trueup.audit import RECORDING as ONE_AT_A_TIME
+from trueup.audit import doubt
 from trueup.formats import FORMATS, files
 from trueup.predictions import Predictions, load
-from trueup.serve.limits import Shapes, declared, npy_bytes
+from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
 
 
@@ -102,6 +104,8 @@ def read(path: Path, name: str, options: Options, settings: Settings) -> Data:
         if path.suffix == ".npy":
             _part(path)
         shapes = declared(path, settings)
+        if path.suffix == ".parquet":
+            _refuse_text(path, shapes, options)
         return _loaded(path, name, shapes, options)
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise ValueError(_told(str(error), path, name)) from None
@@ -122,6 +126,10 @@ def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
         notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     else:
         found = halves()
+        told = (doubt(half.logits) for half in found)
+        notes = tuple(
+            dict.fromkeys(f"{each}: say so under “What is in the file?” if they are" for each in told if each)
+        )
     first, *others = found
     if not all(len(half.labels) for half in found):
         raise ValueError(f"{path}: there are no rows")
@@ -129,6 +137,15 @@ def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
     if len(set(classes)) > 1:
         raise ValueError(f"{path}: val and test must have as many classes, got {classes[0]} and {classes[1]}")
     return Data(name, _own(first), _own(others[0]) if others else None, notes)
+
+
+def _refuse_text(path: Path, shapes: Shapes, options: Options) -> None:
+    """Columns of text may be there, but not where numbers are to be read."""
+    names = {"labels", "label", "probs", options.labels, options.logits, *options.logits.split(",")}
+    wanted = "|".join(rf"{re.escape(name)}|{re.escape(name.removesuffix('s'))}s?_\d+" for name in sorted(names))
+    for name, shape in shapes.items():
+        if shape == NO_NUMBERS and re.fullmatch(f"(val_|test_)?({wanted})", name):
+            raise ValueError(f"{path}: {name} must be a column of numbers")
 
 
 def _splits(shapes: Shapes, options: Options) -> tuple[str | None, ...]:
