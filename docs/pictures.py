@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import trueup
 from trueup import demo
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 from trueup.report.records import reliability
 
 FOLDER = Path(__file__).with_name("images")

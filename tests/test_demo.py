@@ -23,7 +23,7 @@ from trueup.demo.digits import CALIBRATE, LEARN, digits, loader, trained
 from trueup.demo.pictures import repairs
 from trueup.demo.section import camera_html
 from trueup.demo.story import COMPARED, FILES
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 
 METHODS = ("temperature", "svs", "histogram")
 

@@ -18,7 +18,7 @@ from trueup.clamping.ablation import Row  # noqa: E402
 from trueup.report import canvas, palette  # noqa: E402
 from trueup.report import records as r  # noqa: E402
 from trueup.report import studies as s  # noqa: E402
-from trueup.report.draw import draw  # noqa: E402
+from trueup.report.drawings import draw  # noqa: E402
 from trueup.scores import compare  # noqa: E402
 from trueup.shift import ShiftRow  # noqa: E402
 
@@ -314,3 +314,10 @@ def test_a_real_network_is_drawn_quietly(data):
         warnings.simplefilter("error")
         for make in (r.reliability, r.confidences, r.risk_coverage, r.class_errors):
             draw(make(*pair)).figure.draw_without_rendering()
+
+
+def test_the_room_gives_the_function_also_after_its_file_was_imported():
+    import trueup.report
+
+    assert trueup.report.draw is draw
+    assert callable(trueup.report.draw)

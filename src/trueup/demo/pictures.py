@@ -16,7 +16,7 @@ from trueup.demo.camera import Shifted
 from trueup.demo.digits import Images
 from trueup.disk import replacing
 from trueup.report import canvas, palette
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

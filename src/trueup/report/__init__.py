@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trueup.report.charts import chart
-    from trueup.report.draw import draw
+    from trueup.report.drawings import draw
     from trueup.report.page import Report, report
     from trueup.report.records import (
         class_errors,
@@ -25,7 +25,7 @@ _WHERE = {
     "class_errors": "records",
     "comparison": "records",
     "confidences": "records",
-    "draw": "draw",
+    "draw": "drawings",
     "gamma_sweep": "studies",
     "learned_epochs": "studies",
     "max_logits": "studies",

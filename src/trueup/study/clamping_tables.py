@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import Row
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 from trueup.report.records import Reliability
 from trueup.report.studies import gamma_sweep, starts
 from trueup.study.clamping_presets import preset_of

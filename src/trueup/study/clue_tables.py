@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trueup.report import canvas
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 from trueup.report.studies import shift_curves
 from trueup.shift import ShiftRow
 from trueup.study.pairs import LEVEL, paired

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trueup.report import canvas, palette
-from trueup.report.draw import draw
+from trueup.report.drawings import draw
 from trueup.report.records import Reliability
 from trueup.study.rethinking import choose, main_rows, selectors
 from trueup.study.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.report import canvas, draw_studies, palette, studies
+from trueup.report import canvas, drawings_of_studies, palette, studies
 from trueup.report.canvas import SMALL, TICKS
 from trueup.report.labels import better, label
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
@@ -222,8 +222,8 @@ def _kinds(record: Comparison, ax: Axes) -> list[tuple[str | None, np.ndarray, d
     ]
 
 
-draw.register(studies.LearnedEpochs, draw_studies.learned_epochs)
-draw.register(studies.MaxLogits, draw_studies.max_logits)
-draw.register(studies.GammaSweep, draw_studies.gamma_sweep)
-draw.register(studies.Starts, draw_studies.starts)
-draw.register(studies.ShiftCurves, draw_studies.shift_curves)
+draw.register(studies.LearnedEpochs, drawings_of_studies.learned_epochs)
+draw.register(studies.MaxLogits, drawings_of_studies.max_logits)
+draw.register(studies.GammaSweep, drawings_of_studies.gamma_sweep)
+draw.register(studies.Starts, drawings_of_studies.starts)
+draw.register(studies.ShiftCurves, drawings_of_studies.shift_curves)
