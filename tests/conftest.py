@@ -1,10 +1,15 @@
 """Settings and data shared by the tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A shell that starts the tests in the background makes them deaf to Ctrl-C, which some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 settings.register_profile("trueup", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("trueup")
