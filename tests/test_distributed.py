@@ -2,7 +2,6 @@
 
 import copy
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from processes import found_by_two
 from trueup import distributed
 from trueup.calibrators.temperature import Temperature
 from trueup.distributed import everyone, gathered, reduced, together
@@ -86,20 +86,7 @@ def work(rank):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    here = Path(__file__).resolve()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([sys.executable, str(here), str(rank), str(folder)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[1].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return found_by_two(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(params=[0, 1])

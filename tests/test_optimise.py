@@ -132,3 +132,20 @@ def test_a_long_search_takes_its_curvature_anew():
         lbfgs(objective, start, memory=2, most=70, tolerance=1e-3)
     lbfgs(objective, start, memory=2, most=70, tolerance=1e-3, renew=renew)
     assert len(at) == 1
+
+
+def test_a_rough_stage_that_only_shows_rounding_hands_over():
+    """In single precision a value may seem to fall for ever, by less than it is known to."""
+    calls = 0
+
+    def rough(x):
+        nonlocal calls
+        calls += 1
+        return 1 - 1e-10 * calls, 1e-3 * np.array([math.cos(calls), math.sin(calls), 0.3])
+
+    x, certificate = lbfgs(
+        lambda x: (float(x @ x) + 1, 2 * x), np.ones(3), rough=Stage(rough, decrement=1e-9, noise=1e-8)
+    )
+    assert np.abs(x).max() < 1e-7
+    assert calls < 20
+    assert certificate.passes < 40

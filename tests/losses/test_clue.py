@@ -4,7 +4,6 @@ import copy
 import math
 import os
 import pickle
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import distributed as dist
 from torch import nn
 
 import reference
+from processes import found_by_two
 from trueup.losses.clue import CLUE, classified, clue, regressed, training_passes
 from trueup.networks import CNN, MLP
 from trueup.uncertainty import insert_dropout, mc_dropout
@@ -515,21 +515,7 @@ def distributed_steps(share, wrap):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    here = Path(__file__).resolve()
-    path = os.pathsep.join([str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    started = [
-        subprocess.Popen([sys.executable, str(here), str(rank), str(folder)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[1].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return found_by_two(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 def test_two_processes_are_one_with_the_doubled_batch(two):
