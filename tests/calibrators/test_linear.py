@@ -8,8 +8,9 @@ from strategies import calibrated
 from trueup import METHODS, load, metrics
 from trueup import native as room
 from trueup.calibrators import curvature
-from trueup.calibrators.likelihood import PENALTIES, Penalty, Problem, _best_of
+from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
+from trueup.calibrators.penalties import PENALTIES, best_of
 from trueup.calibrators.temperature import Temperature
 from trueup.sums import _torch_vector, temperature_sums, vector_sums
 
@@ -85,7 +86,7 @@ def hessian(problem, x):
 def test_the_curvature_is_about_that_of_each_class(monkeypatch, vector, pooled):
     monkeypatch.setattr(curvature, "_FEW_CLASSES", 0 if pooled else 32)
     problem = Problem(Z, Y, Penalty(off=0.03, diagonal=0.01, bias=0.02), on="log_probs", vector=vector)
-    x = problem._point(1.0)
+    x = problem.point(1.0)
     inverse = problem.inverse(problem.blocks(x))
     exact, unit = hessian(problem, x), np.eye(len(x))
     applied = np.stack([inverse(row) for row in unit])
@@ -120,8 +121,8 @@ def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data
     z, y = (torch.as_tensor(x) for x in val)
     problem = Problem(z, y, Penalty(), on=on)
     path = [Penalty.odir(strength, 10) for strength in sorted(PENALTIES, reverse=True)]
-    each = [_best_of([penalty], problem, 0.35, 5) for penalty in path]
-    assert _best_of(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
+    each = [best_of([penalty], problem, 0.35, 5) for penalty in path]
+    assert best_of(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
 def test_vector_sums_agree_between_passes():

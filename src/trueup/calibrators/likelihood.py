@@ -1,8 +1,8 @@
-"""Penalised likelihood of a linear map of logits: the objective, its curvature, and the choice of the penalty."""
+"""Penalised likelihood of a linear map of logits: the objective and its curvature."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from trueup.arrays import computable
 from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
-from trueup.calibrators.inverse import near_inverse_temperature
 from trueup.native import one_thread
 from trueup.optimise import Certificate, Objective, Stage, lbfgs
-from trueup.rows import hashed_groups, log_normaliser
+from trueup.rows import log_normaliser
 from trueup.sums import vector_sums
 
 _CHUNK = 1 << 19
@@ -33,9 +32,6 @@ SMALL = 1e-6
 
 Likelihood = Callable[[np.ndarray], np.ndarray]
 """Loss summed over the rows and its gradient, at the weights followed by the bias."""
-
-PENALTIES = tuple(10.0**power for power in range(-2, 5))
-"""Seven coefficients from 1e-2 to 1e4, as the literature searches."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class Problem:
     ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
-        x = self._point(start)
+        x = self.point(start)
         quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
         with one_thread(self.z.numel()):
             x, certificate = lbfgs(
@@ -116,7 +112,8 @@ class Problem:
             )
         return self.settled(found)
 
-    def _point(self, start: float | np.ndarray) -> np.ndarray:
+    def point(self, start: float | np.ndarray) -> np.ndarray:
+        """Weights and bias where a search begins: those given, or a multiple of the identity."""
         if isinstance(start, np.ndarray):
             return start
         classes = self.z.shape[1]
@@ -164,7 +161,7 @@ class Problem:
         u = self.scale * self.z[:: max(1, n // max(64, min(few, _ROWS // classes)))].float().cpu()
         if self.on == "log_probs":
             u = torch.log_softmax(u, dim=1)
-        x = self.settled(self._point(start))
+        x = self.settled(self.point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
             return vector_blocks(u, weight, bias)
@@ -250,68 +247,3 @@ class Problem:
         """The same problem on some of the rows."""
         kept = torch.from_numpy(np.flatnonzero(keep))
         return replace(self, z=self.z[kept], y=self.y[kept])
-
-
-def regularised(
-    z: Tensor,
-    y: Tensor,
-    *,
-    on: Literal["logits", "log_probs"] = "logits",
-    l2: bool = False,
-    penalty: float | None = None,
-    penalties: Sequence[float] = PENALTIES,
-    bias_penalties: Sequence[float] | None = None,
-    normalise: bool = True,
-    folds: int = 5,
-) -> tuple[Tensor, Tensor, Certificate]:
-    """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
-    classes = z.shape[1]
-    start = near_inverse_temperature(z, y)
-
-    def made(strength: float, mu: float | None) -> Penalty:
-        if l2:
-            return Penalty.l2(strength, classes, normalise=normalise)
-        return Penalty.odir(strength, classes, bias=mu, normalise=normalise)
-
-    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
-    if penalty is not None:
-        return whole.solve(start)
-    offsets: Sequence[float | None] = bias_penalties or [None]
-    paths = [[made(strength, mu) for strength in sorted(penalties, reverse=True)] for mu in offsets]
-    best, x = min((_best_of(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
-    return replace(whole, penalty=best).solve(x)
-
-
-def _best_of(
-    path: Sequence[Penalty], whole: Problem, start: float, folds: int
-) -> tuple[float, Penalty, float | np.ndarray]:
-    """The penalty of least cross-validated loss, that loss, and about where its minimum is.
-
-    Each penalty starts where the one before ended. The path is left once two penalties in a row did worse than the best
-    in every fold: with less and less of a penalty the fit to few rows only gets wilder.
-    """
-    # Folds by content, so that the order of the rows does not matter.
-    fold = hashed_groups(whole.z, whole.y, folds)
-    parts = [(whole.rows(fold != k), whole.rows(fold == k)) for k in range(folds) if 0 < (fold == k).sum() < len(fold)]
-    share = np.array([len(test.z) for _, test in parts]) / len(fold)
-    found = [whole._point(start)] * len(parts)
-    best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
-    least, worse = np.full(len(parts), np.inf), 0
-    # What is made of the rows is the same for every penalty.
-    learnt, asked = ([half.likelihood(quick=True) for half in halves] for halves in zip(*parts, strict=True))
-    with one_thread(whole.z.numel()):
-        blocks = whole.blocks(start)
-    for penalty in path:
-        found = [
-            replace(train, penalty=penalty).solve_roughly(x, blocks, likelihood)
-            for (train, _), x, likelihood in zip(parts, found, learnt, strict=True)
-        ]
-        with one_thread(whole.z.numel()):
-            sums = [likelihood(x)[0] for likelihood, x in zip(asked, found, strict=True)]
-        losses = np.array(sums) / (share * len(fold))
-        if losses @ share < best[0]:
-            best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
-        worse = worse + 1 if (losses > least).all() else 0
-        if worse == 2:
-            break
-    return best

@@ -10,7 +10,8 @@ from torch import Tensor
 from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.inverse import inverse_temperature, near_inverse_temperature
-from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem, regularised
+from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
+from trueup.calibrators.penalties import regularised
 from trueup.optimise import Certificate
 
 L = TypeVar("L", bound="Linear")
