@@ -1,4 +1,4 @@
-"""One reader and one writer for each file format: the only place that knows how bytes become columns.
+"""One reader for each file format, beside its writer: the only place that knows how bytes become columns.
 
 A reader opens a file and tells, without reading the rows, which columns it has; then it reads a pair of them some rows
 at a time. No reader ever unpickles.
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 from safetensors import safe_open
-from safetensors.numpy import save_file
+
+from trueup import writers
 
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Logits with labels, or without where none were asked for."""
@@ -223,7 +224,7 @@ def _whole(text: str) -> int:
 
 @contextmanager
 def _read_parquet(path: Path) -> Iterator[Source]:
-    pa, pq = _pyarrow()
+    pa, pq = writers.pyarrow()
     # Without pre-buffering a column is read page by page, not a row group at a time.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True) as file:
         schema, n = file.schema_arrow, file.metadata.num_rows
@@ -241,7 +242,7 @@ def _read_parquet(path: Path) -> Iterator[Source]:
 
 def _arrow(column: Any, name: str) -> np.ndarray:
     """One arrow column as numbers (n,), or lists of one length as (n, length)."""
-    pa, _ = _pyarrow()
+    pa, _ = writers.pyarrow()
     shape, missing, kind = [len(column)], column.null_count, column.type
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
@@ -257,57 +258,10 @@ def _arrow(column: Any, name: str) -> np.ndarray:
     return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
-    return pa, pq
-
-
-# Writers take the checked pair, contiguous, and the paths of `files`; without labels only the first of them.
-
-
-def _write_npz(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
-    with open(path, "wb") as file:
-        arrays = {"logits": z} if y is None else {"logits": z, "labels": y}
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def _write_npy(z: np.ndarray, y: np.ndarray | None, *paths: Path) -> None:
-    for rows, path in zip((z, y), paths, strict=False):
-        with open(path, "wb") as file:
-            np.save(file, rows, allow_pickle=False)  # type: ignore[arg-type]
-
-
-def _write_csv(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow([*(f"logit_{k}" for k in range(z.shape[1])), *([] if y is None else ["label"])])
-        # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
-        if y is None:
-            out.writerows(row.tolist() for row in z)
-        else:
-            out.writerows((*row.tolist(), label) for row, label in zip(z, y.tolist(), strict=True))
-
-
-def _write_parquet(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
-    pa, pq = _pyarrow()
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(z.reshape(-1)), z.shape[1])
-    table = pa.table({"logits": lists, **({} if y is None else {"label": y})})
-    group = max(1, (1 << 20) // z.shape[1])  # groups of a million numbers stream in little memory
-    pq.write_table(table, path, row_group_size=group, write_page_checksum=True)
-
-
-def _write_safetensors(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
-    save_file({"logits": z, **({} if y is None else {"labels": y})}, path)
-
-
 FORMATS: dict[str, tuple[Reader, Writer]] = {
-    ".npz": (_read_npz, _write_npz),
-    ".npy": (_read_npy, _write_npy),
-    ".csv": (_read_csv, _write_csv),
-    ".parquet": (_read_parquet, _write_parquet),
-    ".safetensors": (_read_safetensors, _write_safetensors),
+    ".npz": (_read_npz, writers.write_npz),
+    ".npy": (_read_npy, writers.write_npy),
+    ".csv": (_read_csv, writers.write_csv),
+    ".parquet": (_read_parquet, writers.write_parquet),
+    ".safetensors": (_read_safetensors, writers.write_safetensors),
 }
