@@ -52,10 +52,14 @@ def write_csv(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
 def write_parquet(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:
     """A column of lists, and `label`."""
     pa, pq = pyarrow()
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(z.reshape(-1)), z.shape[1])
-    table = pa.table({"logits": lists, **({} if y is None else {"label": y})})
+    # Numbers that are said never to be missing, and are not put into a dictionary, are read in half the time.
+    number = pa.field("element", pa.from_numpy_dtype(z.dtype), nullable=False)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(z.reshape(-1)), type=pa.list_(number, z.shape[1]))
+    columns = {"logits": lists, **({} if y is None else {"label": pa.array(y)})}
+    schema = pa.schema([pa.field(name, column.type, nullable=False) for name, column in columns.items()])
+    table = pa.table(list(columns.values()), schema=schema)
     group = max(1, (1 << 20) // z.shape[1])  # groups of a million numbers stream in little memory
-    pq.write_table(table, path, row_group_size=group, write_page_checksum=True)
+    pq.write_table(table, path, row_group_size=group, write_page_checksum=True, use_dictionary=["label"])
 
 
 def write_safetensors(z: np.ndarray, y: np.ndarray | None, path: Path) -> None:

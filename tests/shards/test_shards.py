@@ -183,3 +183,30 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     assert 250 <= len(sample.labels) <= 1000
     held = np.bincount((sample.logits[:, 0] // 500).astype(int), minlength=10)
     assert held.min() >= 0.5 * held.max() > 0
+
+
+def test_a_search_may_begin_where_the_first_rows_say_nothing(tmp_path):
+    """The start comes from the files' first rows; the end does not depend on it."""
+    z, y = drawn(3000)
+    for i, (a, b) in enumerate(zip(np.array_split(z, 3), np.array_split(y, 3), strict=True)):
+        flat = np.zeros((60, CLASSES), np.float32)
+        trueup.save(tmp_path / f"{i}.npz", (np.concatenate([flat, a]), np.concatenate([np.zeros(60, int), b])))
+    ours = fit("temperature", Shards.of(tmp_path, rows=60), progress=False)
+    assert float(ours.temperature) == pytest.approx(float(trueup.METHODS["temperature"](z, y).temperature), rel=1e-7)
+
+
+def test_a_fit_finds_rows_beyond_empty_files(tmp_path, whole):
+    z, y = whole
+    for i in range(80):
+        trueup.save(tmp_path / f"{i:02d}.npz", (z[:0], y[:0]))
+    trueup.save(tmp_path / "01.npz", (z, y))  # one of those from which no first rows are taken
+    found = fit("temperature", Shards.of(tmp_path), progress=False)
+    assert float(found.temperature) == pytest.approx(float(trueup.METHODS["temperature"](z, y).temperature), rel=1e-7)
+
+
+def test_a_parquet_file_of_ours_says_that_nothing_is_missing(tmp_path, whole):
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    trueup.save(tmp_path / "a.parquet", whole)
+    schema = pq.read_schema(tmp_path / "a.parquet")
+    assert not any(field.nullable for field in schema)
+    assert not schema.field("logits").type.value_field.nullable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.optimise import Certificate, lbfgs, newton
 from trueup.predictions import Predictions
-from trueup.shards.reduce import BadShard, gathered, tell_of
+from trueup.shards.reduce import BadShard, NoRows, gathered, tell_of
 from trueup.shards.source import Shards
 from trueup.sums import temperature_sums
 from trueup.tally import Tally
@@ -29,6 +29,7 @@ from trueup.tally import Tally
 SAMPLE = 20_000
 """Rows, about, from all shards, by which a search is begun."""
 _NUMBERS = 1 << 23  # at most so many numbers in them
+_HEADS = 32  # of so many files
 _LAST = 1e-4  # a Newton step of this size leaves an error of about its square
 _DECREMENT = 1e-12
 
@@ -79,19 +80,10 @@ def fit_shards(
     """As `fit`, and tell how much it was."""
     if method not in FITS:
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
-    sample, rows, bad = gathered(
-        partial(Sample.of, most=max(64, SAMPLE // len(shards))),
-        shards,
-        combine=partial(Sample.joined, most=SAMPLE),
-        executor=executor,
-        skip_bad=skip_bad,
-        progress=progress,
-        label="reading shards",
-    )
-    tell_of(bad)
-    good = shards.without(bad)
-    found = FITS[method](Data(good, rows, sample.pair(), executor, progress))
-    return Fitted(found, rows, sample.logits.shape[1], bad)
+    data = Data(shards, executor, skip_bad, progress)
+    found = FITS[method](data)
+    tell_of(data.bad)
+    return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 
 @dataclass(frozen=True)
@@ -126,27 +118,57 @@ class Sample:
             logits, labels, every = logits[::2], labels[::2], 2 * every
         return Sample(logits.copy(), labels.copy(), every, self.most)  # not the whole chunk they were part of
 
-    def pair(self) -> Predictions:
-        """As predictions."""
-        return Predictions(self.logits, self.labels)
 
-
-@dataclass(frozen=True)
 class Data:
-    """Shards that were read once, how many rows they hold, and some of these."""
+    """Shards, sums over all of their rows, and some of the rows."""
 
-    shards: Shards
-    rows: int
-    sample: Predictions
-    executor: Executor | None
-    progress: bool
+    def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
+        self._shards, self._executor, self._skip_bad, self._progress = shards, executor, skip_bad, progress
+        self._rows: int | None = None
+        self.bad: tuple[str, ...] = ()
+        """Shards that were left out, once all were read."""
+
+    @cached_property
+    def sample(self) -> Predictions:
+        """The first rows of some shards, by which a search is begun; how it ends does not depend on them."""
+        try:
+            return self._heads(self._shards.some(_HEADS))
+        except NoRows:
+            return self._heads(self._shards.some(len(self._shards)))
+
+    def _heads(self, few: Shards) -> Predictions:
+        task, combine = partial(Sample.of, most=max(64, SAMPLE // len(few))), partial(Sample.joined, most=SAMPLE)
+        sample, _, _ = self._gathered(task, few, "first rows of shards", combine=combine)
+        return Predictions(sample.logits, sample.labels)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        if self._rows is None:
+            self.sum(_length, "counting rows, shards")
+        assert self._rows is not None
+        return self._rows
 
     def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
-        """Sum a task over all rows."""
-        total, rows, _ = gathered(task, self.shards, executor=self.executor, progress=self.progress, label=label)
-        if rows != self.rows:
-            raise BadShard(f"shards must not change during a fit: {self.rows} rows have become {rows}")
+        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
+        total, rows, bad = self._gathered(task, self._shards, label)
+        if self._rows is None:
+            self._rows, self.bad = rows, bad
+            self._shards, self._skip_bad = self._shards.without(bad), False
+        elif rows != self._rows:
+            raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
         return total
+
+    def _gathered(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
+        return gathered(
+            task,
+            shards,
+            executor=self._executor,
+            skip_bad=self._skip_bad,
+            progress=self._progress,
+            label=label,
+            **options,
+        )
 
 
 def _temperature(data: Data) -> Temperature:
@@ -157,16 +179,21 @@ def _temperature(data: Data) -> Temperature:
 
 def _inverse_temperature(data: Data) -> tuple[float, Certificate]:
     z, y = as_tensors(*data.sample)
-    scale = scale_of(z)
+    scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
     if scale == 0:
         return inverse_temperature(z, y)
 
     def loss(beta: float) -> tuple[float, float, float]:
-        sums = data.sum(partial(_temperature_sums, beta=beta), f"temperature {1 / beta:.4f}, shards") / data.rows
+        sums = data.sum(partial(_temperature_sums, beta=beta), f"temperature {1 / beta:.4f}, shards")
+        sums = sums / data.rows
         return float(sums[0]), float(sums[1]), float(sums[2])
 
     near, _ = inverse_temperature(z, y)
     return newton(loss, near, low=1 / (FAR * scale), high=FAR / scale, tolerance=_LAST)
+
+
+def _spread(part: Predictions) -> float:
+    return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
 
 
 def _temperature_sums(part: Predictions, *, beta: float) -> np.ndarray:
@@ -241,6 +268,10 @@ def _histogram_mass(data: Data) -> Histogram:
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
     return Histogram.counted(tally.count, tally.hits, tally.edges)
+
+
+def _length(part: Predictions) -> int:
+    return len(part.labels)
 
 
 def _bins(part: Predictions, *, classwise: bool) -> Bins:

@@ -29,6 +29,10 @@ class BadShard(ValueError):
     """A shard that cannot be read, or does not belong with the others."""
 
 
+class NoRows(BadShard):
+    """Shards that have no rows at all."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What came of one shard."""
@@ -57,22 +61,23 @@ def gathered(
     Shards are summed in their order, however they come back, so the result does not depend on the executor. A bad shard
     raises `BadShard` with its name, unless `skip_bad`; shards of different numbers of classes are always refused.
     """
-    parts: list[Part] = []
+    total, rows, bad, first = None, 0, [], None
     for part in track(_parts(task, shards, executor), total=len(shards), label=label, enabled=progress):
-        if part.error is not None and not skip_bad:
-            raise BadShard(part.error)
-        if part.error is None and part.rows:
-            other = next((p for p in parts if p.rows and p.classes != part.classes), None)
-            if other is not None:
+        if part.error is not None:
+            if not skip_bad:
+                raise BadShard(part.error)
+            bad.append(part.path)
+        elif part.rows:
+            first = first or (part.path, part.classes)
+            if part.classes != first[1]:
                 raise BadShard(
-                    f"shards must have the same classes: {other.path} has {other.classes}, {part.path} {part.classes}"
+                    f"shards must have the same classes: {first[0]} has {first[1]}, {part.path} {part.classes}"
                 )
-        parts.append(part)
-    bad = tuple(part.path for part in parts if part.error is not None)
-    values = [part.value for part in parts if part.error is None and part.value is not None]
-    if not values:
-        raise BadShard(f"no rows in {len(shards)} shards" + (f", {len(bad)} of which are bad" if bad else ""))
-    return functools.reduce(combine, values), sum(part.rows for part in parts), bad
+            total = part.value if total is None else combine(total, part.value)
+            rows += part.rows
+    if total is None:
+        raise NoRows(f"no rows in {len(shards)} shards" + (f", {len(bad)} of which are bad" if bad else ""))
+    return total, rows, tuple(bad)
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,6 +38,8 @@ class Shards:
     labels: str = "labels"
     probs: bool = False
     split: str | None = None
+    heads: bool = False
+    """Whether only the first rows of each file are read, as many as come at a time."""
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Shards:
@@ -58,9 +61,14 @@ class Shards:
     def read(self, path: str) -> Iterator[Predictions]:
         """The rows of one shard, some at a time; one of no rows gives an empty part."""
         with _local(path) as file:
-            yield from stream(
+            parts = stream(
                 file, rows=self.rows, logits=self.logits, labels=self.labels, probs=self.probs, split=self.split
             )
+            yield from islice(parts, 1) if self.heads else parts
+
+    def some(self, most: int) -> Shards:
+        """The first rows of at most so many files, spread evenly over all."""
+        return replace(self, paths=self.paths[:: -(-len(self) // most)], heads=True)
 
     def without(self, bad: Sequence[str]) -> Shards:
         """The others."""
