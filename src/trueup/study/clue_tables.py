@@ -159,8 +159,9 @@ def _alignment(name: str, rows: Rows) -> Any:
     low, high = float(np.min(ends)), float(np.max(ends))
     ax.plot([low, high], [low, high], color=canvas.ink(ax), linewidth=0.6, linestyle=":", zorder=0)
     ax.set(xscale="log", yscale="log")
+    subs = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)  # more would run into each other
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
     canvas.dress(ax, f"Error and uncertainty: {name}", "mean uncertainty u", "mean error e")
