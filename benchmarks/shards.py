@@ -79,7 +79,7 @@ def drawn(size: Size, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows of one file: float32 logits, and labels drawn at the true temperature."""
     rng = np.random.default_rng(number)
     z = rng.standard_normal((size.rows, size.classes), dtype=np.float32) * 3
-    noise = -np.log(rng.standard_exponential(z.shape, dtype=np.float32))
+    noise = -np.log(np.maximum(rng.standard_exponential(z.shape, dtype=np.float32), 1e-30))
     return z, (z / TEMPERATURE + noise).argmax(axis=1)
 
 

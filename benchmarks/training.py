@@ -30,17 +30,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import trueup
 from trueup import losses, metrics
 from trueup.metrics import ranking, regression
-from trueup.networks import CNN, MLP, Normalise
+from trueup.networks import CNN, MLP
 from trueup.predictions import Predictions
 from trueup.sequences import CharTransformer, TextCNN
+from trueup.study.doubt import forecast, tensors_of, whole
 from trueup.training.calibratability import FIGURES, Row, Summary, calibratability, summarise
 from trueup.training.data import load_data
-from trueup.uncertainty import entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
+from trueup.uncertainty import moments
 
 OTHERS, CLUES, SAME = 1.1, 2.5, 1e-4
 """The most that a step may cost in steps of cross-entropy, of a loss and of CLUE; how far loss curves may part."""
@@ -278,24 +279,15 @@ def gaussian(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (found.within.log() + (y - found.mean).square() / found.within).mean() / 2
 
 
-def asked(network: nn.Module, x: Tensor) -> Iterator[Tensor]:
-    """Samples (passes, n, …) of the Monte-Carlo passes, batch by batch."""
-    rng = np.random.default_rng(0)
-    for part in x.split(500 if x.ndim != 2 or x.is_floating_point() else 100):
-        yield mc_dropout(network, part, PASSES, seed=rng)
-
-
 def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind: str) -> Figures:
-    classes: Any = "last" if kind == "characters" else None
-    z = torch.cat([mean_log_probs(log_probs_of(s, classes)).flatten(end_dim=-2) for s in asked(network, part[0])])
-    y = part[1].reshape(-1)
-    doubt, error = entropy_of(z.double()), F.nll_loss(z.double(), y, reduction="none")
+    found = forecast(network, part, kind, PASSES)
+    z, y = found.said, found.truth
     values = (
         metrics.accuracy(z, y),
         metrics.nll(z, y),
         metrics.ece(z, y),
         metrics.uce(z, y),
-        correlation(doubt, error),
+        correlation(found.doubts, found.errors),
         metrics.auroc(z, y, score="entropy"),
     )
     return dict(zip(CLASSIFIED, values, strict=True))
@@ -303,16 +295,15 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
 
 def regression_figures(network: nn.Module, part: tuple[Tensor, Tensor], head: bool) -> Figures:
     """In units of the training targets' standard deviation; an error is large if it is above the median."""
-    found = moments(torch.cat(list(asked(network, part[0])), dim=1).double(), variance_head=head)
-    y, variance = part[1].double(), found.variance.clamp(min=1e-6)
-    error, forecast = (y - found.mean).square(), (found.mean, variance.sqrt(), y)
+    found = forecast(network, part, "tabular", PASSES, head=head)
+    numbers = (found.said, found.doubts.sqrt(), found.truth)
     values = (
-        regression.rmse(*forecast),
-        regression.gaussian_nll(*forecast),
-        regression.ence(*forecast),
-        regression.variance_error(*forecast),
-        correlation(variance, error),
-        ranking.roc_area(variance, error > error.median()),
+        regression.rmse(*numbers),
+        regression.gaussian_nll(*numbers),
+        regression.ence(*numbers),
+        regression.variance_error(*numbers),
+        correlation(found.doubts, found.errors),
+        ranking.roc_area(found.doubts, found.errors > found.errors.median()),
     )
     return dict(zip(REGRESSED, values, strict=True))
 
@@ -338,18 +329,9 @@ def subject(task: str, split: int, drawn: bool) -> Subject:
     if drawn:
         return drawn_subject(task, split)
     data = load_data(task, seed=split)
-    parts = [whole(part) for part in (data.train, data.val, data.test)]
-    if data.kind == "image":
-        assert data.normalisation is not None
-        normalise = Normalise(*data.normalisation)
-        parts = [(normalise(x), y) for x, y in parts]
+    parts = tensors_of(data)
     batch = {"image": 128, "text": 64, "characters": 32, "tabular": 64}[data.kind]
     return Subject(data.kind, *parts, outputs=max(1, len(data.classes)), words=len(data.vocabulary), batch=batch)
-
-
-def whole(part: Any) -> tuple[Tensor, Tensor]:
-    x, y = next(iter(DataLoader(part, batch_size=len(part))))
-    return x, y
 
 
 def drawn_subject(task: str, split: int) -> Subject:

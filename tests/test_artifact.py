@@ -225,7 +225,8 @@ def test_the_handmade_file_is_a_good_one(file):
         (change(calibrator__config__temperature=[1]), "where a value was wanted"),
         (change(calibrator__config=7), "where a value was wanted"),
         (change(calibrator__certificate={"dict": {"status": "converged"}}), "the certificate of Temperature is none"),
-        (change(classes="ten"), "not a readable .safetensors file"),
+        (change(classes="ten"), "classes must be a whole number of 2..16777216, got 'ten'"),
+        (change(classes=10**12), "classes must be a whole number of 2..16777216"),
     ],
 )
 def test_other_headers_are_refused(file, changed, message):

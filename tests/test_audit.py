@@ -14,7 +14,6 @@ import torch
 
 from trueup import METHODS, Predictions, choose, compare, cross_fit, load
 from trueup.audit import DEFAULT, FAST, RAW, SLOW, TITLES, audit, methods_for, title
-from trueup.audit.run import _simplest
 from trueup.audit.verdict import verdict
 from trueup.metrics.significance import Interval
 
@@ -249,13 +248,3 @@ def test_real_network(data):
     found = audit(load(file, split="val"), load(file, split="test"), methods=["temperature", "svs"], progress=False)
     assert found.chosen != RAW
     assert found.scores[found.chosen, "ece"].value < 0.02 < found.scores[RAW, "ece"].value
-
-
-@pytest.mark.parametrize(("standard_errors", "chosen"), [(0.9, "simple"), (1.1, "complex")])
-def test_the_simplest_within_a_standard_error_of_the_best(standard_errors, chosen):
-    rng = np.random.default_rng(0)
-    best = rng.normal(size=400) ** 2
-    noise = rng.normal(size=400)
-    noise = (noise - noise.mean()) / noise.std()
-    behind = noise + standard_errors / np.sqrt(400)
-    assert _simplest({RAW: best + 3 + noise, "simple": best + behind, "complex": best}) == chosen

@@ -5,7 +5,8 @@ import torch
 from strategies import calibrated
 from trueup import METHODS, metrics
 from trueup.calibrators.temperature import Temperature
-from trueup.combine import CHOICES, Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement
+from trueup.combine import Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement, simplest
+from trueup.pipelines import CHOICES
 
 LOGITS, LABELS = calibrated(600, 4, temperature=2.0)
 
@@ -50,6 +51,30 @@ def test_cross_fitted_rows_are_calibrated_by_strangers():
     assert np.allclose(out, LOGITS / 2)
     assert len(seen) == 3
     assert sum(len(part) for part in seen) == 2 * len(LOGITS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_is_cross_fitted_and_judged(dtype):
+    z, y = torch.tensor(LOGITS).to(dtype), torch.tensor(LABELS)
+    out = cross_fit("temperature")(z, y)
+    assert out.dtype == (np.float16 if dtype == torch.float16 else np.float32)
+    assert np.allclose(out, cross_fit("temperature")(z.float(), y), rtol=0.01)
+    assert refinement(z, y) == pytest.approx(refinement(z.float(), y), abs=0.005)
+    assert choose(["identity", "temperature"])(z, y).choice.chosen == "temperature"
+
+
+def test_the_simplest_within_a_standard_error_of_the_best():
+    rng = np.random.default_rng(0)
+    best, noise = rng.normal(size=400), rng.normal(size=400)
+    noise -= noise.mean()
+    error = noise.std() / 20
+    near, far = best + noise + 0.9 * error, best + noise + 1.1 * error
+    assert simplest({"near": near, "best": best}) == "near"
+    assert simplest({"far": far, "best": best}) == "best"
+    assert simplest({"far": far, "near": near, "best": best}) == "near"
+    assert simplest({"best": best, "near": near}) == "best"
+    assert simplest({"far": far, "best": best}, standard_errors=1.2) == "far"
+    assert simplest({"near": near, "best": best}, standard_errors=0.0) == "best"
 
 
 def test_choose_takes_the_simplest_that_is_as_good():

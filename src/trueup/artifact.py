@@ -31,20 +31,9 @@ from torch import Tensor, nn
 from trueup import calibrators
 from trueup.calibrators.base import Calibrator
 from trueup.disk import blaming, existing, replacing
+from trueup.headers import KEY, SCHEMA, content_of, safetensors_file
 from trueup.optimise import Certificate
 from trueup.version import __version__
-
-SCHEMA = 1
-"""Raised when a file of this version could be misread by an older one."""
-
-KEY = "trueup"
-"""Under which a file's metadata has the header."""
-
-# What a file may hold, by its entry in the header: its name, and what reads it.
-_KINDS = {
-    "calibrator": ("calibrator", "load_calibrator(path)"),
-    "clamped": ("clamped network", "load_clamped(model, path)"),
-}
 
 
 class Header(NamedTuple):
@@ -74,9 +63,7 @@ def save_calibrator(
     ...     load_calibrator(f"{folder}/net.safetensors"), header(f"{folder}/net.safetensors").summary
     (Temperature(temperature=1.7), {'fitted to': 'val'})
     """
-    file = Path(path)
-    if file.suffix.lower() != ".safetensors":
-        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
+    file = safetensors_file(path)
     if not isinstance(calibrator, Calibrator):
         raise ValueError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
     if classes is not None:
@@ -103,6 +90,8 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         if tensors:
             raise ValueError(f"no parameter refers to {', '.join(sorted(tensors))}")
         if content["classes"] is not None:
+            if type(content["classes"]) is not int or not 2 <= content["classes"] <= MOST_CLASSES:
+                raise ValueError(f"classes must be a whole number of 2..{MOST_CLASSES}, got {content['classes']!r}")
             found(torch.zeros(1, content["classes"]))  # parameters of another number of classes say so
     return found
 
@@ -142,6 +131,9 @@ def _is_abstract(kind: type) -> bool:
     )
 
 
+MOST_CLASSES = 1 << 24
+"""Far more than any network has: what a damaged file says must not fill the memory."""
+
 _CONTENT = {"schema", "calibrator", "classes", "versions", "summary"}
 _CALIBRATOR = {"method", "config", "certificate"}
 
@@ -178,27 +170,6 @@ def packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
         ended = None if value.certificate is None else packed(asdict(value.certificate), name, None)
         return {"calibrator": {"method": kind, "config": config, "certificate": ended}}
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
-
-
-def content_of(stored: Any, kind: str) -> dict[str, Any]:
-    """The header of an open file that should hold one kind of thing; of any other, an error says what reads it."""
-    wish = _KINDS[kind][0]
-    text = (stored.metadata() or {}).get(KEY)
-    if text is None:
-        held = ", ".join(stored.keys()) or "nothing"
-        raise ValueError(f"this file holds no {wish} but {held}")
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the header is not JSON: {error}") from None
-    found = content if isinstance(content, dict) else {}
-    for other, (name, reader) in _KINDS.items():
-        if other in found and kind not in found:
-            raise ValueError(f"this file holds no {wish} but a {name}, which {reader} reads")
-    if found.get("schema") != SCHEMA:
-        schema = found.get("schema")
-        raise ValueError(f"the schema must be {SCHEMA}, got {schema!r}; a newer version of trueup may read it")
-    return found
 
 
 def _entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
@@ -243,6 +214,9 @@ def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Calibrator:
         found = known()[method](**config)
     except Exception as error:
         raise ValueError(f"{method} does not take the parameters of the file: {error}") from None
+    for name, parameter in found.named_buffers():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ValueError(f"{method} does not take the parameters of the file: {name} must be finite")
     ended = unpacked(stored["certificate"], {})
     if ended is not None:
         try:

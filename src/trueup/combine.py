@@ -19,12 +19,6 @@ from trueup.rows import hashed_groups, rows
 
 Fit = Callable[..., Calibrator]
 
-CHOICES = ("identity", "temperature", "svs", "diagonal_sms", "dirichlet_odir")
-"""What `auto` chooses from, the simplest first: few, since of near equals the luck of the folds would choose."""
-MANY_CLASSES = 200
-LEAN = ("identity", "temperature", "ets", "svs")
-"""What it chooses from where there are more than that many classes: a matrix of them would take hours."""
-
 
 class Chain(Calibrator):
     """One calibrator after another.
@@ -137,29 +131,6 @@ def _binary(odds: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(odds), odds], dim=1)
 
 
-def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
-    """Temperature scaling, then histogram binning of the confidence: `chain("temperature", "histogram")`.
-
-    Not for ranking: confidences of one bin become equal.
-    """
-    return chain("temperature", "histogram")(logits, labels)
-
-
-def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
-    """One increasing map for all logits, then structured matrix scaling: `chain("diagonal", "sms")`.
-
-    The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
-    keep the predicted class.
-
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.normal(size=(500, 3))
-    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> diagonal_sms(3 * z, y)(3 * z).shape
-    (500, 3)
-    """
-    return chain("diagonal", "sms")(logits, labels)
-
-
 def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
@@ -178,7 +149,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
         out = torch.empty_like(z)
         for train, test in _folds(z, y, folds):
             out[test] = method(z[train], y[train])(z[test])
-        return out.cpu().numpy()
+        return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
 
     return calibrated
 
@@ -210,10 +181,9 @@ class Choice(NamedTuple):
 def choose(
     fits: Iterable[str] | Mapping[str, Fit], *, folds: int = 5, score: str = "nll", standard_errors: float = 1.0
 ) -> Fit:
-    """Fit each method on folds and keep the simplest that is within a standard error of the best, simplest first.
+    """Fit each method on folds and keep the `simplest` that is within a standard error of the best, simplest first.
 
-    The standard error is that of the paired difference from the best. `score` is "nll" or "brier". The calibrator that
-    comes out carries the comparison as `choice`.
+    `score` is "nll" or "brier". The calibrator that comes out carries the comparison as `choice`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
@@ -235,13 +205,7 @@ def choose(
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
-        best = min(losses, key=lambda name: float(losses[name].mean()))
-        for name in methods:
-            if name not in losses:
-                continue
-            behind = losses[name] - losses[best]
-            if behind.mean() <= standard_errors * behind.std() / np.sqrt(len(behind)):
-                break
+        name = simplest(losses, standard_errors=standard_errors)
         found: Calibrator = methods[name](z, y)
         means = {key: float(losses[key].mean()) if key in losses else float("inf") for key in methods}
         found.choice = Choice(name, means, reasons)  # type: ignore[assignment]
@@ -250,17 +214,21 @@ def choose(
     return fit
 
 
-def auto(logits: Any, labels: Any) -> Calibrator:
-    """Choose among `CHOICES`, or `LEAN` for many classes, by cross-validated likelihood.
+def simplest(losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0) -> str:
+    """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
 
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.normal(size=(500, 3))
-    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> auto(3 * z, y).choice.chosen
-    'temperature'
+    The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n.
+
+    >>> one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
+    >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
+    ('identity', 'temperature')
     """
-    z, y = as_tensors(logits, labels, at_least=10)
-    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else LEAN)(z, y)
+    best = min(losses, key=lambda name: float(losses[name].mean()))
+    for name, found in losses.items():
+        behind = found - losses[best]
+        if behind.mean() <= standard_errors * behind.std() / np.sqrt(len(behind)):
+            return name
+    return best
 
 
 class Refinement(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -15,13 +17,13 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
     """Drafts to write to, beside the files, which take the files' places at once if the block ends well.
 
     An interruption leaves the old files whole and no drafts behind. A link keeps pointing to its file, and a file keeps
-    its permissions.
+    its permissions. What the system refuses (no space, no permission) is an OSError that names the file.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for file in targets:
         if not file.parent.is_dir():
             raise FileNotFoundError(f"{file}: there is no folder {file.parent}")
-    drafts = [file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp") for file in targets]
+    drafts = [_draft(file) for file in targets]
     try:
         modes = [_mode_of_new(draft) for draft in drafts]
         yield drafts
@@ -33,12 +35,41 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
                 draft.chmod(mode)  # some writers make files that nobody else may read
         for draft, file in zip(drafts, targets, strict=True):
             os.replace(draft, file)
+    except Exception as error:
+        refused = _refusal(error, drafts)
+        if refused is None:
+            raise
+        raise OSError(*refused, str(targets[0])) from error
     finally:
         for draft in drafts:
             draft.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened
         for folder in {file.parent for file in targets}:
             _sync(folder, os.O_RDONLY)
+
+
+def writable(path: Path) -> Path:
+    """The path of a file that can be written, so that a long work does not end in nothing."""
+    with _refused(path):
+        file = Path(os.path.realpath(path))
+        if not file.parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {path.parent}")
+        if file.is_dir():
+            raise ValueError(f"{path}: wanted a file, this is a folder")
+        _mode_of_new(_draft(file))
+    return path
+
+
+def writable_folder(path: Path) -> Path:
+    """The path of a folder that files can be written to, or that can be made; nothing is made yet."""
+    with _refused(path):
+        place = Path(os.path.realpath(path))
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise ValueError(f"{path}: wanted a folder, {place} is a file")
+        _mode_of_new(_draft(place / "new"))
+    return path
 
 
 @contextmanager
@@ -49,9 +80,14 @@ def blaming(path: Path) -> Iterator[None]:
     except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = brief(" ".join(str(error).split())) or type(error).__name__
         ours = type(error) is ValueError
         raise ValueError(f"{path}: {'' if ours else f'not a readable {path.suffix} file: '}{reason}") from None
+
+
+def brief(text: str, most: int = 500) -> str:
+    """Both ends of what strange bytes made long."""
+    return text if len(text) <= most else f"{text[: most - 200]} … {text[-200:]}"
 
 
 def existing(path: Path) -> Path:
@@ -62,7 +98,34 @@ def existing(path: Path) -> Path:
         raise ValueError(f"{path}: wanted a file, this is none")
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
-    return path
+    with path.open("rb"):  # of one that may not be read, safetensors says that it is not there
+        return path
+
+
+def _refusal(error: Exception, drafts: list[Path]) -> tuple[int, str] | None:
+    """What the system refused to a writer of these drafts, as number and words; None if something else went wrong."""
+    if isinstance(error, OSError) and error.errno is not None:
+        ours = error.filename is None or str(error.filename) in map(str, drafts)
+        return (error.errno, os.strerror(error.errno)) if ours else None
+    if said := re.search(r"\bos error (\d+)", str(error)):  # safetensors has only words for it
+        return int(said[1]), os.strerror(int(said[1]))
+    # NumPy and torch know no more than that they wrote less than they wanted to.
+    if type(error) is OSError or "inline_container" in str(error):
+        full = not shutil.disk_usage(drafts[0].parent).free
+        return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, "only a part of it could be written")
+    return None
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path}: it cannot be written: {error.strerror}") from None
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
 
 
 def _mode_of_new(path: Path) -> int:

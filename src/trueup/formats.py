@@ -7,10 +7,12 @@ at a time. No reader ever unpickles.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 import zipfile
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count, islice
@@ -23,6 +25,7 @@ from numpy.lib import format as npy_format
 from safetensors import safe_open
 
 from trueup import writers
+from trueup.disk import brief
 
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Logits with labels, or without where none were asked for."""
@@ -76,12 +79,35 @@ def _matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
 
 
+NPY_HEADER_BYTES = 10_000
+"""What NumPy itself takes for a header it does not trust."""
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape of the array that begins here in the file, whether it is stored by columns, and its type."""
+    head = file.read(12)
+    if head[:6] != npy_format.MAGIC_PREFIX or len(head) < 12:
+        raise ValueError("this is not an array in the .npy format")
+    short = head[6] == 1
+    start = 10 if short else 12
+    # Known before it is read: packed, a few kilobytes may stand for gigabytes of header.
+    length = int.from_bytes(head[8:start], "little")
+    if length > NPY_HEADER_BYTES:
+        raise ValueError(f"the header of an array must have at most {NPY_HEADER_BYTES:,} bytes, got {length:,}")
+    stream = io.BytesIO(head + file.read(start + length - len(head)))
+    try:
+        npy_format.read_magic(stream)
+        # Version 3.0 differs only in the names of records, which are no logits.
+        return (npy_format.read_array_header_1_0 if short else npy_format.read_array_header_2_0)(stream)
+    except ValueError as error:
+        raise ValueError(brief(str(error))) from None
+    except (Exception, MemoryError) as error:  # what Python's parser raises of deep nesting, not for want of memory
+        raise ValueError(f"its header makes no sense: {error or type(error).__name__}") from None
+
+
 def _npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
-        version = npy_format.read_magic(file)
-        # Version 3.0 differs only in the names of records, which are no logits.
-        header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        return header(file)
+        return npy_header(file)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
 
@@ -98,11 +124,27 @@ def _read_npz(path: Path) -> Iterator[Source]:
         columns = {}
         for member in archive.infolist():
             if member.filename.endswith(".npy"):
+                _check_packing(member, path)
                 # All members stay open at once, so that rows of logits and labels come side by side.
                 bytes_ = stack.enter_context(archive.open(member))
                 name = member.filename.removesuffix(".npy")
                 columns[name] = _member(name, bytes_, member.file_size)
         yield _arrays(columns)
+
+
+_DEFLATED = 1032
+"""How many bytes one byte of deflate can stand for at most."""
+
+
+def _check_packing(member: zipfile.ZipInfo, path: Path) -> None:
+    """Refuse sizes that the archive cannot hold, before memory is asked for."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # zipfile unpacks others without a bound on what comes out of one read.
+        raise ValueError("its compression is none that NumPy writes")
+    held = min(member.compress_size, path.stat().st_size)
+    most = held if member.compress_type == zipfile.ZIP_STORED else _DEFLATED * held
+    if member.file_size > most:
+        raise ValueError(f"{member.filename} cannot unpack to {member.file_size} bytes, since {held} are there")
 
 
 def _member(name: str, stream: IO[bytes], size: int) -> _Column:
@@ -185,11 +227,12 @@ def _read_csv(path: Path) -> Iterator[Source]:
         if all(re.fullmatch(r"[-+.\de]*|nan|[-+]?inf", name, re.IGNORECASE) for name in header):
             raise ValueError(f"the first line must be a header of column names, got {','.join(header)[:80]!r}")
         if len(set(header)) < len(header):
-            twice = next(name for name in header if header.count(name) > 1)
+            twice, _ = Counter(header).most_common(1)[0]
             raise ValueError(f"column names must differ, got {twice!r} twice")
 
         def read(logits: Sequence[str], labels: str | None, rows: int) -> Iterator[Pair]:
-            at, last = [header.index(name) for name in logits], header.index(labels) if labels else None
+            place = {name: i for i, name in enumerate(header)}
+            at, last = [place[name] for name in logits], place[labels] if labels else None
             filled = filter(None, lines)
             for part in count():
                 z, y, n = array("d"), array("q"), 0
@@ -225,6 +268,11 @@ def _whole(text: str) -> int:
 @contextmanager
 def _read_parquet(path: Path) -> Iterator[Source]:
     pa, pq = writers.pyarrow()
+    with open(path, "rb") as start:
+        if (
+            start.read(4) != b"PAR1"
+        ):  # arrow looks at the end alone, and of some that lost their beginning it never ends
+            raise ValueError("the file lost its beginning, or it is no .parquet file")
     # Without pre-buffering a column is read page by page, not a row group at a time.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True) as file:
         schema, n = file.schema_arrow, file.metadata.num_rows
@@ -233,9 +281,13 @@ def _read_parquet(path: Path) -> Iterator[Source]:
             names = [*dict.fromkeys((*logits, *([labels] if labels else [])))]
             empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
             batches = file.iter_batches(min(rows, n), columns=names) if n else [empty]
+            seen = 0
             for batch in batches:
+                seen += len(batch)
                 parts = [_arrow(batch.column(name), name) for name in logits]
                 yield _matrix(parts), _arrow(batch.column(labels), labels) if labels else None
+            if seen != n:  # a damaged directory of pages makes arrow end early
+                raise ValueError(f"{n} rows were promised, {seen} came")
 
         yield Source({field.name: f"({n} rows) {field.type}" for field in schema}, read)
 

@@ -114,9 +114,9 @@ METHODS = Lazy(
         **_fits("order", order_invariant="OrderInvariant.fit"),
         **_fits("diagonal", diagonal="Diagonal.fit"),
         **_fits("density", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
-        "temperature_histogram": "trueup.combine:temperature_histogram",
-        "diagonal_sms": "trueup.combine:diagonal_sms",
-        "auto": "trueup.combine:auto",
+        "temperature_histogram": "trueup.pipelines:temperature_histogram",
+        "diagonal_sms": "trueup.pipelines:diagonal_sms",
+        "auto": "trueup.pipelines:auto",
     },
 )
 """Method → `fit(logits, labels) -> Calibrator`."""

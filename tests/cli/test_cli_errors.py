@@ -1,11 +1,13 @@
 """How a command ends when it cannot do what was asked."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
 import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +72,26 @@ def test_probabilities_without_probs_are_doubted(folder, command):
     assert command("evaluate", "p.npz", "--quiet").stderr == ""
 
 
+def test_probabilities_in_shards_or_without_labels_are_doubted(folder, command):
+    logits, labels = trueup.load("test.npz")
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for name, rows in (("1", 0), ("2", 300)):
+        (folder / "parts").mkdir(exist_ok=True)
+        np.savez(f"parts/{name}.npz", logits=p[:rows], labels=labels[:rows])
+    (folder / "parts" / "0.npz").write_bytes(b"nothing")
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+    fit = ("fit", "parts", "-m", "temperature", "-o", "x.safetensors", "--skip-bad")
+    for words in (("evaluate", "parts", "--skip-bad"), fit):
+        warned = command(*words).stderr
+        assert "parts/2.npz: each row sums to 1 like probabilities, but was read as logits; say --probs" in warned
+        assert "each row" not in command(*words, "--probs").stderr
+        assert command(*words, "--quiet").stderr == ""
+    np.savez("new.npz", logits=p)
+    apply = ("apply", "cal.safetensors", "new.npz", "-o", "out.npz")
+    assert "new.npz: each row sums to 1 like probabilities" in command(*apply).stderr
+    assert command(*apply, "--probs").stderr == command(*apply, "--quiet").stderr == ""
+
+
 def test_bad_files_are_one_line(folder, command):
     logits, labels = trueup.load("test.npz")
     strange = np.where(np.arange(logits.size).reshape(logits.shape) == 5, np.nan, logits)
@@ -95,6 +117,138 @@ def test_bad_files_are_one_line(folder, command):
     }.items():
         assert said in line_of(command("evaluate", f"{name}.npz", code=2))
     assert "noise.csv" in line_of(command("evaluate", "noise.csv", code=2))
+
+
+def test_a_file_without_rows_is_told(folder, command):
+    np.savez("none.npz", logits=np.zeros((0, 3)), labels=np.zeros(0, int))
+    assert line_of(command("evaluate", "none.npz", code=2)) == "trueup: none.npz: there are no rows\n"
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    """Whatever begins to work fails."""
+
+    def begun(*args, **options):
+        raise AssertionError("the work has begun")
+
+    for work in (
+        "trueup.audit.audit",
+        "trueup.predictions.load",
+        "trueup.training.data.load_data",
+        "trueup.study.run",
+        "trueup.cli.made.model_at",
+    ):
+        monkeypatch.setattr(work, begun)
+
+
+@pytest.fixture
+def sealed(folder, monkeypatch):
+    """A folder in which no file can be made, whoever tries."""
+    (folder / "sealed").mkdir()
+    touch = Path.touch
+
+    def refusing(self, *args, **options):
+        if self.parent.name == "sealed":
+            raise PermissionError(13, "Permission denied", str(self))
+        touch(self, *args, **options)
+
+    monkeypatch.setattr(Path, "touch", refusing)
+
+
+OUTPUTS = {
+    "report": ["report", "val.npz", "-o", "{}.html"],
+    "report -c": ["report", "val.npz", "-c", "{}.safetensors"],
+    "fit": ["fit", "val.npz", "-m", "temperature", "-o", "{}.safetensors"],
+    "apply": ["apply", "cal.safetensors", "val.npz", "-o", "{}.npy"],
+    "clamp": ["clamp", "models:make", "--data", "digits", "-o", "{}.safetensors"],
+    "study --store": ["study", "post-hoc", "--store", "{}.sqlite"],
+}
+
+
+@pytest.mark.parametrize("verb", OUTPUTS)
+def test_a_file_that_cannot_be_written_is_noticed_before_the_work(folder, command, idle, sealed, verb):
+    def refused(name):
+        words = [word.format(name) for word in OUTPUTS[verb]]
+        said = line_of(command(*words, code=2))
+        assert said.startswith(f"trueup: {next(word for word in words if name in word)}: ")
+        return said
+
+    (folder / f"taken{Path(OUTPUTS[verb][-1].format('x')).suffix}").mkdir()
+    assert "it cannot be written: Permission denied" in refused("sealed/out")
+    assert "there is no folder no" in refused("no/out")
+    assert "wanted a file, this is a folder" in refused("taken")
+    assert "it cannot be written: File name too long" in refused("x" * 240)
+    assert not list((folder / "sealed").iterdir())
+
+
+@pytest.mark.parametrize("verb", [["train", "--data", "digits"], ["study", "post-hoc"]])
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(folder, command, idle, sealed, verb):
+    def refused(name):
+        return line_of(command(*verb, "-o", name, code=2))
+
+    assert "it cannot be written: Permission denied" in refused("sealed")
+    assert "sealed/new/deep" in refused("sealed/new/deep")
+    assert f"wanted a folder, {folder / 'val.npz'} is a file" in refused("val.npz")
+    assert "val.npz is a file" in refused("val.npz/run")
+    assert not list((folder / "sealed").iterdir())
+
+
+def test_the_page_of_a_study_needs_a_folder_too(folder, command, idle):
+    (folder / "post-hoc").write_text("in the way")
+    assert "post-hoc is a file" in line_of(command("study", "post-hoc", "-o", ".", code=2))
+
+
+def test_what_is_asked_wrongly_is_noticed_before_the_work(folder, command, monkeypatch):
+    def begun(*args, **options):
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr("trueup.audit.audit", begun)
+    for classes, names in (("cat,dog", 2), ("a,b,c,d", 4)):
+        said = line_of(command("report", "val.npz", "--classes", classes, code=2))
+        assert f"--classes must name the 3 classes, got {names} names" in said
+    said = line_of(command("compare", "val.npz", "--metric", "skce", code=2))
+    assert "no metric of the comparison is called 'skce'" in said
+
+
+def test_errors_name_options_and_no_functions(folder, command):
+    z, y = trueup.load("test.npz")
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    files = {
+        "score": ({"logits": z[:, 0], "labels": y}, [], "needs two columns in the file, 0 and x"),
+        "column": ({"logits": z[:, :1], "labels": y}, [], "needs two columns in the file, 0 and x"),
+        "tokens": ({"logits": z[:, None], "labels": y[:, None]}, [], "must be in the file as rows, one each"),
+        "ignored": ({"logits": z, "labels": np.where(y == 1, -100, y)}, [], "must be left out of the file"),
+        "logits": ({"logits": z, "labels": y}, ["--probs"], "logits need no --probs"),
+        "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "are read by --probs"),
+        "probs": ({"probs": p, "labels": y}, [], "say --probs to read"),
+        "halves": ({"val_logits": z, "val_labels": y}, [], "choose --split val"),
+    }
+    python = re.compile(r"from_|flatten|probs=|split=|True|\(path\)|load_")
+    for name, (arrays, words, wanted) in files.items():
+        np.savez(f"{name}.npz", **arrays)
+        (folder / f"of_{name}").mkdir()
+        np.savez(f"of_{name}/one.npz", **arrays)
+        for where in (f"{name}.npz", f"of_{name}"):
+            said = line_of(command("evaluate", where, *words, code=2))
+            assert wanted in said
+            assert not python.search(said)
+
+
+def test_files_of_another_kind_name_the_verb_that_reads_them(folder, command):
+    from trueup.monitor import Monitor, save_monitor
+    from trueup.recalibration import VarianceScaling, save_recalibrator
+
+    save_recalibrator(VarianceScaling(1.5), "re.safetensors")
+    save_monitor(Monitor(3), "watch.safetensors")
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+
+    def applied(name):
+        return line_of(command("apply", name, "test.npz", "-o", "out.npz", code=2)).partition("holds ")[2]
+
+    assert applied("re.safetensors") == "no calibrator but a recalibrator\n"
+    assert applied("watch.safetensors") == "no calibrator but a monitor, which `trueup monitor --state` reads\n"
+    said = line_of(command("monitor", "val.npz", "--state", "cal.safetensors", code=2))
+    assert said.endswith("this file holds no monitor but a calibrator, which `trueup apply` reads\n")
 
 
 def test_other_failures_are_code_1(folder, command, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_pair_of_arrays_is_sent_one_after_the_other(client, pair):
 
 def test_probabilities_are_read_when_said_so_and_their_zeros_are_told(client):
     body = npz(probs=np.array([[0.8, 0.2], [1.0, 0.0]]), labels=np.array([0, 1]))
-    assert "probs=True" in upload(client, body).json()["error"]
+    assert "tick “Probabilities, not logits”" in upload(client, body).json()["error"]
     found = uploaded(client, body, probs=True)
     assert found["notes"] == ["1 exact zeros among 4 probabilities were raised to 1e-30"]
 

@@ -1,6 +1,7 @@
 import io
 import json
 import pickle
+import re
 import struct
 import tempfile
 import zipfile
@@ -56,7 +57,7 @@ NAN = np.array([[np.nan, 0.0], [0.0, 1.0]])
 BAD = {
     "truncated npz": ("a.npz", GOOD[:-100], "cut off"),
     "half an npz": ("a.npz", GOOD[: len(GOOD) // 2], "cut off"),
-    "damaged npz": ("a.npz", GOOD[:200] + bytes(100) + GOOD[300:], "not a readable .npz file"),
+    "damaged npz": ("a.npz", GOOD[:200] + bytes(100) + GOOD[300:], "logits: its header makes no sense"),
     "no npz": ("a.npz", b"hello", "cut off, or it is no .npz"),
     "empty": ("a.npz", b"", "the file is empty"),
     "empty csv": ("a.csv", b"", "the file is empty"),
@@ -126,6 +127,30 @@ def test_bad_files_are_told_and_the_server_lives(client, case):
     assert "upload." not in message
     assert len(message) < 600
     assert upload(client, GOOD).status_code == 201
+
+
+P = np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]] * 2)
+PROBS = "tick “Probabilities, not logits” to read"
+WORDS = {
+    "a score": (npz(logits=Z[:, 0], labels=Y), {}, "a binary score x needs two columns in the file, 0 and x"),
+    "tokens": (npz(logits=Z[:, None], labels=Y[:, None]), {}, "must be in the file as rows, one each"),
+    "ignored": (npz(logits=Z, labels=Y - 100), {}, "must be left out of the file"),
+    "logits as probabilities": (npz(logits=Z - 1, labels=Y), {"probs": True}, "untick “Probabilities, not logits” if"),
+    "logarithms of zero": (npz(logits=np.full((4, 3), -np.inf), labels=Y), {}, "send probabilities with exact zeros"),
+    "named probabilities": (npz(probs=P, labels=Y), {}, PROBS),
+    "chosen probabilities": (npz(probs=P, labels=Y), {"logits": "probs"}, PROBS),
+    "halves": (npz(a_logits=Z, a_labels=Y), {}, "; write their names under “What is in the file?”"),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_the_page_speaks_of_its_own_boxes(client, case):
+    body, options, told = WORDS[case]
+    message = upload(client, body, **options).json()["error"]
+    assert told in message
+    assert not re.search(r"from_|flatten|probs=|split=|True", message)
+    page = client.get("/").text
+    assert all(box in page for box in re.findall("“(.*?)”", message))
 
 
 def test_a_zip_bomb_is_not_unpacked(client):

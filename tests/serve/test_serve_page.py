@@ -201,7 +201,7 @@ def test_the_first_paint_does_not_wait_for_plotly(browser, server):
     page.route("**/static/plotly.js", lambda route: (time.sleep(1.5), route.continue_()))
     page.goto(str(server.base_url), wait_until="commit")
     page.wait_for_selector("h1")
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+    page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length > 0")
     assert not page.evaluate("'Plotly' in window")
     page.close()
 
@@ -212,5 +212,5 @@ def test_the_api_is_documented_on_a_page_of_its_own(page, server):
     assert page.locator("details").count() == sum(
         len(verbs) for verbs in server.get("/openapi.json").json()["paths"].values()
     )
-    page.locator("summary", has_text="/api/upload").click()
+    page.locator("summary:has(code:text-is('/api/upload'))").click()
     assert "the file has probabilities, not logits" in page.inner_text("main")

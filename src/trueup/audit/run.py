@@ -20,7 +20,8 @@ from trueup.audit.titles import RAW, title
 from trueup.audit.verdict import verdict
 from trueup.bins import BINS
 from trueup.calibrators.base import Calibrator
-from trueup.combine import MANY_CLASSES, Fit, cross_fit
+from trueup.combine import Fit, cross_fit, simplest
+from trueup.pipelines import MANY_CLASSES
 from trueup.predictions import Predictions
 from trueup.progress import track
 from trueup.registry import METHODS
@@ -124,7 +125,7 @@ def audit(
     """Fit every method on the calibration pair, choose one by cross-validation there, and score all on the test pair.
 
     Without a test pair every row is scored by a calibrator that has not seen it. The choice is that of
-    `combine.choose`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
+    `combine.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
     error of the least. A method that fails is recorded, and the others go on. `extra` puts test predictions that were
     made elsewhere into the same table. `on_step(name, done, total)` is called before each method is fitted.
 
@@ -158,7 +159,7 @@ def audit(
     scores = compare(made.predictions, bins=bins, level=level, seed=seed)
     return Audit(
         scores=scores,
-        chosen=_simplest(made.losses),
+        chosen=simplest(made.losses),
         losses=MappingProxyType({name: _mean_and_error(found) for name, found in made.losses.items()}),
         calibrators=MappingProxyType(made.calibrators),
         predictions=MappingProxyType(made.predictions),
@@ -239,16 +240,6 @@ def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) 
         if name == RAW or name in methods:
             raise ValueError(f"extra must have names of its own, got {name!r}, which is there already")
     return dict(methods)
-
-
-def _simplest(losses: Mapping[str, np.ndarray]) -> str:
-    """The first within a standard error, of the paired difference, of the best."""
-    best = min(losses, key=lambda name: float(losses[name].mean()))
-    for name, found in losses.items():
-        behind = found - losses[best]
-        if behind.mean() <= behind.std() / np.sqrt(len(behind)):
-            return name
-    return best
 
 
 def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:

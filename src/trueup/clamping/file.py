@@ -19,11 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trueup.artifact import KEY, SCHEMA, content_of, packed, unpacked
+from trueup.artifact import packed, unpacked
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.record import Clamped, FitRecord
 from trueup.clamping.shift import Affine, Shift
 from trueup.disk import blaming, existing, replacing
+from trueup.headers import KEY, SCHEMA, content_of, safetensors_file
 from trueup.models import device_of, unwrapped
 from trueup.version import __version__
 
@@ -46,9 +47,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
     ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())
     True
     """
-    file = Path(path)
-    if file.suffix.lower() != ".safetensors":
-        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
+    file = safetensors_file(path)
     if not isinstance(clamped, Clamped):
         raise ValueError(f"clamped must be what clamp returns, got {type(clamped).__name__}")
     before, after = clamped.before, clamped.after
@@ -135,6 +134,9 @@ def _parts(kind: str, tensors: dict[str, Tensor]) -> tuple[Shift, Temperature]:
     optional = {"low", "high"} if "low" in tensors or "high" in tensors else set()
     if set(tensors) != wanted | optional:
         raise ValueError(f"the tensors must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))}")
+    for name, tensor in tensors.items():  # a box may be open, at infinity
+        if not bool((torch.isfinite(tensor) if name in wanted else ~torch.isnan(tensor)).all()):
+            raise ValueError(f"the tensor {name} must be finite")
     after = Temperature(tensors.pop("temperature"))
     box = (tensors.pop("low"), tensors.pop("high")) if optional else None
     return _KINDS[kind](**tensors, box=box), after

@@ -18,12 +18,16 @@ def main() -> None:
     """Run the command, and end the process with its code: 2 for what was asked wrongly, 1 for any other failure."""
     try:
         from trueup.cli.verbs import app
+
+        app(prog_name="trueup")
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
         sys.stderr.write(f"trueup: {error.name} is not installed: pip install 'trueup[cli]'\n")
         sys.exit(2)
-    app(prog_name="trueup")
+    except KeyboardInterrupt:  # before the verb began, which tells of its own
+        sys.stderr.write("trueup: interrupted\n")
+        sys.exit(130)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from trueup.wording import of_files
+
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
 """Codes: what was asked cannot be done; it could, but failed; the user stopped it."""
 
@@ -25,6 +27,16 @@ _EXTRAS = {
     "sklearn": "sklearn",
     "uvicorn": "serve",
 }
+_WORDS = {
+    "probs=True": "--probs",
+    r"split='(\w+)'": r"--split \1",
+    "logits need no from_probs": "logits need no --probs",
+    "log-probabilities of exact zeros come through from_probs": "probabilities with exact zeros are read by --probs",
+    r"load_calibrator\(path\)": "`trueup apply`",
+    r"load_monitor\(path\)": "`trueup monitor --state`",
+    r", which load_\w+\(.*?\) reads": "",
+}
+"""What the library says, and what an option or a verb is called here."""
 _INPUT = (ValueError, ImportError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
@@ -104,7 +116,7 @@ def say(line: str) -> None:
 
 
 def _line(text: object) -> str:
-    return " ".join(str(text).split())
+    return of_files(" ".join(str(text).split()), _WORDS)
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from trueup.arrays import Array
     from trueup.predictions import Predictions
     from trueup.shards import Shards
 
@@ -29,19 +29,14 @@ class Names:
 
     def read(self, path: Path, split: str | None = None) -> Predictions:
         """Predictions of a file, or of one half of it."""
-        from trueup.audit import doubt
         from trueup.cli.options import given
         from trueup.predictions import load
 
         columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
-        try:
-            found = load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
-        except ValueError as error:
-            raise ValueError(_as_options(str(error))) from None
-        if not self.probs and (told := doubt(found.logits)):
-            warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=2)
+        found = load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
+        self._doubt(path, found.logits)
         return found
 
     def sharded(self, where: str, cluster: str | None) -> bool:
@@ -59,11 +54,9 @@ class Names:
         from trueup.study.run import executor_for
 
         found = self.source(where, split)
-        try:
-            with executor_for(cluster or "none") as executor:
-                yield found, executor
-        except ValueError as error:
-            raise ValueError(_as_options(str(error))) from None
+        self._doubt_first(found)
+        with executor_for(cluster or "none") as executor:
+            yield found, executor
 
     def source(self, where: str, split: str | None) -> Shards:
         """The files that a name means, one or several."""
@@ -81,10 +74,9 @@ class Names:
         if self.labels is not None or has_labels(path, split=split):
             return None
         columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
-        try:
-            return load_logits(path, **given(logits=columns, split=split), probs=self.probs)
-        except ValueError as error:
-            raise ValueError(_as_options(str(error))) from None
+        found = load_logits(path, **given(logits=columns, split=split), probs=self.probs)
+        self._doubt(path, found)
+        return found
 
     def half(self, path: Path, name: str) -> Predictions:
         """One half of a file that has both, else the whole."""
@@ -107,25 +99,36 @@ class Names:
             return self.half(val, "val"), self.half(test, "test")
         return self.half(val, "val"), self.read(val, "test") if self.has_halves(val) else None
 
+    def _doubt(self, path: str | Path, logits: Array) -> None:
+        from trueup.audit import doubt
+
+        if not self.probs and (told := doubt(logits)):
+            warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=3)
+
+    def _doubt_first(self, shards: Shards) -> None:
+        """Look at the first rows there are; what is wrong with a shard is told where it is read."""
+        from trueup.audit.doubts import LOOKED_AT
+
+        few = replace(shards, rows=LOOKED_AT)
+        for path in () if self.probs else few.paths:
+            with suppress(ValueError, OSError):
+                part = next(few.read(path))
+                if len(part.labels):
+                    self._doubt(path, part.logits)
+                    return
+
 
 def output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
     """A path that may be written, looked at before the work begins."""
+    from trueup.disk import writable
     from trueup.formats import files
 
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ValueError(f"{path}: wanted a file, this is a folder")
+    for written in files(path):
+        writable(written)
     for source in filter(None, reads):
         for read in files(source):
             if any(read.exists() and written.exists() and read.samefile(written) for written in files(path)):
                 raise ValueError(f"{path}: this would overwrite the input {source}; choose another name")
     return path
-
-
-def _as_options(message: str) -> str:
-    """An error of the library in the words of the command line."""
-    message = re.sub(r"split='(\w+)'", r"--split \1", message)
-    return message.replace("probs=True", "--probs")

@@ -72,7 +72,10 @@ def evaluate(
 
                 scores = over_shards(shards, **chosen, executor=executor, skip_bad=skip_bad, progress=not quiet)
         else:
-            scores = scored(*names.read(Path(file), split), **chosen)
+            pair = names.read(Path(file), split)
+            if not len(pair.labels):
+                raise ValueError(f"{file}: there are no rows")
+            scores = scored(*pair, **chosen)
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -100,12 +103,14 @@ def compare(
     One file with both halves inside (val_logits, test_logits, …) does as well. One file without halves is
     cross-fitted: each row is judged by a fit that has not seen it.
     """
+    from trueup.scores import DEFAULT
+
+    for name in metric or ():
+        o.known("metric of the comparison", DEFAULT, name)
     found = _audited(
         Names(probs, logits, labels), val, test, method, every, quiet,
         bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
-    for name in metric or ():
-        o.known("metric of the comparison", found.scores.metrics, name)
     if as_json:
         print_json("compare", val=val, test=test, audit=found.to_dict())
         return
@@ -146,13 +151,17 @@ def report(
     output(out, ".html", ".htm", reads=(val, test))
     if calibrator is not None:
         output(calibrator, ".safetensors", reads=(val, test))
-    found = _audited(
-        Names(probs, logits, labels), val, test, method, every, quiet,
-        bins=bins, level=level, folds=folds, seed=seed,
-    )  # fmt: skip
+    # What the page needs is better missed now than after the audit.
+    import plotly  # noqa: F401
+
     from trueup.report import report as page
 
-    page(found, **o.given(title=title, names=classes.split(",") if classes else None)).save(out)
+    named = classes.split(",") if classes else None
+    found = _audited(
+        Names(probs, logits, labels), val, test, method, every, quiet, named,
+        bins=bins, level=level, folds=folds, seed=seed,
+    )  # fmt: skip
+    page(found, **o.given(title=title, names=named)).save(out)
     if calibrator is not None:
         _save_chosen(found, calibrator, val)
     if as_json:
@@ -196,7 +205,14 @@ def _only(scores: Scores, metrics: Any) -> Scores:
 
 
 def _audited(
-    names: Names, val: Path, test: Path | None, methods: list[str] | None, every: bool, quiet: bool, **options: Any
+    names: Names,
+    val: Path,
+    test: Path | None,
+    methods: list[str] | None,
+    every: bool,
+    quiet: bool,
+    named: list[str] | None = None,
+    **options: Any,
 ) -> Audit:
     from trueup.registry import METHODS
 
@@ -209,6 +225,9 @@ def _audited(
 
     with hushed(quiet):
         halves = names.val_and_test(val, test)
+        count = halves[0].logits.shape[1]
+        if named is not None and len(named) != count:
+            raise ValueError(f"--classes must name the {count} classes, got {len(named)} names")
         found = audit(*halves, **o.given(methods=wanted, **options), progress=not quiet)
     if not quiet:
         for name, why in found.failures.items():

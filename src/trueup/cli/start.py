@@ -24,17 +24,25 @@ def serve(
         list[str] | None,
         typer.Option("--name", metavar="NAME", help="A name under which others reach this machine; may be repeated."),
     ] = None,
+    monitors: Annotated[
+        Path | None,
+        typer.Option("--monitors", metavar="FOLDER", help="Keep monitors there over a restart; else in memory alone."),
+    ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Open the web page: drop a file on it, see the verdict, take the report and the calibrator home.
 
-    Nothing leaves this machine, and unless --host says otherwise nobody else can connect. Ctrl-C ends it.
+    Its page /monitor watches services that send their predictions, and /metrics tells Prometheus. Nothing leaves this
+    machine, and unless --host says otherwise nobody else can connect. Ctrl-C ends it.
     """
     from trueup.serve.run import run
+    from trueup.serve.settings import Settings
 
+    settings = Settings(monitors_folder=monitors) if monitors else None
     told = None if quiet else lambda address: say(f"serving {address} until Ctrl-C")
-    run(**o.given(host=host, port=port, hosts=tuple(name or ()) or None), open_browser=browse, on_listening=told)
+    wanted = o.given(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
+    run(**wanted, open_browser=browse, on_listening=told)
 
 
 def demo(
@@ -48,7 +56,10 @@ def demo(
 ) -> None:
     """Train a small network, see that it is overconfident, and repair it: all that trueup does, in a minute."""
     from trueup.demo import run
+    from trueup.disk import writable_folder
 
+    if folder is not None:
+        writable_folder(folder)
     page = run(**o.given(folder=folder, seed=seed), quiet=quiet or as_json)
     if as_json:
         print_json("demo", output=page)
@@ -56,5 +67,8 @@ def demo(
 
 def add_to(app: typer.Typer) -> None:
     """Register the verbs."""
-    app.command(rich_help_panel="Start", epilog=o.examples("trueup serve", "trueup serve --port 9000 --open"))(serve)
+    app.command(
+        rich_help_panel="Start",
+        epilog=o.examples("trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"),
+    )(serve)
     app.command(rich_help_panel="Start", epilog=o.examples("trueup demo", "trueup demo -o first-look --seed 1"))(demo)

@@ -65,6 +65,9 @@ def study(
         raise ValueError("give either --workers or --cluster")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
+    from trueup.disk import writable, writable_folder
+
+    writable_folder(folder / name)
     from trueup.study import STUDIES, Options, Store
     from trueup.study.page import save
 
@@ -78,7 +81,7 @@ def study(
     place = store or folder / f"{name}.sqlite"
     if only and not place.is_file():
         raise FileNotFoundError(f"{place}: no results yet; `trueup study {name}` makes them")
-    kept = Store(place)
+    kept = Store(writable(place))
     ran = None if only else _run(wanted, kept, options, workers, cluster, quiet)
     page = save(wanted, kept, options, folder / name)
     if as_json:

@@ -60,13 +60,14 @@ def train(
     The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. A run that was stopped goes on
     where its last epoch ended when the same command is given again.
     """
+    from trueup.disk import replacing, writable_folder
     from trueup.registry import LOSSES, NETWORKS
 
     o.known("network", NETWORKS, network)
     o.known("loss", LOSSES, loss)
+    writable_folder(folder)
     from safetensors.torch import save_file
 
-    from trueup.disk import replacing
     from trueup.predictions import Predictions, save
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data

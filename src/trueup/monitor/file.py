@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from copy import copy
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,10 @@ from safetensors.numpy import save_file
 
 from trueup.bins import Bins, equal_width
 from trueup.disk import blaming, existing, replacing
+from trueup.headers import MONITOR_KEY, SCHEMA, content_of, safetensors_file
 from trueup.monitor.betting import Evidence
 from trueup.monitor.recent import Lately, Window
 from trueup.monitor.watch import Alarm, Monitor
-
-SCHEMA = 1
-KEY = "trueup_monitor"
 
 
 def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
@@ -33,7 +31,8 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
     ...     load_monitor(f"{folder}/watch.safetensors").rows
     1
     """
-    file = _parsed(path)
+    file = safetensors_file(path)
+    monitor = copy(monitor)  # which no thread changes meanwhile
     tallies = [monitor.total, monitor.fading, *monitor.recent.pieces]
     arrays = {
         "wealth": monitor.evidence.wealth,
@@ -57,40 +56,36 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
     with replacing(file) as (draft,):
-        save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, draft, {KEY: json.dumps(header)})
+        save_file(
+            {name: np.ascontiguousarray(a) for name, a in arrays.items()}, draft, {MONITOR_KEY: json.dumps(header)}
+        )
 
 
 def load_monitor(path: str | os.PathLike[str]) -> Monitor:
     """Read a monitor, which goes on as if it had never stopped."""
-    file = existing(_parsed(path))
+    file = existing(safetensors_file(path))
     with blaming(file), safe_open(file, "np") as content:
-        header = _header(content.metadata())
+        header = content_of(content, "monitor")
         arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         return _made(header, arrays)
 
 
-def _header(metadata: Any) -> dict[str, Any]:
-    if not metadata or KEY not in metadata:
-        raise ValueError("holds no monitor")
-    header = json.loads(metadata[KEY])
-    if header.get("schema") != SCHEMA:
-        raise ValueError(
-            f"the schema must be {SCHEMA}, got {header.get('schema')!r}: it needs another version of trueup"
-        )
-    return dict(header)
-
-
 def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     try:
-        monitor = Monitor(**header["settings"])
         wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
-        if wealth.shape != monitor.evidence.wealth.shape or sums.shape[1:] != (3, monitor.bins):
+        settings, seen = header["settings"], header["seen"]
+        # Before anything is made in the sizes that the file gives.
+        if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["classes"] > wealth.size):
             raise ValueError("its arrays do not fit its settings")
+        monitor = Monitor(**settings)
+        if wealth.shape != monitor.evidence.wealth.shape:
+            raise ValueError("its arrays do not fit its settings")
+        _check(arrays, seen)
         edges = equal_width(monitor.bins)
         tallies = [Lately(Bins(edges, *each), float(loss)) for each, loss in zip(sums, nll, strict=True)]
         monitor.total, monitor.fading, *pieces = tallies
         monitor.recent = Window(monitor.recent.size, tuple(pieces))
-        monitor.evidence = Evidence(monitor.evidence.block, **header["seen"], wealth=wealth)
+        monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
         monitor.peak = float(arrays["peak"][0])
         monitor.alarm = None if header["alarm"] is None else Alarm(**header["alarm"])
     except (KeyError, TypeError) as error:
@@ -98,8 +93,16 @@ def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     return monitor
 
 
-def _parsed(path: str | os.PathLike[str]) -> Path:
-    file = Path(path)
-    if file.suffix.lower() != ".safetensors":
-        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
-    return file
+def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any]) -> None:
+    """Refuse numbers that no rows could have led to."""
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("its arrays must be finite")
+    least = {"rows": 0, "begun": 1, "streams": 1}
+    if any(type(seen[name]) is not int or seen[name] < low for name, low in least.items()):
+        raise ValueError(f"{', '.join(least)} must be whole numbers, got {seen}")
+    sums, nll = arrays["tallies"], arrays["nll"]
+    counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
+    within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()
+    losses = (nll > -1e-6).all() and (nll < hair * nll[0] + 1e-6).all()  # that of a row may round to just below 0
+    if not (within and losses and total[0].sum() == seen["rows"]):
+        raise ValueError("its tallies contradict each other")

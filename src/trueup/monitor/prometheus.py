@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -44,13 +45,14 @@ class Collector:
         yield alarm
 
 
-def prometheus_text(monitors: Mapping[str, Monitor]) -> bytes:
-    """What `/metrics` answers.
+def prometheus_text(monitors: Mapping[str, Monitor], *more: Any) -> bytes:
+    """What `/metrics` answers; `more` are other collectors of the client library.
 
     >>> text = prometheus_text({"net": Monitor(2)}).decode()
     >>> 'trueup_alarm{monitor="net"} 0.0' in text
     True
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(monitors))
+    for collector in (Collector(monitors), *more):
+        registry.register(collector)
     return generate_latest(registry)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import asdict, dataclass, replace
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -73,7 +75,7 @@ class Monitor:
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
     probability p, given all that came before, is said with confidence p; of the predicted class, and with `classwise`
-    of every class.
+    of every class. Threads may share one: each batch goes in whole, one after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> def rows(n, temperature):
@@ -119,6 +121,16 @@ class Monitor:
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
+        self._turn = RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All between two batches, for a copy: its parts are never changed, only exchanged."""
+        with self._turn:
+            return {name: value for name, value in vars(self).items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._turn = RLock()
 
     @property
     def rows(self) -> int:
@@ -149,15 +161,19 @@ class Monitor:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
         rows = scored(z, y)
         at, n = 0, len(y)
-        while at < n:
-            step = min(n - at, self.evidence.left_in_block(), self.recent.room())
-            part = slice(at, at + step)
-            self._take(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
-            at += step
-        return self.status()
+        with self._turn:
+            while at < n:
+                step = min(n - at, self.evidence.left_in_block(), self.recent.room())
+                part = slice(at, at + step)
+                self._take(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
+                at += step
+            return self._status()
 
     def status(self) -> Status:
-        """How things stand."""
+        """How things stand, between two batches."""
+        return copy(self)._status()
+
+    def _status(self) -> Status:
         recent = self.recent.total(self.bins)
         now = [_figures(tally) for tally in (self.total, recent, self.fading)]
         log_wealth = self.evidence.log_wealth(self.shares)
@@ -182,6 +198,7 @@ class Monitor:
         mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life) for m in (self, other))
         if mine != theirs:
             raise ValueError("monitors must have the same classes and settings to be added")
+        one, two = copy(self), copy(other)  # which no thread changes meanwhile
         merged = Monitor(
             self.classes,
             alpha=self.alpha,
@@ -191,10 +208,10 @@ class Monitor:
             block=self.evidence.block,
             classwise=self.classwise,
         )
-        merged.evidence = self.evidence + other.evidence
-        merged.total = self.total + other.total
-        merged.recent = replace(self.recent, pieces=())
-        merged.fading = self.fading + other.fading
+        merged.evidence = one.evidence + two.evidence
+        merged.total = one.total + two.total
+        merged.recent = replace(one.recent, pieces=())
+        merged.fading = one.fading + two.fading
         merged._look()
         return merged
 

@@ -20,16 +20,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trueup.disk import blaming, existing, replacing
+from trueup.headers import KEY, SCHEMA, content_of, safetensors_file
 from trueup.recalibration.base import Recalibrator
 from trueup.recalibration.quantiles import IsotonicQuantiles
 from trueup.recalibration.variance import VarianceScaling
 from trueup.version import __version__
 
-SCHEMA = 1
-"""Raised when a file of this version could be misread by an older one."""
 KNOWN: Mapping[str, type[Recalibrator]] = {kind.__name__: kind for kind in (VarianceScaling, IsotonicQuantiles)}
 
-_KEY = "trueup"
 _CONTENT = {"schema", "recalibrator", "versions", "summary"}
 
 
@@ -54,9 +52,7 @@ def save_recalibrator(recalibrator: Recalibrator, path: str | os.PathLike[str], 
     ...     load_recalibrator(f"{folder}/net.safetensors"), header(f"{folder}/net.safetensors").summary
     (VarianceScaling(scale=1.7), {'fitted to': 'val'})
     """
-    file = Path(path)
-    if file.suffix.lower() != ".safetensors":
-        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
+    file = safetensors_file(path)
     kind = type(recalibrator).__name__
     if KNOWN.get(kind) is not type(recalibrator):
         wish = f"recalibrator must be one of {', '.join(KNOWN)}, since no other could be found again"
@@ -72,7 +68,7 @@ def save_recalibrator(recalibrator: Recalibrator, path: str | os.PathLike[str], 
         for name, value in recalibrator.config().items()
     }
     with replacing(file) as (draft,):
-        save_file(tensors, draft, metadata={_KEY: text})
+        save_file(tensors, draft, metadata={KEY: text})
 
 
 def load_recalibrator(path: str | os.PathLike[str]) -> Recalibrator:
@@ -98,20 +94,7 @@ def header(path: str | os.PathLike[str]) -> Header:
 
 
 def _content(stored: Any) -> dict[str, Any]:
-    text = (stored.metadata() or {}).get(_KEY)
-    if text is None:
-        held = ", ".join(stored.keys()) or "nothing"
-        raise ValueError(f"this file holds no recalibrator but {held}")
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the header is not JSON: {error}") from None
-    if not isinstance(content, dict) or "recalibrator" not in content:
-        held = "a calibrator, which load_calibrator reads" if "calibrator" in content else "something else"
-        raise ValueError(f"this file holds no recalibrator but {held}")
-    if content.get("schema") != SCHEMA:
-        fact = content.get("schema")
-        raise ValueError(f"the schema must be {SCHEMA}, got {fact!r}; a newer version of trueup may read it")
+    content = content_of(stored, "recalibrator")
     if set(content) != _CONTENT:
         raise ValueError(f"the header must have {', '.join(sorted(_CONTENT))}, got {', '.join(sorted(content))}")
     return content

@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from trueup.version import __version__
+
 Cells = Sequence[str]
 
 
@@ -35,6 +37,34 @@ def embedded(json_text: str) -> str:
     for character in "<>&\u2028\u2029":
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
     return json_text
+
+
+def document(title: str, *body: str, policy: str, style: str) -> str:
+    """A whole page, which nothing but its policy lets do anything.
+
+    >>> page = document("a < b", "<p>Yes.</p>", policy="default-src 'none'", style="p { margin: 0 }")
+    >>> "<title>a &lt; b</title><style>p { margin: 0 }</style></head><body><p>Yes.</p></body></html>" in page
+    True
+    """
+    allowed = text(policy).replace("&#x27;", "&#39;")
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{allowed}">',
+            '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
+            f'<meta name="generator" content="trueup {text(__version__)}">',
+            f"<title>{text(title)}</title><style>{style}</style></head><body>",
+            *body,
+            "</body></html>\n",
+        ]
+    )
+
+
+def footer() -> str:
+    """The last words of every page."""
+    words = f"Made by trueup {__version__}. This page holds all that it shows and asks nothing of the network."
+    return f"<footer>{paragraph(words)}</footer>"
 
 
 def paragraph(words: str, kind: str = "") -> str:

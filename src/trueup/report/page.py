@@ -99,22 +99,16 @@ class _Page:
         )
         charts = "{" + ",".join(f"{json.dumps(name)}:{found}" for name, found in self.charts.items()) + "}"
         data = {"charts": charts, "dark": json.dumps(DARK)}
-        return "".join(
-            [
-                '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-                '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                f'<meta http-equiv="Content-Security-Policy" content="{text(policy).replace("&#x27;", "&#39;")}">',
-                '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
-                f'<meta name="generator" content="trueup {text(__version__)}">',
-                f"<title>{text(self.wanted.title)}</title><style>{style}</style></head><body>",
-                body,
-                *(
-                    f'<script type="application/json" id="{name}">{markup.embedded(value)}</script>'
-                    for name, value in data.items()
-                ),
-                *(f"<script>{each}</script>" for each in scripts),
-                "</body></html>\n",
-            ]
+        return markup.document(
+            self.wanted.title,
+            body,
+            *(
+                f'<script type="application/json" id="{name}">{markup.embedded(value)}</script>'
+                for name, value in data.items()
+            ),
+            *(f"<script>{each}</script>" for each in scripts),
+            policy=policy,
+            style=style,
         )
 
     def body(self) -> str:
@@ -125,9 +119,7 @@ class _Page:
         evidence = [self.reliability(), self.confidence(), self.methods(), self.sweep(), self.risk(), self.classes()]
         return (
             f'<a class="skip" href="#reliability">Skip to the evidence</a>{self.header()}'
-            f"<main>{''.join([*evidence, *extra, self.use(), self.how()])}</main>"
-            f"<footer><p>Made by trueup {text(__version__)}. This page holds all that it shows and asks nothing of the "
-            "network.</p></footer>"
+            f"<main>{''.join([*evidence, *extra, self.use(), self.how()])}</main>{markup.footer()}"
         )
 
     def header(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -12,23 +12,30 @@ from typing import Any
 import plotly
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from trueup.report.charts import DARK
+from trueup.serve import watching
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard
 from trueup.serve.jobs import Busy, Jobs
 from trueup.serve.settings import Settings
 from trueup.serve.store import Missing, Store
+from trueup.serve.uploads import WORDS
+from trueup.serve.watches import Watches
 from trueup.version import __version__
+from trueup.wording import of_files
 
 STATIC = Path(str(files("trueup.serve"))) / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 SWEEP = 30.0
 """Seconds between two looks for what has expired."""
+UPLOADS = r"/api/upload|/api/monitors/[^/]+/replay"
+"""Paths that take a file, which they measure themselves."""
 
 SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 
@@ -42,17 +49,22 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     store = Store(seconds=settings.seconds, most_bytes=settings.memory_bytes, clock=settings.clock)
     jobs = Jobs(store, settings)
+    watches = Watches(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_sweep(store))
+        repeated = [asyncio.create_task(_every(SWEEP, store.sweep))]
+        if settings.checkpoint_seconds > 0:
+            repeated.append(asyncio.create_task(_every(settings.checkpoint_seconds, watches.save)))
         try:
             yield
         finally:
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            for task in repeated:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             jobs.close()
+            watches.close()
 
     # FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
     # request to wherever the environment says; nothing leaves from here.
@@ -65,18 +77,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         telemetry=SILENT,
         lifespan=lifespan,
     )
-    app.state.store = store
-    app.add_middleware(Guard, hosts=settings.hosts, json_bytes=settings.json_bytes, upload_path="/api/upload")
+    app.state.store, app.state.watches = store, watches
+    app.add_middleware(Guard, hosts=settings.hosts, json_bytes=settings.json_bytes, uploads=UPLOADS)
     app.include_router(routes(store, jobs, settings))
+    app.include_router(watching.routes(watches, settings))
     _pages(app)
     _explain_errors(app)
     return app
 
 
-async def _sweep(store: Store) -> None:
+async def _every(seconds: float, work: Callable[[], None]) -> None:
     while True:
-        await asyncio.sleep(SWEEP)
-        store.sweep()
+        await asyncio.sleep(seconds)
+        await run_in_threadpool(work)
 
 
 def _pages(app: FastAPI) -> None:
@@ -86,13 +99,17 @@ def _pages(app: FastAPI) -> None:
     def docs() -> Response:
         return FileResponse(STATIC / "docs.html")
 
+    def monitor() -> Response:
+        return FileResponse(STATIC / "monitor.html")
+
     def script() -> Response:
         return FileResponse(PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
 
     def dark() -> Response:
         return JSONResponse(DARK)
 
-    for path, page in (("/", index), ("/docs", docs), ("/static/plotly.js", script), ("/static/dark.json", dark)):
+    pages = {"/": index, "/docs": docs, "/monitor": monitor, "/static/plotly.js": script, "/static/dark.json": dark}
+    for path, page in pages.items():
         app.add_api_route(path, page, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
@@ -122,7 +139,7 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     def wrong(request: Request, error: ValueError) -> JSONResponse:
-        return answer(422, str(error))
+        return answer(422, of_files(str(error), WORDS))
 
     @app.exception_handler(ClientDisconnect)
     def gone(request: Request, error: ClientDisconnect) -> JSONResponse:

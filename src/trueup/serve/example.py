@@ -9,6 +9,7 @@ import numpy as np
 from trueup.predictions import Predictions
 
 CLASSES = 10
+DRIFT_CLASSES = 5
 
 
 @cache
@@ -32,3 +33,19 @@ def example(rows: int = 4000, seed: int = 0) -> tuple[Predictions, Predictions]:
         logits = loudness * strength * inputs
         halves.append(Predictions(logits.astype(np.float32), labels))
     return halves[0], halves[1]
+
+
+@cache
+def drifting(rows: int = 20_000, seed: int = 0) -> Predictions:
+    """A stream that is calibrated in its first half and too sure in its second: labels are drawn at T = 1, then 1.5.
+
+    >>> stream = drifting()
+    >>> right = stream.logits.argmax(axis=1) == stream.labels
+    >>> [float(half.mean().round(3)) for half in np.split(right, 2)]
+    [0.645, 0.532]
+    """
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(rows, DRIFT_CLASSES))
+    temperature = np.where(np.arange(rows) < rows / 2, 1.0, 1.5)[:, None]
+    labels = (logits / temperature + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return Predictions(logits.astype(np.float32), labels)

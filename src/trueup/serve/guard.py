@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -31,8 +32,8 @@ class Guard:
     carry its origin.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str], json_bytes: int, upload_path: str) -> None:
-        self._app, self._hosts, self._json_bytes, self._upload_path = app, hosts, json_bytes, upload_path
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], json_bytes: int, uploads: str) -> None:
+        self._app, self._hosts, self._json_bytes, self._uploads = app, hosts, json_bytes, re.compile(uploads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with a refusal."""
@@ -52,7 +53,7 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, sealed)
             return
-        measured = receive if scope["path"] == self._upload_path else self._measured(receive)
+        measured = receive if self._uploads.fullmatch(scope["path"]) else self._measured(receive)
         await self._app(scope, measured, sealed)
 
     def _refusal(self, headers: Headers) -> JSONResponse | None:

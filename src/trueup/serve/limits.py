@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from numpy.lib import format as npy_format
-
 from trueup.disk import blaming, existing
+from trueup.formats import npy_header
+from trueup.serve.parquet_pages import Chunk, unpacked_bytes
 from trueup.serve.settings import Settings
 
 Shapes = dict[str, tuple[int, ...]]
@@ -28,10 +28,11 @@ row."""
 
 HEADER_BYTES = 4 << 20
 """The largest header of a .safetensors or .parquet file: thousands of columns fit in."""
+PARSED = 256
+"""Bytes that a byte of a .parquet file's footer may take in memory: a column without any facts takes three bytes there,
+and 683 once it is parsed."""
 MEMBERS = 64
 """The most arrays in a .npz file."""
-NPY_HEADER_BYTES = 10_000
-"""What NumPy itself takes for a header it does not trust."""
 
 
 def declared(path: Path, settings: Settings) -> Shapes:
@@ -52,23 +53,11 @@ def declared(path: Path, settings: Settings) -> Shapes:
 
 
 def npy_bytes(file: IO[bytes]) -> tuple[tuple[int, ...], int]:
-    """The shape of the array that begins here in the file, and how many bytes it takes with its header."""
-    head = file.read(12)
-    if head[:6] != npy_format.MAGIC_PREFIX or len(head) < 12:
-        raise ValueError("this is not an array in the .npy format")
-    short = head[6] == 1
-    start = 10 if short else 12
-    length = int.from_bytes(head[8:start], "little")
-    if length > NPY_HEADER_BYTES:
-        raise ValueError(f"the header of an array must have at most {NPY_HEADER_BYTES:,} bytes, got {length:,}")
-    head += file.read(start + length - len(head))
-    stream = io.BytesIO(head)
-    npy_format.read_magic(stream)
-    reader = npy_format.read_array_header_1_0 if short else npy_format.read_array_header_2_0
-    shape, _, dtype = reader(stream)
+    """The shape of the array that a file begins with, and how many bytes it takes with its header."""
+    shape, _, dtype = npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds pickled Python objects; pickles are never read, because they can run code")
-    return shape, start + length + math.prod(shape) * dtype.itemsize
+    return shape, file.tell() + math.prod(shape) * dtype.itemsize
 
 
 def _judge(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> None:
@@ -83,6 +72,10 @@ def _judge(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> None:
                 raise ValueError(f"{name} has {found:,} {what}; at most {most:,} are taken here")
 
 
+def _too_much(unpacked: int, settings: Settings) -> str:
+    return f"it unpacks to {unpacked / 2**20:,.0f} MB; at most {settings.unpacked_bytes / 2**20:,.0f} MB are taken"
+
+
 def _npz(path: Path, settings: Settings) -> Shapes:
     _check_directory(path)
     shapes = {}
@@ -90,9 +83,7 @@ def _npz(path: Path, settings: Settings) -> Shapes:
         members = archive.infolist()
         total = sum(member.file_size for member in members)
         if total > settings.unpacked_bytes:
-            raise ValueError(
-                f"it unpacks to {total / 2**20:,.0f} MB; at most {settings.unpacked_bytes / 2**20:,.0f} MB are taken"
-            )
+            raise ValueError(_too_much(total, settings))
         for member in members:
             # Others than deflate are unpacked by zipfile without a bound on what comes out of one read.
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -149,35 +140,57 @@ def _parquet(path: Path, settings: Settings) -> Shapes:
         tail = file.read()
     if tail[4:] != b"PAR1":
         raise ValueError("the file is cut off, or it is no .parquet file")
-    if int.from_bytes(tail[:4], "little") > HEADER_BYTES:
+    if int.from_bytes(tail[:4], "little") > min(HEADER_BYTES, settings.unpacked_bytes // PARSED):
         raise ValueError("it describes too many columns")
     try:
         import pyarrow.parquet as pq
     except ImportError:
         raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
-    facts = pq.read_metadata(path)
-    values: Counter[str] = Counter()
-    unpacked = 0
-    for group in range(facts.num_row_groups):
-        for column in range(facts.num_columns):
-            chunk = facts.row_group(group).column(column)
+    # A list of the footer takes its memory before any of its entries is seen; a column may have four.
+    columns = settings.classes + MEMBERS
+    limits = {"thrift_container_size_limit": 4 * columns, "thrift_string_size_limit": HEADER_BYTES}
+    with pq.ParquetFile(path, pre_buffer=False, **limits) as file:
+        facts, schema = file.metadata, file.schema_arrow
+        groups = [facts.row_group(group) for group in range(facts.num_row_groups)]
+        if facts.num_columns > columns:
+            raise ValueError(f"it has {facts.num_columns:,} columns; at most {settings.classes:,} classes are taken")
+        found = [group.column(column) for group in groups for column in range(facts.num_columns)]
+        values: Counter[str] = Counter()
+        for chunk in found:
+            if chunk.num_values < 0:
+                raise ValueError(f"it says that {chunk.path_in_schema} has {chunk.num_values:,} values")
             values[chunk.path_in_schema.split(".")[0]] += chunk.num_values
-            unpacked += chunk.total_uncompressed_size
-    if unpacked > settings.unpacked_bytes or values.total() > 2 * settings.numbers:
-        raise ValueError(f"it unpacks to {values.total():,} numbers; at most {settings.numbers:,} are taken")
-    if facts.num_columns > settings.classes + MEMBERS:
-        raise ValueError(f"it has {facts.num_columns:,} columns; at most {settings.classes:,} classes are taken")
-    n = facts.num_rows
-    shapes = {name: (n, count // n) if n and count > n else (n,) for name, count in values.items()}
-    return shapes | {field.name: NO_NUMBERS for field in pq.read_schema(path) if not _numeric(field.type)}
+        if values.total() > 2 * settings.numbers:
+            raise ValueError(f"it unpacks to {values.total():,} numbers; at most {settings.numbers:,} are taken")
+        n = facts.num_rows
+        if n != sum(group.num_rows for group in groups):
+            raise ValueError(f"it says that it has {n:,} rows, but its parts have others")
+        unpacked = unpacked_bytes(path, [_pages_of(chunk) for chunk in found])
+    if unpacked > settings.unpacked_bytes:
+        raise ValueError(_too_much(unpacked, settings))
+    shapes = {}
+    for field in schema:
+        numeric, width = _numbers_a_row(field.type)
+        columns = max(width, values[field.name] // n if n else 0)
+        shapes[field.name] = ((n, columns) if columns > 1 else (n,)) if numeric else NO_NUMBERS
+    return shapes
 
 
-def _numeric(kind: Any) -> bool:
-    from pyarrow import types
+def _pages_of(chunk: Any) -> Chunk:
+    """Where a reader begins: at the dictionary only if it stands before the data."""
+    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset or 0
+    return Chunk(dictionary if 0 < dictionary < start else start, chunk.num_values)
 
-    while hasattr(kind, "value_type"):  # of lists and dictionaries
+
+def _numbers_a_row(kind: Any) -> tuple[bool, int]:
+    """Whether a column is of numbers, and how many its type gives to each row, also to one that is missing."""
+    from pyarrow import BaseExtensionType, types
+
+    width = 1
+    while hasattr(kind, "value_type") and not isinstance(kind, BaseExtensionType):  # of lists and dictionaries
+        width *= getattr(kind, "list_size", 1)
         kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)), width
 
 
 def _safetensors(path: Path, settings: Settings) -> Shapes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MOST_BINS = 100
 COLDEST, HOTTEST = 0.05, 20.0
@@ -111,3 +111,66 @@ class LimitsInfo(BaseModel):
     numbers: int
     seconds: float = Field(description="how long data is kept after it was last used")
     suffixes: list[str]
+
+
+def _shown(name: str) -> str:
+    if not (bare := name.strip()) or not bare.isprintable():
+        raise ValueError("a name of printable characters is wanted")
+    return bare
+
+
+MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_shown)]
+
+
+class MonitorRequest(Strict):
+    """A monitor to be made; what is left out is as in `trueup.Monitor`."""
+
+    name: MonitorName = Field(description="what people and Prometheus call it; no two have the same")
+    classes: int = Field(ge=2)
+    alpha: float | None = Field(None, gt=0, lt=1, description="chance that a calibrated network ever raises the alarm")
+    bins: int | None = Field(None, ge=1, le=MOST_BINS, description="bins of the calibration errors")
+    window: int | None = Field(None, ge=100, le=10**9, description="rows that count as recent")
+    half_life: float | None = Field(None, ge=1, le=1e12, description="after how many rows one counts half, if fading")
+    block: int | None = Field(None, ge=10, le=10**6, description="after how many rows it looks for an alarm")
+    classwise: bool | None = Field(None, description="whether each class is watched; up to 100 classes by default")
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as `Monitor` takes it."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+class UpdateRequest(Strict):
+    """Predictions with their labels, in the order in which they were made."""
+
+    logits: list[list[float]] = Field(description="one row a prediction, one number a class; log p is a logit")
+    labels: list[int] = Field(description="what was true, 0 to classes - 1")
+
+
+class Progress(BaseModel):
+    """How far a log has been replayed."""
+
+    done: int
+    total: int
+
+
+class MonitorInfo(BaseModel):
+    """How things stand with a monitor."""
+
+    id: str
+    name: str
+    settings: dict[str, Any]
+    status: dict[str, Any] = Field(description="rows, figures of all, recent and fading rows, evidence, p_value, alarm")
+    updated: float | None = Field(description="when rows last came, in seconds since 1970; unknown after a restart")
+    replaying: Progress | None = Field(description="the rows that are being taken in now, not yet in the status")
+    saved_rows: int | None = Field(description="rows that would survive a crash; null if monitors live in memory")
+    problem: str | None = Field(description="why the monitor cannot be written to its folder, if so")
+    notes: list[str] = Field(description="of a log that was replayed: what was odd about it")
+
+
+class MonitorState(MonitorInfo):
+    """A monitor with the points of its charts."""
+
+    history: dict[str, list[float | None]] = Field(
+        description="rows, evidence, and of recent rows ece, accuracy, confidence; evenly thinned; after a restart it "
+        "begins with the last state"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -40,6 +41,14 @@ class Settings:
     """Fits at a time: one fit uses the cores of a small machine well."""
     waiting: int = 64
     """How many fits may wait for their turn."""
+    monitors: int = 100
+    """How many monitors are kept. They do not expire: a service may send nothing for weeks."""
+    monitors_folder: Path | None = None
+    """Where monitors are kept over a restart; without it they live in memory."""
+    checkpoint_seconds: float = 0.0
+    """How often monitors that saw rows are written there; at 0 before each answer, so that nothing answered is lost."""
+    history: int = 500
+    """Points of a monitor's charts."""
     hosts: tuple[str, ...] = LOCAL
     """Names under which the server answers; "*" for any. A page elsewhere cannot reach it by a name of its own."""
     clock: Callable[[], float] = monotonic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -20,6 +22,17 @@ from trueup.formats import FORMATS, files
 from trueup.predictions import Predictions, load
 from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
+from trueup.wording import of_files
+
+WORDS = {
+    "say probs=True": "tick “Probabilities, not logits”",
+    "; choose split=.*": "; write their names under “What is in the file?”",
+    "logits need no from_probs": "untick “Probabilities, not logits” if they are logits",
+    "log-probabilities of exact zeros come through from_probs": "send probabilities with exact zeros as probabilities",
+}
+"""What the library says, and what it is called on the page."""
+SLOWEST = 1024
+"""Bytes a second that an upload must make, after some patience: drops of it must not hold its place for ever."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +90,16 @@ def suffix(name: str) -> str:
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
     """Write what arrives to a file, as long as it arrives and is not too much."""
-    total = 0
+    try:
+        await _written(chunks, path, settings)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise HTTPException(507, "there is no space left here for an upload") from None
+
+
+async def _written(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
+    total, began = 0, monotonic()
     with open(path, "wb") as file:
         while True:
             try:
@@ -90,6 +112,8 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings) 
             total += len(chunk)
             if total > settings.upload_bytes:
                 raise HTTPException(413, too_long(settings))
+            if monotonic() - began > settings.patience + total / SLOWEST:
+                raise HTTPException(408, f"the upload came too slowly: {SLOWEST:,} bytes a second are the least")
             file.write(chunk)
 
 
@@ -185,4 +209,4 @@ def _part(path: Path) -> None:
 def _told(message: str, path: Path, name: str) -> str:
     for file, shown in ((files(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
         message = message.replace(str(file), shown).replace(file.name, shown)
-    return message
+    return of_files(message, WORDS)

@@ -22,6 +22,7 @@ from trueup.training.data import load_data
 from trueup.training.loop import train
 from trueup.training.record import Data, held_out
 from trueup.training.sources import library
+from trueup.training.tabular import parted
 from trueup.training.tasks import Classification, Regression, Task
 from trueup.uncertainty import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 
@@ -71,16 +72,7 @@ def description() -> str:
 def _diabetes(seed: int) -> Data:
     """442 patients, 10 columns: how far the illness went on in a year (Efron et al. 2004); the seed is the split."""
     x, y = library("sklearn.datasets", "scikit-learn").load_diabetes(return_X_y=True)
-    rest, test = held_out(len(y), share=0.2, seed=seed)
-    train_rows, val = (rest[part] for part in held_out(len(rest), share=0.25, seed=seed))
-    centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
-    mean, std = float(y[train_rows].mean()), float(y[train_rows].std())
-
-    def part(index: np.ndarray) -> TensorDataset:
-        pair = ((x[index] - centre) / scale, (y[index] - mean) / std)
-        return TensorDataset(*(torch.from_numpy(a.astype(np.float32)) for a in pair))
-
-    return Data("diabetes", "tabular", part(train_rows), part(val), part(test), target_mean=mean, target_std=std)
+    return parted("diabetes", x, y, test=0.2, val=0.25, seed=seed)
 
 
 def _descriptions(seed: int) -> Data:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.disk import replacing
-from trueup.report.markup import described, paragraph, section, text
+from trueup.report.markup import described, document, footer, paragraph, section, text
 from trueup.study import tables as room
 from trueup.study.beside import beside
 from trueup.study.beside_html import beside_section, note, scrolling
@@ -87,27 +87,15 @@ def save(study: Study, store: Store, options: Options | None, folder: str | Path
             beside_section(study.paper, compared, options) if rows else "",
             _run_section(study, len(cells), outcomes, options),
             "</main>",
-            f"<footer><p>Made by trueup {text(__version__)}. This page holds all that it shows and asks nothing of the "
-            "network.</p></footer>",
+            footer(),
         ]
     )
     page = target / "index.html"
-    with replacing(page) as (draft,):
-        draft.write_text(_html(study.title or study.name, body), encoding="utf-8")
-    return page
-
-
-def _html(title: str, body: str) -> str:
     style = files("trueup.report").joinpath("page.css").read_text("utf-8") + STYLE
-    policy = text(POLICY).replace("&#x27;", "&#39;")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f'<meta name="generator" content="trueup {text(__version__)}">'
-        f"<title>{text(title)}</title><style>{style}</style></head><body>{body}</body></html>\n"
-    )
+    with replacing(page) as (draft,):
+        whole = document(study.title or study.name, body, policy=POLICY, style=style)
+        draft.write_text(whole, encoding="utf-8")
+    return page
 
 
 def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup import metrics
 from trueup.arrays import as_tensors
-from trueup.combine import MANY_CLASSES
+from trueup.pipelines import MANY_CLASSES
 from trueup.registry import METHODS
 from trueup.rows import rows as row_scores
 from trueup.study import logits

@@ -15,6 +15,19 @@ from trueup.study.cell import Cell, as_json, plain
 SCHEMA = 1
 PATIENCE = 60.0
 """Seconds to wait for another writer."""
+OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""Codes of errors that pass when other processes have done their part."""
+OF_THE_MACHINE = (
+    *OF_OTHERS,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+"""Codes of errors that are not the file's: locked for a minute, no space, no permission."""
 MAGIC = b"SQLite format 3\0"
 TABLES = """
 CREATE TABLE trueup_store (schema INTEGER NOT NULL);
@@ -121,10 +134,10 @@ class Store:
             rows: dict[str, list[Row]] = {}
             query = f"SELECT key, row FROM rows WHERE key IN (SELECT key FROM cells WHERE {which}) ORDER BY key, number"
             for key, row in connection.execute(query, values):
-                rows.setdefault(key, []).append(json.loads(row))
+                rows.setdefault(key, []).append(_mapping(row))
             query = f"SELECT key, study, version, settings, status, error, seconds FROM cells WHERE {which}"
             return {
-                key: Outcome(key, study, version, json.loads(settings), status, error, seconds, rows.get(key, []))
+                key: Outcome(key, study, version, _mapping(settings), status, error, seconds, rows.get(key, []))
                 for key, study, version, settings, status, error, seconds in connection.execute(query, values)
             }
 
@@ -144,10 +157,23 @@ class Store:
         try:
             with closing(sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)) as connection:
                 yield connection
-        except sqlite3.OperationalError as error:  # locked for a minute, no space, no permission
-            raise OSError(f"{self.path}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path}: the file is damaged: {error}") from error
+        except (sqlite3.Error, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            if _code(error) in OF_THE_MACHINE:
+                raise OSError(f"{self.path}: {error}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{self.path}: the file is damaged: {reason}") from error
+
+
+def _code(error: Exception) -> int:
+    """SQLite's own, without what it adds for details; 0 of what is none of its errors."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _mapping(text: str) -> Row:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError(f"a mapping was wanted, got {type(value).__name__}")
+    return value
 
 
 def checked_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -210,7 +236,10 @@ def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     if "trueup_store" not in names:
         raise ValueError(f"{path}: wanted a store of results; this SQLite file holds {', '.join(sorted(names))}")
-    [(schema,)] = connection.execute("SELECT schema FROM trueup_store").fetchall()
+    found = connection.execute("SELECT schema FROM trueup_store").fetchall()
+    if len(found) != 1 or not isinstance(found[0][0], int):
+        raise ValueError(f"{path}: the file is damaged: it does not say its schema")
+    [(schema,)] = found
     if schema > SCHEMA:
         raise ValueError(
             f"{path}: written by a later version of trueup (schema {schema}; this one knows up to {SCHEMA})"
@@ -224,8 +253,8 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError:
-            if time.monotonic() > until:
+        except sqlite3.OperationalError as error:
+            if _code(error) not in OF_OTHERS or time.monotonic() > until:
                 raise
             time.sleep(0.01)
         else:

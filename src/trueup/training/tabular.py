@@ -59,17 +59,30 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
         raise ValueError(f"{name}: wanted columns (n, columns) and targets (n,), got {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError(f"{name}: columns and targets must be finite")
-    rest, test = held_out(len(y), share=0.1, seed=seed)
-    train, val = (rest[part] for part in held_out(len(rest), share=0.2, seed=seed))
-    centre, scale = x[train].mean(axis=0), x[train].std(axis=0)
+    return parted(name, x, y, test=0.1, val=0.2, seed=seed)
+
+
+def parted(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: float, seed: int) -> Data:
+    """A table in three parts, columns and targets centred and scaled by the training part.
+
+    `test` is the share of all rows that are for testing, `val` the share of the others that are for validation.
+
+    >>> parts = parted("steps", np.arange(20.0)[:, None], np.arange(20.0), test=0.1, val=0.5, seed=0)
+    >>> len(parts.train), len(parts.val), len(parts.test)
+    (9, 9, 2)
+    """
+    rest, test_rows = held_out(len(y), share=test, seed=seed)
+    train_rows, val_rows = (rest[part] for part in held_out(len(rest), share=val, seed=seed))
+    centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)  # a column that never changes
-    mean, std = float(y[train].mean()), float(y[train].std()) or 1.0
+    mean, std = float(y[train_rows].mean()), float(y[train_rows].std()) or 1.0
 
     def part(index: np.ndarray) -> TensorDataset:
         pair = ((x[index] - centre) / scale, (y[index] - mean) / std)
         return TensorDataset(*(torch.from_numpy(a.astype(np.float32)) for a in pair))
 
-    return Data(name, "tabular", part(train), part(val), part(test), target_mean=mean, target_std=std)
+    three = part(train_rows), part(val_rows), part(test_rows)
+    return Data(name, "tabular", *three, target_mean=mean, target_std=std)
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:

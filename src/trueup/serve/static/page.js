@@ -1,3 +1,4 @@
+import { ask, paired, posted, query } from "/static/ask.js";
 import { draw, newest, plotly } from "/static/charts.js";
 
 const $ = (id) => document.getElementById(id);
@@ -8,35 +9,15 @@ const count = (number, what) => `${number.toLocaleString("en")} ${what}`;
 const now = { data: null, test: null, job: null, result: null, run: 0 };
 let limits;
 
-async function ask(path, options = {}) {
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch {
-    throw new Error("The server cannot be reached.");
-  }
-  if (answer.status === 204) return null;
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
-  return body;
-}
-const query = (path, fields) => `${path}?${new URLSearchParams(fields)}`;
-const posted = (value) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
-
 function complain(error) {
   $("message").textContent = error.message;
   $("message").hidden = false;
   if (!$("result").hidden) $("message").scrollIntoView({ block: "center" });
 }
 
-// Files: an array and its labels are sent one after the other; of two files, the one called test is tested on.
+// Of two files, the one called test is tested on.
 function parcels(files) {
-  const pairs = files.filter((file) => !/\.labels\.npy$/i.test(file.name)).map((file) => {
-    const labels = files.find((other) => other.name.toLowerCase() === file.name.toLowerCase().replace(/\.npy$/, ".labels.npy"));
-    const isArray = /\.npy$/i.test(file.name);
-    return { name: file.name, body: isArray && labels ? new Blob([file, labels]) : file };
-  });
-  if (!pairs.length) throw new Error("The labels came alone: choose x.npy and x.labels.npy together.");
+  const pairs = paired(files);
   if (pairs.length > 2) throw new Error(`One or two files are wanted, these are ${pairs.length}.`);
   return pairs.sort((a, b) => /test/i.test(a.name) - /test/i.test(b.name));
 }

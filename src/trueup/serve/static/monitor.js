@@ -1,0 +1,345 @@
+import { ask, paired, posted, query } from "/static/ask.js";
+import { draw, newest, plotly } from "/static/charts.js";
+
+const POLL = 2000, BUSY = 400; // milliseconds
+const INK = "#1c2024", MUTED = "#60646c", LINE = "#e3e5e8", BLUE = "#0072B2", VERMILION = "#D55E00";
+
+const $ = (id) => document.getElementById(id);
+const whole = (number) => number.toLocaleString("en");
+const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`);
+const fixed = (number) => (number === null ? "–" : number.toFixed(4));
+const put = (element, text) => { if (element.textContent !== text) element.textContent = text; }; // a reader hears changes only
+const now = { list: [], shown: null, busy: false };
+
+// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters.
+function wealth(number) {
+  if (number >= 0.01 && number < 1e5) return number >= 100 ? whole(Math.round(number)) : String(Number(number.toPrecision(2)));
+  const power = Math.floor(Math.log10(number));
+  return `${(number / 10 ** power).toFixed(1)} · ${tenTo(power)}`;
+}
+const tenTo = (power) => `10${[...String(power)].map((digit) => (digit === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit])).join("")}`;
+
+function ago(seconds) {
+  if (seconds < 5) return "just now";
+  for (const [length, what] of [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]])
+    if (seconds >= length) return `${Math.floor(seconds / length)} ${what}${seconds >= 2 * length ? "s" : ""} ago`;
+  return "just now";
+}
+
+function complain(error, place = "message") {
+  put($(place), error.message);
+  $(place).hidden = false;
+}
+const address = (id, verb = "") => `/api/monitors/${encodeURIComponent(id)}${verb}`;
+const wanted = () => decodeURIComponent(location.hash.slice(1));
+const state = ({ status }) => (status.alarm ? "alarm" : status.rows ? "calm" : "waiting");
+
+// The list keeps its elements, so that a focus stays where it is.
+const items = new Map();
+function item(id) {
+  const entry = document.createElement("li");
+  const link = Object.assign(document.createElement("a"), { href: `#${encodeURIComponent(id)}` });
+  for (const name of ["called", "chip", "count"]) link.append(Object.assign(document.createElement("span"), { className: name }));
+  entry.append(link);
+  return entry;
+}
+
+function list(found) {
+  now.list = found;
+  for (const [id, entry] of items) if (!found.some((one) => one.id === id)) { entry.remove(); items.delete(id); }
+  found.forEach((one, place) => {
+    if (!items.has(one.id)) items.set(one.id, item(one.id));
+    const entry = items.get(one.id);
+    const [called, chip, count] = entry.firstChild.children;
+    put(called, one.name);
+    put(chip, state(one));
+    chip.className = `chip ${state(one)}`;
+    put(count, `${whole(one.status.rows)} rows`);
+    if (one.id === now.shown) entry.firstChild.setAttribute("aria-current", "true");
+    else entry.firstChild.removeAttribute("aria-current");
+    if ($("list").children[place] !== entry) $("list").insertBefore(entry, $("list").children[place] ?? null);
+  });
+  $("empty").hidden = found.length > 0;
+  $("watch").hidden = !found.length;
+}
+
+// One monitor.
+function sentence({ status, settings }) {
+  if (status.alarm) return `Alarm at row ${whole(status.alarm.row)}. ${status.alarm.reason}`;
+  if (!status.rows) return "Waiting for the first rows.";
+  return `Calm: nothing seen so far proves its confidence wrong. The evidence is ${wealth(status.evidence)}; the alarm is at ${wealth(1 / settings.alpha)}.`;
+}
+
+function show(one) {
+  const { status, settings } = one;
+  $("one").hidden = false;
+  put($("name"), one.name);
+  const age = one.updated === null ? "" : `last rows ${ago(Date.now() / 1000 - one.updated)}`;
+  put($("source"), [`${whole(status.rows)} rows`, `${whole(settings.classes)} classes`, settings.classwise ? "each class watched" : "", age].filter(Boolean).join(" · "));
+  put($("says"), sentence(one));
+  $("says").className = `says ${state(one)}`;
+  put($("n-evidence"), wealth(status.evidence));
+  put($("n-ece"), fixed(status.recent_ece));
+  put($("n-confidence"), percent(status.recent_confidence));
+  put($("n-accuracy"), percent(status.recent_accuracy));
+  put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * settings.alpha).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
+  put($("kept"), one.problem ? `It cannot be written to its folder: ${one.problem}.` : one.saved_rows === null ? "It lives in memory until the server stops: trueup serve --monitors FOLDER keeps it." : "It is kept over a restart of the server.");
+  $("kept").classList.toggle("warned", one.problem !== null);
+  $("checkpoint").href = address(one.id, "/file");
+  snippets(one);
+  if (one.replaying && !now.busy) progress(one.replaying);
+  else if (!now.busy) $("replaying").hidden = true;
+  $("charts").hidden = one.history.rows.length < 2;
+  if (!$("charts").hidden) picture(one);
+}
+
+function snippets({ id, settings }) {
+  const url = `${location.origin}${address(id)}`;
+  const row = Array.from({ length: settings.classes }, (_, k) => (k ? 0.5 : 2).toFixed(1)).join(", ");
+  put($("python"), `import httpx
+
+MONITOR = "${url}"
+
+def tell(logits, labels):  # as soon as the labels are known
+    rows = {"logits": logits.tolist(), "labels": labels.tolist()}
+    answer = httpx.post(f"{MONITOR}/update", json=rows)
+    return answer.raise_for_status().json()["status"]["alarm"]`);
+  const one = settings.classes > 12 ? "" : `curl --json '{"logits": [[${row}]], "labels": [0]}' "$monitor/update"\n`;
+  put($("curl"), `monitor=${url}\n${one}curl --data-binary @log.npz "$monitor/replay?name=log.npz"`);
+}
+
+function layout(x, y) {
+  const title = (text) => ({ text, font: { color: MUTED, size: 12 }, standoff: 8 });
+  const axis = { gridcolor: LINE, linecolor: LINE, zeroline: false, ticks: "", tickfont: { color: MUTED, size: 12 }, automargin: true, fixedrange: true };
+  return {
+    margin: { l: 8, r: 14, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "x",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: INK },
+    hoverlabel: { bgcolor: "#ffffff", bordercolor: LINE, font: { color: INK, size: 12 } },
+    xaxis: { ...axis, showgrid: false, showline: true, title: title("rows"), tickformat: "~s", nticks: 6, range: x },
+    yaxis: { ...axis, nticks: 5, ...y },
+  };
+}
+
+const line = (x, y, color, words, more = {}) => ({ type: "scatter", mode: x.length < 3 ? "lines+markers" : "lines", x, y, line: { color, width: 2, ...more }, hovertemplate: `${words}<extra></extra>` });
+const upright = (at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: VERMILION, width: 1, dash: "dot" }, layer: "below" });
+
+const picture = newest(async ({ history, settings, status, id }) => {
+  if (id !== now.shown) return;
+  const { rows } = history;
+  const span = [rows[0], rows.at(-1)];
+  const alarms = status.alarm && status.alarm.row >= rows[0] ? [upright(status.alarm.row)] : [];
+  const limit = 1 / settings.alpha;
+  // Once it is proof, how much more it grows is of no interest: the axis ends there, so that all before stays visible.
+  const [lowest, highest] = [Math.min(...history.evidence, 1), Math.max(...history.evidence, limit)].map(Math.log10);
+  const top = Math.min(highest, 2 * Math.log10(limit) + 2) + 0.5, bottom = Math.max(lowest, -12) - 0.5;
+  const step = Math.max(1, Math.ceil((top - bottom) / 5)), first = Math.ceil(bottom / step);
+  const powers = Array.from({ length: Math.floor(top / step) - first + 1 }, (_, place) => step * (first + place));
+  const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: limit, y1: limit, line: { color: VERMILION, width: 1.5, dash: "dash" } };
+  const shown = history.evidence.map((value) => Math.min(Math.max(value, 1e-12), 10 ** (top + 1)));
+  const evidence = {
+    data: [{ ...line(rows, shown, BLUE, "row %{x:,}<br>evidence %{text}"), text: history.evidence.map(wealth) }],
+    layout: {
+      ...layout(span, { type: "log", range: [bottom, top], tickvals: powers.map((power) => 10 ** power), ticktext: powers.map((power) => (power === 0 ? "1" : power === 1 ? "10" : tenTo(power))) }),
+      shapes: [level, ...alarms],
+      annotations: [{ xref: "paper", x: 0, y: Math.log10(limit), text: `alarm at ${wealth(limit)}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { color: MUTED, size: 12 } }],
+    },
+  };
+  const most = (columns) => Math.max(...columns.flat().filter((value) => value !== null));
+  const ece = {
+    data: [line(rows, history.ece, BLUE, "row %{x:,}<br>ECE %{y:.4f}")],
+    layout: { ...layout(span, { range: [0, Math.max(1.15 * most([history.ece]), 0.01)], tickformat: ".2~f" }), shapes: alarms },
+  };
+  const rates = {
+    data: [line(rows, history.confidence, VERMILION, "says %{y:.1%}", { dash: "dash" }), line(rows, history.accuracy, BLUE, "is right %{y:.1%}")],
+    layout: { ...layout(span, { tickformat: ".0%" }), shapes: alarms },
+  };
+  const words = `from row ${whole(rows[0])} to row ${whole(rows.at(-1))}`;
+  try {
+    await Promise.all([
+      draw($("evidence"), evidence, `Evidence against calibration ${words}, on a logarithmic axis: now ${wealth(status.evidence)}, the alarm is at ${wealth(limit)}${status.alarm ? `, reached at row ${whole(status.alarm.row)}` : ""}`),
+      draw($("ece"), ece, `Calibration error of recent rows ${words}: now ${fixed(status.recent_ece)}`),
+      draw($("rates"), rates, `What it says and what is right in recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
+    ]);
+    $("charts").dataset.drawn = `${id}/${rows.at(-1)}`;
+  } catch (error) {
+    complain(error);
+  }
+});
+
+// Looking: every two seconds while somebody may see it.
+let timer, lost = false;
+async function look() {
+  clearTimeout(timer);
+  try {
+    const found = await ask("/api/monitors");
+    const asked = wanted();
+    now.shown = [asked, now.shown].find((wish) => found.some(({ id }) => id === wish)) ?? found[0]?.id ?? null;
+    list(found);
+    if (now.shown === null) $("one").hidden = true;
+    else {
+      const one = await ask(address(now.shown));
+      if (one.id === now.shown) show(one);
+    }
+    if (lost) $("message").hidden = true;
+    lost = false;
+  } catch (error) {
+    lost = true;
+    complain(error);
+  }
+  clearTimeout(timer);
+  if (document.visibilityState === "visible") timer = setTimeout(look, POLL);
+}
+document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") look(); });
+addEventListener("hashchange", async () => {
+  $("message").hidden = true;
+  await look();
+  if (wanted() === now.shown) $("name").focus({ preventScroll: innerWidth > 800 }); // other marks are places on the page
+});
+
+async function go(id) {
+  if (wanted() === id) return look();
+  location.hash = encodeURIComponent(id);
+}
+
+// Making.
+function open() {
+  $("make").reset();
+  $("making-message").hidden = true;
+  $("making").showModal();
+}
+
+function filled() {
+  const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+  const fields = Object.fromEntries(["classes", "alpha", "window", "half_life", "block"].map((name) => [name, number(`new-${name}`)]));
+  const each = $("new-classwise").value;
+  return { name: $("new-name").value, ...fields, classwise: each === "" ? null : each === "true" };
+}
+
+$("make").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  $("make-it").disabled = true;
+  try {
+    const [file] = $("restore").files;
+    const name = $("new-name").value;
+    const made = file ? await ask(query("/api/monitors/restore", { name }), { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file })
+      : await ask("/api/monitors", posted(filled()));
+    $("making").close();
+    await go(made.id);
+  } catch (error) {
+    complain(error, "making-message");
+  } finally {
+    $("make-it").disabled = false;
+  }
+});
+// A checkpoint brings its number of classes.
+$("restore").addEventListener("change", () => {
+  const restoring = $("restore").files.length > 0;
+  $("new-classes").required = !restoring;
+  $("new-classes").disabled = restoring;
+});
+$("make").addEventListener("reset", () => Object.assign($("new-classes"), { required: true, disabled: false }));
+$("cancel").addEventListener("click", () => $("making").close());
+for (const button of document.querySelectorAll("[data-do=new]")) button.addEventListener("click", open);
+
+const examples = document.querySelectorAll("[data-do=example]");
+for (const button of examples)
+  button.addEventListener("click", async () => {
+    $("message").hidden = true;
+    for (const each of examples) each.disabled = true;
+    try {
+      const made = await ask("/api/monitors/example", { method: "POST" });
+      await go(made.id);
+    } catch (error) {
+      complain(error);
+    } finally {
+      for (const each of examples) each.disabled = false;
+    }
+  });
+
+// Replaying. Only XMLHttpRequest tells how much of a body is sent.
+function progress({ done, total }, words = `Replaying ${whole(done)} of ${whole(total)} rows`) {
+  $("replaying").hidden = false;
+  $("progress").max = Math.max(total, 1);
+  $("progress").value = done;
+  put($("progress-text"), words);
+}
+
+function sent(path, { name, body }) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    request.setRequestHeader("Content-Type", "application/octet-stream");
+    request.responseType = "json";
+    request.upload.addEventListener("progress", ({ loaded, total }) => progress({ done: loaded, total }, `Sending ${name}: ${Math.floor((100 * loaded) / Math.max(total, 1))}\u00a0%`));
+    request.addEventListener("load", () => (request.status < 300 ? resolve(request.response) : reject(new Error(request.response?.error ?? `The server answered ${request.status}.`))));
+    request.addEventListener("error", () => reject(new Error("The server cannot be reached.")));
+    request.send(body);
+  });
+}
+
+async function replay(files) {
+  const id = now.shown;
+  $("message").hidden = true;
+  $("file").disabled = now.busy = true;
+  const follow = setInterval(async () => {
+    const one = await ask(address(id)).catch(() => null);
+    if (now.busy && one?.replaying) progress(one.replaying);
+  }, BUSY);
+  try {
+    const fields = { ...($("probs").checked && { probs: true }), logits: $("logits").value.trim() || "logits", labels: $("labels").value.trim() || "labels" };
+    const parcels = paired(files).sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
+    const { upload_bytes: most } = await ask("/api/limits");
+    const large = parcels.find(({ body }) => body.size > most);
+    if (large) throw new Error(`${large.name} is too large: at most ${Math.round(most / 2 ** 20)} MB are taken here.`);
+    for (const parcel of parcels) {
+      progress({ done: 0, total: 1 }, `Sending ${parcel.name}`);
+      const { notes } = await sent(query(address(id, "/replay"), { name: parcel.name, ...fields }), parcel);
+      if (notes.length) complain(new Error(`${parcel.name}: ${notes.join("; ")}`));
+    }
+  } catch (error) {
+    complain(error);
+    $("message").scrollIntoView({ block: "center" });
+  } finally {
+    clearInterval(follow);
+    $("file").disabled = now.busy = false;
+    $("file").value = "";
+    $("replaying").hidden = true;
+  }
+  await look();
+}
+$("file").addEventListener("change", () => { if ($("file").files.length) replay([...$("file").files]); });
+for (const kind of ["dragenter", "dragover"]) $("drop").addEventListener(kind, () => $("drop").classList.add("over"));
+for (const kind of ["dragleave", "drop"]) $("drop").addEventListener(kind, () => $("drop").classList.remove("over"));
+// A file dropped beside the field would otherwise replace the page.
+for (const kind of ["dragover", "drop"])
+  document.addEventListener(kind, (event) => { if (event.target !== $("file") && event.target !== $("restore")) event.preventDefault(); });
+
+// Taking home, and leaving.
+for (const button of document.querySelectorAll("[data-copy]"))
+  button.addEventListener("click", async () => {
+    const text = $(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      put($("copied"), "");
+      put($("copied"), "Copied.");
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    } catch {
+      getSelection().selectAllChildren(text); // browsers let a page copy only on this machine or over https
+    }
+  });
+$("delete").addEventListener("click", async () => {
+  const one = now.list.find(({ id }) => id === now.shown);
+  if (!one || !confirm(`Delete the monitor ${one.name} and all it has seen?`)) return;
+  try {
+    await ask(address(one.id), { method: "DELETE" });
+    history.replaceState(null, "", location.pathname);
+    await look();
+    ($("empty").hidden ? $("h-list") : $("main")).focus?.();
+  } catch (error) {
+    complain(error);
+  }
+});
+
+look();
+(window.requestIdleCallback ?? setTimeout)(() => plotly().catch(() => {}));
