@@ -149,3 +149,16 @@ def test_a_rough_stage_that_only_shows_rounding_hands_over():
     assert np.abs(x).max() < 1e-7
     assert calls < 20
     assert certificate.passes < 40
+
+
+def test_newton_ends_with_a_step_of_third_order():
+    """Of x − ln x, whose minimum is at 1: two evaluations leave much less than the square of the last step."""
+    asked = []
+
+    def derivatives(x):
+        asked.append(x)
+        return x - np.log(x), 1 - 1 / x, 1 / x**2
+
+    x, _ = newton(derivatives, 1.2, low=1e-6, high=1e6, tolerance=1e-1)
+    assert len(asked) == 2
+    assert abs(x - 1) < 0.3 * (asked[-1] - 1) ** 2  # 0.5 by Newton's step

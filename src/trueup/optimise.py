@@ -41,11 +41,12 @@ def newton(
 
     Newton's step in ln x, kept inside a bracket of the slope's root that every evaluation tightens; where it leaves the
     bracket, or the slope has hardly fallen, the bracket is cut in the middle (of the logarithm). Ends with a step of
-    less than `tolerance`, which is taken and leaves an error of about its square; or at an end of [low, high].
+    less than `tolerance`, or at an end of [low, high]. The last step is Halley's, the third derivative taken from the
+    two curvatures seen last, and leaves an error of much less than its square.
     """
     left, right = low, high
     x = min(max(start, low), high)
-    last_slope = math.inf
+    last_slope, before = math.inf, (x, 0.0)
     for iteration in range(1, most + 1):
         value, slope, curvature = derivatives(x)
         if not math.isfinite(value + slope + curvature):
@@ -55,18 +56,30 @@ def newton(
         bend = curvature * x + slope if curvature * x + slope > 0 else curvature * x
         step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
         if slope == 0 or abs(step) <= tolerance:
-            return x * math.exp(step if slope else 0.0), Certificate(
-                "converged", abs(slope), iteration, iteration, value
-            )
+            end = x * math.exp(step if slope else 0.0)
+            if iteration > 1 and slope:
+                last = halley(slope, curvature, (curvature - before[1]) / (x - before[0]))
+                end = x + last if abs(last) <= 2 * tolerance * x else end
+            return end, Certificate("converged", abs(slope), iteration, iteration, value)
         if right <= left * (1 + tolerance):
             status: Literal["converged", "bound"] = "bound" if left <= low or right >= high else "converged"
             return x, Certificate(status, abs(slope), iteration, iteration, value)
         following = x * math.exp(min(max(step, -50.0), 50.0))
         if not left < following < right or abs(slope) > 0.9 * last_slope:
             following = math.sqrt(left * right)
-        last_slope = abs(slope)
+        last_slope, before = abs(slope), (x, curvature)
         x = following
     raise FitError(f"no minimum was found in {most} steps: slope {slope:g} at {x:g}")
+
+
+def halley(slope: float, curvature: float, third: float) -> float:
+    """The step to where the slope vanishes if the third derivative stays as it is: it leaves about its own cube.
+
+    >>> f"{halley(-0.39, 3.8, 2.0):.4f}"  # of x³/3 + x² − 3x at 0.9, whose minimum is at 1
+    '0.0999'
+    """
+    denominator = 2 * curvature * curvature - slope * third
+    return -2 * slope * curvature / denominator if denominator > 0 else math.inf
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]

@@ -240,3 +240,13 @@ def test_nearly_separable_rows_in_single_precision_are_no_trap(method):
     single, double = METHODS[method](z, y), METHODS[method](z.astype(np.float64), y)
     assert single.certificate.passes < 1000
     assert single.certificate.loss == pytest.approx(double.certificate.loss, abs=1e-8)
+
+
+@pytest.mark.parametrize(("n", "classes", "skew"), [(6000, 500, 0.0), (20_000, 50, 1.0)])
+def test_many_classes_and_rare_ones_take_few_passes(n, classes, skew):
+    """Where the curvature is taken from a row a class, or a class is rare, frequencies known of all rows stand in."""
+    rng = np.random.default_rng(0)
+    z = 3 * rng.standard_normal((n, classes), dtype=np.float32)
+    shift = skew * rng.standard_normal(classes, dtype=np.float32)
+    y = (z / 1.7 + shift - np.log(rng.standard_exponential(z.shape))).argmax(axis=1)
+    assert Vector.fit(z, y).certificate.passes <= 20

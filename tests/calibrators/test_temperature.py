@@ -190,3 +190,16 @@ def test_the_published_oracle(data):
 
 def test_fit_errors_are_value_errors():
     assert issubclass(FitError, ValueError)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_the_optimum_to_a_few_parts_in_a_billion(seed, dtype):
+    """However the search went: shards, which go another way, must end at the same number."""
+    rng = np.random.default_rng(seed)
+    classes, n = int(rng.choice([3, 10, 50])), int(rng.choice([2000, 5000, 10000]))
+    z = torch.from_numpy(rng.normal(size=(n, classes)) * rng.choice([0.3, 1, 3, 10])).to(dtype)
+    y = torch.from_numpy((z.numpy() / rng.uniform(0.5, 4) + rng.gumbel(size=z.shape)).argmax(axis=1))
+    found, _ = inverse_temperature(z, y)
+    best, _ = newton(lambda b: temperature_sums(z, y, b), found, low=found / 2, high=2 * found, tolerance=1e-13)
+    assert found == pytest.approx(best, rel=5e-9)

@@ -13,14 +13,24 @@ Blocks = Callable[[float, float, float], Inverse]
 """The likelihood's curvature, to be inverted with that of a penalty: off and on the diagonal, and on the bias."""
 
 _LEVEL = 1e-6  # of the mean curvature, added where the data may have none
+_PRIOR = 5.0  # rows that a class is lent by all classes
 _FEW_CLASSES, _MANY_CLASSES = 32, 128  # up to so many each have a curvature of their own: K (K + 1)² numbers
 
 
-def vector_blocks(u: Tensor, weight: Tensor, bias: Tensor) -> Blocks:
-    """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k)."""
+def vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, counts: np.ndarray) -> Blocks:
+    """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k).
+
+    Of many classes few rows tell little: there a class is taken to have the curvature of its share of all labels, whose
+    `counts` are known, and the moments of the logits that all classes have together.
+    """
     spread = _spread(u * weight + bias)
     scaled = spread * u
-    a, m, d = (x.mean(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
+    a, m, d = (x.sum(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
+    total = d.sum() + 1e-30
+    expected = (counts + 1) / (counts + 1).sum() * total
+    squares, centre = ((x + _PRIOR * x.sum() / total) / (d + _PRIOR) for x in (a, m))  # centre² ≤ squares: both means
+    d = expected * (d + _PRIOR) / (expected + _PRIOR) / len(u)
+    a, m = squares * d, centre * d
     level = _LEVEL * (a.mean() + d.mean()) / 2 + 1e-12
 
     def inverse(_: float, diagonal: float, offset: float) -> Inverse:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trueup.arrays import computable
-from trueup.optimise import Certificate, newton
+from trueup.optimise import Certificate, halley, newton
 from trueup.sums import temperature_sums
 
 Loss = Callable[[float], tuple[float, float, float]]
@@ -23,7 +24,7 @@ COLD, HOT = 1e-3, 1e2
 _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
 _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
-_THIRD = 1e-3  # and one of third order of its cube
+_THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
 _CHUNK = 1 << 20
 
 
@@ -33,47 +34,69 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     low, high = 1 / (FAR * scale), FAR / scale
-    loss, near, passes = _mean_loss(z, y), _of_few(z, y, scale), 0
-    if near is None:
+    loss, few, passes = _mean_loss(z, y), _of_few(z, y, scale), 0
+    if few is None:
         bound = _bound(loss, low, high)
         if bound is not None:
             value, slope, _ = loss(bound)
             return bound, Certificate("bound", abs(slope), 0, 3, value)
-    elif z.dtype != torch.float64:
-        quick = _mean_loss(z, y, quick=True)
-        seen: list[tuple[float, float]] = []
-
-        def noted(beta: float) -> tuple[float, float, float]:
-            found = quick(beta)
-            seen.append((beta, found[2]))
-            return found
-
-        near, rough = newton(noted, near, low=low, high=high, tolerance=_NEAR)
-        passes = rough.passes
-        step, certificate = _third_order(loss, near, *seen[-1])
+        near = 1 / scale
+    elif z.dtype == torch.float64:
+        near = few.near
+    else:
+        near, (before, curvature_before), passes = _nearer(_mean_loss(z, y, quick=True), few, low, high)
+        value, slope, curvature = loss(near)
+        third = (curvature - curvature_before) / (near - before) if near != before else 0.0
+        step = halley(slope, curvature, third)
         if abs(step) <= _THIRD * near:
-            return near + step, replace(certificate, passes=passes + 1)
-    beta, certificate = newton(loss, near or 1 / scale, low=low, high=high, tolerance=_LAST)
+            return near + step, Certificate("converged", abs(slope), 1, passes + 1, value)
+        near, passes = min(max(near + step, near / 2), 2 * near), passes + 1
+    beta, certificate = newton(loss, near, low=low, high=high, tolerance=_LAST)
     return beta, replace(certificate, passes=certificate.passes + passes)
 
 
-def _third_order(loss: Loss, beta: float, before: float, curvature_before: float) -> tuple[float, Certificate]:
-    """Halley's step, the third derivative taken from the curvature seen nearby: it leaves about the cube of itself."""
-    value, slope, curvature = loss(beta)
-    third = (curvature - curvature_before) / (beta - before) if beta != before else 0.0
-    denominator = 2 * curvature * curvature - slope * third
-    step = -2 * slope * curvature / denominator if denominator > 0 else math.inf
-    return step, Certificate("converged", abs(slope), 1, 1, value)
+def _nearer(loss: Loss, few: _Few, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+    """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
+    noted, seen = _noted(loss)
+    _, slope, curvature = noted(few.near)
+    near = few.near + halley(slope, curvature, few.third * curvature)
+    if abs(near - few.near) > _THIRD_NEAR * few.near:
+        start = min(max(near, few.near / 2), 2 * few.near)
+        near, _ = newton(noted, start, low=low, high=high, tolerance=_NEAR)
+    return near, seen[-1], len(seen)
+
+
+def _noted(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
+    """A loss that notes where it was asked and the curvature there."""
+    seen: list[tuple[float, float]] = []
+
+    def noting(beta: float) -> tuple[float, float, float]:
+        found = loss(beta)
+        seen.append((beta, found[2]))
+        return found
+
+    return noting, seen
 
 
 def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     """1/T to a few percent, where a search of more than a temperature may begin."""
     scale = scale_of(z)
-    near = _of_few(z, y, scale) if scale else 1.0
-    return inverse_temperature(z, y)[0] if near is None else near
+    if scale == 0:
+        return 1.0
+    few = _of_few(z, y, scale)
+    return inverse_temperature(z, y)[0] if few is None else few.near
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> float | None:
+class _Few(NamedTuple):
+    """What some rows say."""
+
+    near: float
+    """Where their best 1/T is."""
+    third: float
+    """The loss's third derivative over its second there, about."""
+
+
+def _of_few(z: Tensor, y: Tensor, scale: float) -> _Few | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     few = _SUBSAMPLE if z.dtype == torch.float64 else _FEW  # whichever saves a pass over all
     if len(z) <= 4 * few:
@@ -83,9 +106,12 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> float | None:
         rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
     else:
         rows = z[some].contiguous()
-    loss = _mean_loss(rows, y[some].contiguous())
+    loss, seen = _noted(_mean_loss(rows, y[some].contiguous()))
     near, found = newton(loss, 1 / scale, low=1 / (FAR * scale), high=FAR / scale, tolerance=1e-2)
-    return near if found.status == "converged" else None
+    if found.status != "converged":
+        return None
+    (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
+    return _Few(near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0)
 
 
 def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:

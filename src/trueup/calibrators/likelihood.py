@@ -79,7 +79,7 @@ class Problem:
     ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
-        x = self.point(start)
+        x = self._with_frequencies(self.point(start)) if self.vector else self.point(start)
         quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
         with one_thread(self.z.numel()):
             x, certificate = lbfgs(
@@ -120,6 +120,22 @@ class Problem:
         weight = np.full(classes, start) if self.vector else start * np.eye(classes)
         return np.concatenate([weight.ravel(), np.zeros(classes)])
 
+    def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
+        """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
+        n, classes = self.z.shape
+        said = torch.softmax(self._some(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
+        return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * said + 0.5))])
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return np.bincount(self.y.cpu().numpy(), minlength=self.z.shape[1])
+
+    def _some(self, rows: int) -> Tensor:
+        """Every so many-th row of u."""
+        n, classes = self.z.shape
+        u = self.scale * self.z[:: max(1, n // max(64, min(rows, _ROWS // classes)))].float().cpu()
+        return torch.log_softmax(u, dim=1) if self.on == "log_probs" else u
+
     def settled(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
 
@@ -128,8 +144,7 @@ class Problem:
         """
         classes = self.z.shape[1]
         bias = x[-classes:] - x[-classes:].mean()
-        weights = self._weights()
-        if self.vector or not weights.any():
+        if self.vector or not (weights := self._weights()).any():
             return np.concatenate([x[:-classes], bias])
         matrix = x[:-classes].reshape(classes, classes)
         excess = matrix - self.penalty.centre * np.eye(classes)
@@ -156,15 +171,12 @@ class Problem:
 
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, from some rows."""
-        n, classes = self.z.shape
-        few = 2048 if self.vector else 4096
-        u = self.scale * self.z[:: max(1, n // max(64, min(few, _ROWS // classes)))].float().cpu()
-        if self.on == "log_probs":
-            u = torch.log_softmax(u, dim=1)
+        classes = self.z.shape[1]
+        u = self._some(2048 if self.vector else 4096)
         x = self.settled(self.point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
-            return vector_blocks(u, weight, bias)
+            return vector_blocks(u, weight, bias, self._counts)
         return matrix_blocks(u, weight.view(classes, -1), bias, careful=careful)
 
     def inverse(self, blocks: Blocks) -> Inverse:
