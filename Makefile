@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
 
-.PHONY: demo test lint docs bench bench-clamping bench-training clean
+.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-training clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -24,10 +24,25 @@ docs: $(VENV)/.docs
 	$(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
+# Every trial of tests/hard, longer than in the tests; writes docs/reliability.md.
+reliability: $(VENV)/.ready
+	$(VENV)/bin/python docs/reliability.py $(OPTIONS)
+
+# Ours beside the peers, a process for each library; writes docs/benchmarks.md.
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
-	$(BENCH)/bin/python benchmarks/metrics.py
-	$(BENCH)/bin/python benchmarks/calibrators.py
+	$(BENCH)/bin/python benchmarks/page.py --out docs $(OPTIONS)
+
+# The same in one process, turn by turn, each ratio judged by the bar it has to pass.
+bench-bars: $(BENCH)/.ready
+	$(BENCH)/bin/python benchmarks/metrics.py $(OPTIONS)
+	$(BENCH)/bin/python benchmarks/calibrators.py $(OPTIONS)
+
+bench-shards: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/shards.py $(OPTIONS)
+
+bench-monitor: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/monitor.py $(OPTIONS)
 
 # TRUEUP_DATA names the folder of networks and images; OPTIONS=--full runs every bar.
 bench-clamping: $(VENV)/.ready

@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,8 @@ def tell_of(bad: tuple[str, ...]) -> None:
 
 
 def _parts(task: Task, shards: Shards, executor: Executor | None) -> Iterator[Part]:
-    run = functools.partial(_summed, task, shards, executor is not None)
+    # Not with all paths: each task is sent by itself.
+    run = functools.partial(_summed, task, replace(shards, paths=()), executor is not None)
     if executor is None:
         yield from map(run, shards.paths)
         return

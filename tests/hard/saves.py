@@ -1,0 +1,130 @@
+"""Everything that is saved, in versions that can be told apart: a file on disk is whole and of one version, or it is
+broken."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import trueup
+from trueup.calibrators.temperature import Temperature
+from trueup.monitor import Monitor, load_monitor, save_monitor
+from trueup.predictions import load_logits, save_logits
+from trueup.recalibration.file import load_recalibrator, save_recalibrator
+from trueup.recalibration.variance import VarianceScaling
+
+
+class Save(NamedTuple):
+    """One kind of file."""
+
+    file: str
+    write: Callable[[Path, int], Any]
+    """A version of it, to a path."""
+    read: Callable[[Path], int]
+    """Which version a file is; of one that is not whole, an error."""
+
+
+def pair(version, rows=2000):
+    """Three numbers a row, all of them the version."""
+    return np.full((rows, 3), float(version)), np.full(rows, version % 3)
+
+
+def version_of(logits, labels=None):
+    found = set(np.unique(logits))
+    assert len(found) == 1, f"a mixture of versions {found}"
+    version = int(found.pop())
+    assert labels is None or set(np.unique(labels)) == {version % 3}, "labels of another version"
+    return version
+
+
+def predictions(suffix):
+    def write(path, version):
+        trueup.save(path, pair(version))
+
+    return Save(f"net{suffix}", write, lambda path: version_of(*trueup.load(path)))
+
+
+def logits_alone(suffix):
+    def write(path, version):
+        save_logits(path, pair(version)[0])
+
+    return Save(f"new{suffix}", write, lambda path: version_of(load_logits(path)))
+
+
+def write_calibrator(path, version):
+    trueup.save_calibrator(Temperature(1.0 + version), path)
+
+
+def write_recalibrator(path, version):
+    save_recalibrator(VarianceScaling(1.0 + version), path)
+
+
+def write_monitor(path, version):
+    monitor = Monitor(3)
+    monitor.update(*pair(0, version + 1))
+    save_monitor(monitor, path)
+
+
+@cache
+def clamped():
+    x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
+    return trueup.clamp(torch.nn.Identity(), [(x, y)], lam=0.01)
+
+
+def write_clamped(path, version):
+    network = clamped()
+    network.before.delta.fill_(float(version))
+    trueup.save_clamped(network, path)
+
+
+def read_clamped(path):
+    return version_of(trueup.load_clamped(torch.nn.Identity(), path).before.delta.numpy())
+
+
+@cache
+def found():
+    """An audit, for pages."""
+    from trueup.audit import audit
+
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(200, 3))
+    return audit((3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)), methods=["temperature"], progress=False)
+
+
+def write_page(path, version):
+    from trueup.report import report
+
+    report(found(), title=f"version {version}.").save(path)
+
+
+def read_page(path):
+    text = Path(path).read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    return int(text.partition("<title>version ")[2].partition(".")[0])
+
+
+SAVES = {
+    **{f"predictions {suffix}": predictions(suffix) for suffix in (".npz", ".npy", ".csv", ".parquet", ".safetensors")},
+    **{f"logits {suffix}": logits_alone(suffix) for suffix in (".npz", ".npy", ".csv", ".parquet", ".safetensors")},
+    "calibrator": Save(
+        "calibrator.safetensors",
+        write_calibrator,
+        lambda path: round(float(trueup.load_calibrator(path).temperature)) - 1,
+    ),
+    "recalibrator": Save(
+        "recalibrator.safetensors", write_recalibrator, lambda path: round(float(load_recalibrator(path).scale)) - 1
+    ),
+    "monitor": Save("watch.safetensors", write_monitor, lambda path: load_monitor(path).rows - 1),
+    "clamped network": Save("clamped.safetensors", write_clamped, read_clamped),
+    "report": Save("report.html", write_page, read_page),
+}
+"""All of them by name."""
+
+
+def beside(path):
+    """All files that belong to a path, with their bytes."""
+    return {file.name: file.read_bytes() for file in path.parent.iterdir() if file.name != "filler" and file.is_file()}

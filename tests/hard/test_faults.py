@@ -1,0 +1,447 @@
+import errno
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saves import SAVES, Save, beside, pair
+from typer.testing import CliRunner
+
+import trueup
+from children import FORKS, command, die_soon, save_for_ever
+from trueup.cli import app
+from trueup.disk import replacing
+from trueup.shards import Shards
+from trueup.study import STUDIES, Cell, Options, Store, run
+from trueup.study import page as study_page
+
+PAGE = 4096
+DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.tmp\w{6}")  # ours, and the one that safetensors makes of it
+NOBODY = 65534
+
+
+def torch_checkpoint(path, version):
+    """What training keeps, in the way it keeps it."""
+    with replacing(path) as (draft,):
+        torch.save({"version": version, "weights": torch.zeros(3000)}, draft)
+
+
+WRITTEN = {
+    **SAVES,
+    "checkpoint": Save("state.pt", torch_checkpoint, lambda path: torch.load(path, weights_only=True)["version"]),
+}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """A disk of its own, of 16 MB."""
+    folder = tmp_path_factory.mktemp("disk")
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no `mount` here to make a small disk with")
+    if done.returncode:
+        pytest.skip(f"a small disk needs the right to mount one: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def filled(disk, pages):
+    """The disk with only so many pages left."""
+    filler = disk / "filler"
+    try:
+        with filler.open("wb", buffering=0) as file:
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(PAGE))
+            file.truncate(max(0, os.path.getsize(filler) - PAGE * pages))
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def limited(bytes):
+    """No file may grow beyond so many bytes; Python has the signal ignored, so a write fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def attempt(kind, path, cramped):
+    """Save the next version where there is too little space; True if it was refused, as it should be."""
+    before = beside(path)
+    old = kind.read(path)
+    refusal = None
+    try:
+        with cramped:
+            kind.write(path, old + 1)
+    except OSError as error:
+        refusal = error
+    if refusal is None:
+        assert kind.read(path) == old + 1
+        assert set(beside(path)) == set(before)
+        return False
+    assert refusal.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO), refusal
+    assert refusal.filename == str(path), f"the error does not name the file: {refusal}"
+    assert beside(path) == before, "the old file changed, or a draft is left"
+    return True
+
+
+def spread(most, effort):
+    """How much space to leave: none, and as much as takes the writer to some other place of its work."""
+    return [0, *np.random.default_rng(effort).integers(1, max(2, most), size=3 * effort)]
+
+
+def test_full_disk(disk, effort, tell):
+    """Every kind of file is saved over an older one on a disk (mounted for it, 16 MB) that is full or fills midway."""
+    tried = refused = 0
+    for name, kind in WRITTEN.items():
+        path = disk / kind.file
+        kind.write(path, 1)
+        size = sum(map(len, beside(path).values()))
+        for pages in spread(size // PAGE, effort):
+            full = attempt(kind, path, filled(disk, int(pages)))
+            assert full or pages, f"{name} was saved where there was no space"
+            tried, refused = tried + 1, refused + full
+        for file in beside(path):
+            (disk / file).unlink()
+    tell(
+        "faults",
+        f"{len(WRITTEN)} kinds of file, {tried} saves: {refused} refused with “No space left on device” and the file's "
+        f"name, old file the same byte for byte, no draft left; {tried - refused} found room and are whole",
+    )
+
+
+def test_file_size_limit(tmp_path, effort, tell):
+    """Every kind of file is saved over an older one where files may not grow beyond a limit: it stops midway."""
+    tried = refused = 0
+    for name, kind in WRITTEN.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / kind.file
+        kind.write(path, 1)
+        for size in spread(path.stat().st_size - 1, effort):
+            full = attempt(kind, path, limited(int(size)))
+            assert full, f"{name} was saved beyond the limit"
+            tried, refused = tried + 1, refused + full
+    tell("faults", f"{tried} saves of {len(WRITTEN)} kinds, {refused} refused by name, every old file byte for byte")
+
+
+def test_study_on_a_full_disk(disk, tmp_path, tell):
+    """A study writes to its store, its tables and its page on a full disk."""
+    study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("identity", "temperature"))
+    store, page = Store(disk / "results.sqlite"), disk / "page" / "index.html"
+    run(study, store, options=options, progress=False)
+    study_page.save(study, store, options, page.parent)
+    shutil.copy(store.path, tmp_path / "copy.sqlite")  # from which the page is made where the store cannot be opened
+    cells, files = study.cells(options), beside(page)
+    rows, long, refused = store.rows(cells), [{"text": "x" * 1000}] * 100, 0
+    for pages in (0, 3, 12):
+        with filled(disk, pages), pytest.raises(OSError, match="results.sqlite"):
+            store.finish(Cell("other", 1, {"n": 0}), long, seconds=0)
+        with filled(disk, min(pages, 2)), pytest.raises(OSError, match="No space left on device") as caught:
+            study_page.save(study, Store(tmp_path / "copy.sqlite"), options, page.parent)
+        assert Path(caught.value.filename).name in files
+        refused += 2
+        assert store.rows(cells) == rows
+        assert store.known("other") == []
+        assert beside(page) == files
+    assert store.finish(Cell("other", 1, {"n": 0}), long, seconds=0)
+    study_page.save(study, store, options, page.parent)
+    assert beside(page) == files
+    tell("faults", f"{refused} writes refused by name, all {len(rows)} rows and {len(files)} files as before; with "
+         "space again it goes on")  # fmt: skip
+    for file in (*page.parent.iterdir(), *disk.glob("results.sqlite*")):
+        file.unlink()
+
+
+def test_commands_on_a_full_disk(disk, tmp_path, tell):
+    """`trueup fit`, `apply`, `report` and `monitor` write over older results on a full disk."""
+    trueup.save(tmp_path / "val.npz", overconfident(300))
+    fit, out = tmp_path / "calibrator.safetensors", disk / "out"
+    out.mkdir()
+    commands = {
+        f"{out}/fit.safetensors": ["fit", "{val}", "-m", "temperature", "-o", "{out}"],
+        f"{out}/applied.npz": ["apply", str(fit), "{val}", "-o", "{out}"],
+        f"{out}/report.html": ["report", "{val}", "-m", "temperature", "-o", "{out}"],
+        f"{out}/watch.safetensors": ["monitor", "{val}", "--state", "{out}"],
+    }
+    ask("fit", tmp_path / "val.npz", "-m", "temperature", "-o", fit)
+    for path, words in commands.items():
+        line = [word.format(val=tmp_path / "val.npz", out=path) for word in words]
+        first = ask(*line)
+        assert first.exit_code in (0, 3), first.output
+        before = beside(Path(path))
+        with filled(disk, 0):
+            told = ask(*line)
+        assert told.exit_code == 1, told.output
+        assert told.stderr == f"trueup: {path}: No space left on device\n"
+        assert beside(Path(path)) == before
+    tell("faults", f"{len(commands)} commands: code 1 and one line that names the file; old results byte for byte")
+    for file in out.iterdir():
+        file.unlink()
+    out.rmdir()
+
+
+def overconfident(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(rows, 3))
+    return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+
+
+def ask(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@contextmanager
+def powerless():
+    """As a user who owns nothing, since modes mean nothing to root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared():
+    """A folder that everybody may look into; those of pytest are for one user."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_no_permission_to_write(shared, tell):
+    """Every kind of file is saved in a folder where one may not write."""
+    for name, kind in WRITTEN.items():
+        path = shared / kind.file
+        kind.write(path, 1)
+        before = beside(path)
+        os.chmod(shared, 0o555)
+        with powerless(), pytest.raises(PermissionError) as caught:
+            kind.write(path, 2)
+        os.chmod(shared, 0o755)
+        assert caught.value.filename == str(path), name
+        assert beside(path) == before
+    tell("faults", f"{len(WRITTEN)} kinds: PermissionError that names the file; old files byte for byte, no draft")
+
+
+def test_no_permission_to_read(shared, tell):
+    """Every kind of file is read by somebody who may not."""
+    kinds = {name: kind for name, kind in SAVES.items() if name != "report"}
+    for name, kind in kinds.items():
+        path = shared / kind.file
+        kind.write(path, 1)
+        path.chmod(0)
+        with powerless(), pytest.raises(PermissionError) as caught:
+            kind.read(path)
+        assert str(path) in str(caught.value), f"{name}: {caught.value}"
+        path.chmod(0o644)
+    pair_file, store = shared / "net.npz", shared / "results.sqlite"
+    Store(store)
+    for path in (pair_file, store):
+        path.chmod(0)
+    with powerless():
+        told = ask("evaluate", pair_file)
+        with pytest.raises(PermissionError, match="results.sqlite"):
+            Store(store)
+    assert (told.exit_code, told.stderr) == (2, f"trueup: {pair_file}: Permission denied\n")
+    tell("faults", f"{len(kinds)} kinds, a store and `trueup evaluate`: PermissionError (code 2) that names the file")
+
+
+def test_no_such_place(tmp_path, tell):
+    """Every kind of file is saved where a folder is in its place, and in a folder that is not there."""
+    for name, kind in WRITTEN.items():
+        folder = tmp_path / name / kind.file
+        folder.mkdir(parents=True)
+        with pytest.raises(OSError) as caught:
+            kind.write(folder, 1)
+        assert str(folder) in str(caught.value), name
+        assert isinstance(caught.value, IsADirectoryError)
+        with pytest.raises(FileNotFoundError, match="there is no folder"):
+            kind.write(tmp_path / "nowhere" / kind.file, 1)
+        assert [file.name for file in folder.parent.iterdir()] == [kind.file]
+        assert not list(folder.iterdir())
+    tell("faults", f"{2 * len(WRITTEN)} saves: an error that names the place, nothing written")
+
+
+def killed(kind, path, first, pause):
+    """A process that saves without end, killed after so many seconds."""
+    ready = FORKS.Event()
+    process = FORKS.Process(target=save_for_ever, args=(kind, path, first, ready))
+    process.start()
+    try:
+        while not ready.wait(1):
+            assert process.is_alive(), "the saving process did not begin"
+        time.sleep(pause)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_kill_during_save(tmp_path, effort, tell):
+    """A process that saves version after version to one path is killed (SIGKILL) at random moments."""
+    rng = np.random.default_rng(0)
+    slow = (
+        "report",
+        "clamped network",
+        "predictions .npy",
+    )  # saved as the others are; the last has its own trial
+    names = [name for name in SAVES if not name.startswith("logits") and name not in slow]
+    kills = drafts = versions = 0
+    for name in names:
+        path = tmp_path / name / SAVES[name].file
+        path.parent.mkdir()
+        version = 0
+        for _ in range(2 * effort):
+            first = version + 1
+            killed(name, path, first, rng.uniform(0, 0.04))
+            version = SAVES[name].read(path)  # it loads, and is whole
+            assert version >= first, "what was saved is lost"
+            kills, versions = kills + 1, versions + version - first + 1
+        left = [file for file in path.parent.iterdir() if file != path]
+        assert all(DRAFT.fullmatch(file.name) for file in left), left
+        drafts += len(left)
+    assert Shards.of(tmp_path / "predictions .npz").paths == (str(tmp_path / "predictions .npz" / "net.npz"),)
+    tell(
+        "faults",
+        f"{kills} kills in {versions:,} saves of {len(names)} kinds: each file whole and at least as new as the "
+        f"last known save; {drafts} hidden drafts left behind, which nothing reads",
+    )
+
+
+def test_kill_during_save_of_two_files(tmp_path, effort, tell):
+    """The same with a `.npy` pair, which is two files: logits, and labels beside them."""
+    path, version, mixed = tmp_path / "net.npy", 0, 0
+    for pause in np.random.default_rng(1).uniform(0, 0.04, 4 * effort):
+        killed("predictions .npy", path, version + 1, pause)
+        logits, labels = trueup.load(path)  # each of them whole
+        (version,), (label,) = map(set, (logits.ravel().astype(int).tolist(), labels.tolist()))
+        mixed += label != version % 3
+    tell("faults", f"{4 * effort} kills: both files whole; {mixed} fell between the two renames")
+
+
+def test_worker_killed(tmp_path, tell):
+    """A worker of a pool of processes is killed (SIGKILL) in the middle of `trueup evaluate` of 600 shards."""
+    for i in range(600):
+        trueup.save(tmp_path / f"{i:03}.npz", pair(i % 3, 50))
+    pool = ProcessPoolExecutor(2, mp_context=FORKS)
+
+    @contextmanager
+    def executor_for(name):
+        with pool:
+            yield pool
+
+    pool.submit(die_soon, 0.2)  # one worker; the other reads shards meanwhile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["trueup.study.run"], "executor_for", executor_for)
+        started = time.monotonic()
+        told = ask("evaluate", tmp_path, "--cluster", "processes:2")
+    seconds = time.monotonic() - started
+    assert told.exit_code == 1, told.output
+    assert told.stderr.startswith("trueup: BrokenProcessPool: ")
+    assert told.stderr.count("\n") == 1
+    assert told.stdout == "", "half of a table"
+    assert seconds < 30
+    tell("faults", f"code 1 and one line (BrokenProcessPool) after {seconds:.1f} s; no number printed; nothing hangs")
+
+
+def test_interrupt(tmp_path, effort, tell):
+    """Ctrl-C at random moments of `trueup fit` and `trueup report`, over older results."""
+    trueup.save(tmp_path / "val.npz", overconfident(3000))
+    said, rng, codes = tmp_path / "said.txt", np.random.default_rng(0), []
+    out = tmp_path / "out"
+    out.mkdir()
+    commands = {"fit.safetensors": ["fit"], "report.html": ["report", "--folds", "2"]}
+    old = {out / name: str(i).encode() for i, name in enumerate(commands)}
+    for path, words in zip(old, commands.values(), strict=True):
+        for pause in rng.uniform(0, 0.9, 3 * effort):
+            path.write_bytes(old[path])
+            ready = FORKS.Event()
+            line = [words[0], str(tmp_path / "val.npz"), *words[1:], "-o", str(path)]
+            process = FORKS.Process(target=command, args=(line, said, ready))
+            process.start()
+            while not ready.wait(1):
+                assert process.is_alive(), "the command did not begin"
+            time.sleep(pause)
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGINT)
+            process.join(60)
+            codes.append(process.exitcode)
+            text = said.read_text()
+            assert process.exitcode in (0, 130), (process.exitcode, text)
+            if process.exitcode == 130:
+                assert text == "trueup: interrupted\n"
+                assert path.read_bytes() == old[path]
+            assert {file.name for file in out.iterdir()} <= set(commands)
+    path.write_bytes(old[path])
+    for pause in rng.uniform(0.3, 2, effort):  # and as a shell starts it; there, death by the signal is code 130 too
+        line = [sys.executable, "-m", "trueup", "fit", str(tmp_path / "val.npz"), "-o", str(out / "fit.safetensors")]
+        real = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(pause)
+        real.send_signal(signal.SIGINT)
+        said_last = real.communicate(timeout=60)[1]
+        codes.append(130 if real.returncode == -signal.SIGINT else real.returncode)
+        assert codes[-1] == 0 or (codes[-1], said_last) == (130, b"trueup: interrupted\n")
+    stopped = codes.count(130)
+    assert stopped
+    tell("faults", f"{len(codes)} runs: {stopped} ended with code 130 and one line, old results byte for byte; "
+         f"{len(codes) - stopped} were done before; no draft")  # fmt: skip
+
+
+def test_clock_of_the_machine(monkeypatch, tmp_path, tell):
+    """The clock of the machine jumps by up to a year, back and forth, at each look at it."""
+
+    def work(folder):
+        folder.mkdir()
+        z, y = overconfident(400)
+        monitor = trueup.Monitor(3)
+        for part in range(0, 400, 100):
+            monitor.update(z[part : part + 100], y[part : part + 100])
+        store = Store(folder / "results.sqlite")
+        study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("temperature",))
+        run(study, store, options=options)
+        trueup.save(folder / "net.npz", (z, y))
+        rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in store.rows(study.cells(options))]
+        return monitor.status(), rows, trueup.evaluate(*trueup.load(folder / "net.npz")).to_dict()
+
+    before = work(tmp_path / "before")
+    rng, looks = np.random.default_rng(0), []
+
+    def jumping():
+        looks.append(0)
+        return 1.7e9 + rng.uniform(-1, 1) * 365 * 86400
+
+    for name in ("time", "monotonic", "perf_counter"):  # the last two cannot jump on a healthy machine; even so
+        monkeypatch.setattr(time, name, jumping)
+    for module in ("progress", "audit.run", "serve.store"):
+        for name in ("monotonic", "perf_counter"):
+            monkeypatch.setattr(f"trueup.{module}.{name}", jumping, raising=False)
+    monkeypatch.setenv("TRUEUP_PROGRESS", "1")
+    after = work(tmp_path / "after")
+    monkeypatch.undo()
+    assert after == before
+    assert looks
+    tell("faults", f"{len(looks)} looks at it in a monitor, a study with its progress line and a table: same "
+         "numbers, no failure")  # fmt: skip
