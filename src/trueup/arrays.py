@@ -51,6 +51,16 @@ def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 
     return z, _check_labels(y, z)
 
 
+def viewed(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """View a pair that has passed here as torch tensors, without a second look at every number."""
+    return _tensor(logits, "logits"), _tensor(labels, "labels")
+
+
+def as_labels(labels: Any, logits: Any) -> Any:
+    """Check labels (n,) of logits that have passed here, keeping the kind of array the logits are."""
+    return like(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
+
+
 def as_logits(logits: Any, name: str = "logits") -> Tensor:
     """Check logits (n, classes): floating point, finite, at least two classes."""
     z = _tensor(logits, name)

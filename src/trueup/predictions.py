@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.arrays import Array, as_logits, as_pair, as_tensors, from_probs
+from trueup.arrays import Array, as_labels, as_logits, as_pair, as_tensors, from_probs
 from trueup.disk import blaming, existing, replacing
 from trueup.formats import FORMATS, files
 
@@ -89,7 +89,7 @@ def stream(
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a positive whole number, got {rows!r}")
-    return _chunks(_parsed(path), rows, logits, labels, probs, split)
+    return chunks(path, rows, logits, labels, probs, split)
 
 
 def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
@@ -171,8 +171,28 @@ def _format(path: Path) -> Any:
     return FORMATS[suffix]
 
 
+def chunks(
+    path: str | os.PathLike[str],
+    rows: int,
+    logits: str | Sequence[str],
+    labels: str,
+    probs: bool,
+    split: str | None,
+    *,
+    passed: bool = False,
+) -> Iterator[Predictions]:
+    """As `stream`, without a second look at every number of a file that has `passed` before."""
+    return _chunks(_parsed(path), rows, logits, labels, probs, split, passed)
+
+
 def _chunks(
-    path: Path, rows: int, logits: str | Sequence[str], labels: str, probs: bool, split: str | None
+    path: Path,
+    rows: int,
+    logits: str | Sequence[str],
+    labels: str,
+    probs: bool,
+    split: str | None,
+    passed: bool = False,
 ) -> Iterator[Predictions]:
     reader, _ = _format(path)
     start = 0
@@ -182,7 +202,7 @@ def _chunks(
         names, label = _resolve(source.columns, logits, labels, probs, split)
         for z, y in source.read(names, label, rows):
             try:
-                part = _checked(z, y, probs)
+                part = _checked(z, y, probs, passed)
                 if classes not in (None, part.logits.shape[1]):
                     raise ValueError(f"logits must have {classes} classes as before, got {part.logits.shape[1]}")
             except ValueError as error:
@@ -199,9 +219,11 @@ def _expect_labels(path: Path) -> None:
             raise FileNotFoundError(f"{file}: no such file; the labels of {path.name} are wanted beside it")
 
 
-def _checked(logits: np.ndarray, labels: Any, probs: bool) -> Predictions:
+def _checked(logits: np.ndarray, labels: Any, probs: bool, passed: bool = False) -> Predictions:
     if probs:
         return Predictions(*as_pair(from_probs(logits), labels))
+    if passed:
+        return Predictions(logits, as_labels(labels, logits))
     z, y = as_pair(logits, labels)
     # A memory map stays one: the door's view of it would forget that it is read-only.
     return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)

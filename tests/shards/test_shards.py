@@ -8,7 +8,7 @@ import pytest
 
 import trueup
 from trueup import metrics
-from trueup.shards import FITS, BadShard, Shards, evaluate, fit
+from trueup.shards import FITS, BadShard, Shards, evaluate, fit, fits
 
 CLASSES = 4
 
@@ -210,3 +210,32 @@ def test_a_parquet_file_of_ours_says_that_nothing_is_missing(tmp_path, whole):
     schema = pq.read_schema(tmp_path / "a.parquet")
     assert not any(field.nullable for field in schema)
     assert not schema.field("logits").type.value_field.nullable
+
+
+def test_other_types_and_byte_orders_are_read_again_as_they_were(tmp_path, whole):
+    """A second pass does not look at every number, and must see the same ones."""
+    z, y = whole
+    for dtype in (">f4", "<f2", ">f8"):
+        folder = tmp_path / dtype[1:]
+        folder.mkdir()
+        np.save(folder / "a.npy", z.astype(dtype))
+        np.save(folder / "a.labels.npy", y.astype(">i4"))
+        ours = fit("temperature", Shards.of(folder), progress=False)
+        theirs = trueup.METHODS["temperature"](z.astype(dtype).astype(dtype[1:]), y)
+        assert float(ours.temperature) == pytest.approx(float(theirs.temperature), rel=1e-7)
+
+
+def test_a_file_that_turns_bad_between_two_passes_is_no_number(tmp_path, whole):
+    z, y = whole[0].copy(), whole[1]
+    trueup.save(tmp_path / "a.npy", (z, y))
+    data = fits.Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
+    assert data.rows == len(y)
+    z[5, 0] = np.nan
+    np.save(tmp_path / "a.npy", z)
+    z[5, 0] = 0.0
+    with pytest.raises(ValueError, match="not finite"):
+        fits.FITS["temperature"](data)
+    np.save(tmp_path / "a.npy", z)
+    np.save(tmp_path / "a.labels.npy", y + CLASSES)
+    with pytest.raises(ValueError, match="labels must lie in"):
+        fits.FITS["temperature"](data)

@@ -34,17 +34,21 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     low, high = 1 / (FAR * scale), FAR / scale
-    loss, few, passes = _mean_loss(z, y), _of_few(z, y, scale), 0
+    loss, few = _mean_loss(z, y), _of_few(z, y, scale)
     if few is None:
         bound = _bound(loss, low, high)
         if bound is not None:
             value, slope, _ = loss(bound)
             return bound, Certificate("bound", abs(slope), 0, 3, value)
-        near = 1 / scale
-    elif z.dtype == torch.float64:
-        near = few.near
-    else:
-        near, (before, curvature_before), passes = _nearer(_mean_loss(z, y, quick=True), few, low, high)
+        return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
+    return searched(loss, None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True), few, low, high)
+
+
+def searched(loss: Loss, quick: Loss | None, few: Few, low: float, high: float) -> tuple[float, Certificate]:
+    """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one."""
+    near, passes = few.near, 0
+    if quick is not None:
+        near, (before, curvature_before), passes = _nearer(quick, few, low, high)
         value, slope, curvature = loss(near)
         third = (curvature - curvature_before) / (near - before) if near != before else 0.0
         step = halley(slope, curvature, third)
@@ -55,7 +59,7 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     return beta, replace(certificate, passes=certificate.passes + passes)
 
 
-def _nearer(loss: Loss, few: _Few, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def _nearer(loss: Loss, few: Few, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
     noted, seen = _noted(loss)
     _, slope, curvature = noted(few.near)
@@ -87,7 +91,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     return inverse_temperature(z, y)[0] if few is None else few.near
 
 
-class _Few(NamedTuple):
+class Few(NamedTuple):
     """What some rows say."""
 
     near: float
@@ -96,7 +100,7 @@ class _Few(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> _Few | None:
+def _of_few(z: Tensor, y: Tensor, scale: float) -> Few | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     few = _SUBSAMPLE if z.dtype == torch.float64 else _FEW  # whichever saves a pass over all
     if len(z) <= 4 * few:
@@ -106,12 +110,17 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> _Few | None:
         rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
     else:
         rows = z[some].contiguous()
-    loss, seen = _noted(_mean_loss(rows, y[some].contiguous()))
+    return few_of(rows, y[some].contiguous(), scale)
+
+
+def few_of(z: Tensor, y: Tensor, scale: float) -> Few | None:
+    """What some rows say; none if their best is at a bound."""
+    loss, seen = _noted(_mean_loss(z, y))
     near, found = newton(loss, 1 / scale, low=1 / (FAR * scale), high=FAR / scale, tolerance=1e-2)
     if found.status != "converged":
         return None
     (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
-    return _Few(near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0)
+    return Few(near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0)
 
 
 def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from trueup.arrays import as_tensors
+from trueup.arrays import as_tensors, viewed
 from trueup.bins import BINS, Bins
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
-from trueup.calibrators.inverse import FAR, inverse_temperature, scale_of
+from trueup.calibrators.inverse import FAR, few_of, inverse_temperature, scale_of, searched
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.optimise import Certificate, lbfgs, newton
 from trueup.predictions import Predictions
 from trueup.shards.reduce import BadShard, NoRows, gathered, tell_of
-from trueup.shards.source import Shards
+from trueup.shards.source import ROWS, Shards
 from trueup.sums import temperature_sums
 from trueup.tally import Tally
 
 SAMPLE = 20_000
 """Rows, about, from all shards, by which a search is begun."""
-_NUMBERS = 1 << 23  # at most so many numbers in them
+_NUMBERS = 1 << 23  # at most so many numbers in them, and in a part that is read at a time
 _HEADS = 32  # of so many files
 _LAST = 1e-4  # a Newton step of this size leaves an error of about its square
 _DECREMENT = 1e-12
@@ -132,9 +132,9 @@ class Data:
     def sample(self) -> Predictions:
         """The first rows of some shards, by which a search is begun; how it ends does not depend on them."""
         try:
-            return self._heads(self._shards.some(_HEADS))
+            return self._heads(self._shards.some(_HEADS, SAMPLE))
         except NoRows:
-            return self._heads(self._shards.some(len(self._shards)))
+            return self._heads(self._shards.some(len(self._shards), SAMPLE))
 
     def _heads(self, few: Shards) -> Predictions:
         task, combine = partial(Sample.of, most=max(64, SAMPLE // len(few))), partial(Sample.joined, most=SAMPLE)
@@ -151,10 +151,12 @@ class Data:
 
     def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
         """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
-        total, rows, bad = self._gathered(task, self._shards, label)
+        numbers = _NUMBERS // self.sample.logits.shape[1]
+        shards = replace(self._shards, rows=numbers) if self._shards.rows == ROWS else self._shards
+        total, rows, bad = self._gathered(task, shards, label)
         if self._rows is None:
             self._rows, self.bad = rows, bad
-            self._shards, self._skip_bad = self._shards.without(bad), False
+            self._shards, self._skip_bad = self._shards.without(bad).again(), False
         elif rows != self._rows:
             raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
         return total
@@ -183,21 +185,24 @@ def _inverse_temperature(data: Data) -> tuple[float, Certificate]:
     if scale == 0:
         return inverse_temperature(z, y)
 
-    def loss(beta: float) -> tuple[float, float, float]:
-        sums = data.sum(partial(_temperature_sums, beta=beta), f"temperature {1 / beta:.4f}, shards")
-        sums = sums / data.rows
-        return float(sums[0]), float(sums[1]), float(sums[2])
+    def loss(beta: float, quick: bool = False) -> tuple[float, float, float]:
+        task = partial(_temperature_sums, beta=beta, quick=quick)
+        sums = data.sum(task, f"temperature {1 / beta:.4f}, shards")
+        value, slope, curvature = (sums / data.rows).tolist()
+        return value, slope, curvature
 
-    near, _ = inverse_temperature(z, y)
-    return newton(loss, near, low=1 / (FAR * scale), high=FAR / scale, tolerance=_LAST)
+    few, low, high = few_of(z, y, scale), 1 / (FAR * scale), FAR / scale
+    if few is None:
+        return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
+    return searched(loss, None if z.dtype == torch.float64 else partial(loss, quick=True), few, low, high)
 
 
 def _spread(part: Predictions) -> float:
     return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
 
 
-def _temperature_sums(part: Predictions, *, beta: float) -> np.ndarray:
-    return np.array(temperature_sums(*as_tensors(*part), beta))
+def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndarray:
+    return np.array(temperature_sums(*viewed(*part), beta, quick=quick))
 
 
 def _vector(data: Data) -> Linear:
@@ -250,7 +255,7 @@ def _linear(
 
 
 def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
-    return Problem(*as_tensors(*part), **options).likelihood()(x)
+    return Problem(*viewed(*part), **options).likelihood()(x)
 
 
 def _histogram(data: Data) -> Histogram:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trueup.formats import FORMATS
-from trueup.predictions import Predictions, stream
+from trueup.predictions import Predictions, chunks
 
 ROWS = 16_384
 """Rows read at a time: at a thousand classes 64 MB of float32."""
@@ -38,8 +38,10 @@ class Shards:
     labels: str = "labels"
     probs: bool = False
     split: str | None = None
-    heads: bool = False
-    """Whether only the first rows of each file are read, as many as come at a time."""
+    passed: bool = False
+    """Whether the files were read before, and their logits are taken to be finite as they were then."""
+    heads: int | None = None
+    """How many rows are read at each file's beginning, if not all."""
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Shards:
@@ -61,14 +63,18 @@ class Shards:
     def read(self, path: str) -> Iterator[Predictions]:
         """The rows of one shard, some at a time; one of no rows gives an empty part."""
         with _local(path) as file:
-            parts = stream(
-                file, rows=self.rows, logits=self.logits, labels=self.labels, probs=self.probs, split=self.split
-            )
+            rows = min(self.rows, self.heads or self.rows)
+            parts = chunks(file, rows, self.logits, self.labels, self.probs, self.split, passed=self.passed)
             yield from islice(parts, 1) if self.heads else parts
 
-    def some(self, most: int) -> Shards:
-        """The first rows of at most so many files, spread evenly over all."""
-        return replace(self, paths=self.paths[:: -(-len(self) // most)], heads=True)
+    def some(self, most: int, rows: int) -> Shards:
+        """The first of so many rows, of at most so many files, spread evenly over all."""
+        paths = self.paths[:: -(-len(self) // most)]
+        return replace(self, paths=paths, heads=max(64, -(-rows // len(paths))))
+
+    def again(self) -> Shards:
+        """The same, to be read once more."""
+        return replace(self, passed=True)
 
     def without(self, bad: Sequence[str]) -> Shards:
         """The others."""
