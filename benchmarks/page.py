@@ -54,8 +54,10 @@ def main() -> None:
     began, load = perf_counter(), os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     with started(libraries, threads=options.threads) as children:
         rows = all_rows(children, plan, small=options.small)
-        found = scaling.run(children, scaling.SMALL if options.small else scaling.Sweeps(), plan)
     versions = {child.name: child.version or f"absent: {child.absent}" for child in children}
+    # By one thread: what a second one brings differs with size.
+    with started(libraries, threads=1) as children:
+        found = scaling.run(children, scaling.SMALL if options.small else scaling.Sweeps(), plan)
     seen = words.Circumstances(versions, options.threads, load, (perf_counter() - began) / 60, options.small)
     options.out.mkdir(parents=True, exist_ok=True)
     growth_drawings.write(found, options.out / "images")

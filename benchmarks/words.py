@@ -157,8 +157,8 @@ def notes(task: Task, rows: Sequence[Row]) -> list[str]:
 
 def growth(scaling: Scaling) -> str:
     return (
-        "ECE against rows and classes. The grey line is the time to read the logits from memory once, "
-        f"measured by a sum over them: {4e-9 * scaling.per_second:.1f} GB/s. Nothing that reads them all can be "
+        "ECE against rows and classes, all by one thread. The grey line is the time to read the logits from memory "
+        f"once, measured by a sum over them: {4e-9 * scaling.per_second:.1f} GB/s. Nothing that reads them all can be "
         "faster, unless they fit in a cache.\n\n"
         "![Time of ECE against rows and classes](images/benchmarks-ece.svg)\n\n"
         "Evaluation and fits of ours:\n\n"
