@@ -42,7 +42,7 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Write the page of benchmarks.")
     parser.add_argument("--small", action="store_true", help="a smoke run of seconds")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the page")
+    parser.add_argument("--out", type=Path, required=True, help="folder that gets benchmarks.md and images/")
     parser.add_argument("--threads", type=int, default=2, help="of every library")
     parser.add_argument("--libraries", default=",".join((OURS, *PEERS)), help="which, with commas")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=COMMAND", help="another one's child")

@@ -175,6 +175,8 @@ def lines(scaling: Scaling) -> list[list[str]]:
     cells = [["what", "against", "from", "to", "seconds", "exponent", f"{LOW}–{HIGH}"]]
     for curve in scaling.ours():
         part = curve.upper()
+        if not part.rows:
+            continue
         first, last = part.sizes[0], part.sizes[-1]
         seconds = f"{part.seconds[0]:.4f} → {part.seconds[-1]:.4f}"
         title = {**TASKS, **PASSES}[curve.task].title

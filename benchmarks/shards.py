@@ -52,7 +52,8 @@ def main() -> None:
     size = SMALL if options.small else WHOLE
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, which are started afresh
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(options.folder or temporary)
+        folder = Path(options.folder or temporary, f"{size.shards}x{size.rows}x{size.classes}-{options.suffix}")
+        folder.mkdir(parents=True, exist_ok=True)
         began = perf_counter()
         with workers(2) as pool:
             list(pool.map(partial(write, str(folder), size, options.suffix), range(size.shards)))

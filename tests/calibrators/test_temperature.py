@@ -203,3 +203,21 @@ def test_it_is_the_optimum_to_a_few_parts_in_a_billion(seed, dtype):
     found, _ = inverse_temperature(z, y)
     best, _ = newton(lambda b: temperature_sums(z, y, b), found, low=found / 2, high=2 * found, tolerance=1e-13)
     assert found == pytest.approx(best, rel=5e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [300, 9000])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_separable_rows_are_a_bound_however_many(rows, wrong, dtype):
+    """Where no row is wrong the loss falls for ever, ever more slowly; one wrong row gives it a minimum."""
+    z = np.tile(4 * np.eye(3, dtype=dtype), (rows, 1))
+    y = np.tile(np.arange(3), rows)
+    if wrong:
+        y[0] = 1
+        found = Temperature.fit(z, y)
+        # Of 3 rows·n with a gap of 4: the share wrong is that which the softmax gives the other two classes, about.
+        assert float(found.temperature) == pytest.approx(4 / np.log(3 * rows * 2), rel=0.2)
+    else:
+        with pytest.warns(UserWarning, match="every label has its row's largest logit"):
+            found = Temperature.fit(z, y)
+        assert found.certificate.status == "bound"

@@ -8,7 +8,7 @@ import pytest
 
 import trueup
 from trueup import metrics
-from trueup.shards import FITS, BadShard, Shards, evaluate, fit, fits
+from trueup.shards import FITS, BadShard, Shards, data, evaluate, fit, source
 
 CLASSES = 4
 
@@ -173,7 +173,7 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     z[:, 0] = np.arange(5000)
     from functools import partial
 
-    from trueup.shards.fits import Sample
+    from trueup.shards.data import Sample
     from trueup.shards.reduce import gathered
 
     shards = Shards.of(written(tmp_path / "g", z, y, parts=10), rows=100)
@@ -228,14 +228,48 @@ def test_other_types_and_byte_orders_are_read_again_as_they_were(tmp_path, whole
 def test_a_file_that_turns_bad_between_two_passes_is_no_number(tmp_path, whole):
     z, y = whole[0].copy(), whole[1]
     trueup.save(tmp_path / "a.npy", (z, y))
-    data = fits.Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
-    assert data.rows == len(y)
+    held = data.Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
+    assert held.rows == len(y)
     z[5, 0] = np.nan
     np.save(tmp_path / "a.npy", z)
     z[5, 0] = 0.0
     with pytest.raises(ValueError, match="not finite"):
-        fits.FITS["temperature"](data)
+        FITS["temperature"](held)
     np.save(tmp_path / "a.npy", z)
     np.save(tmp_path / "a.labels.npy", y + CLASSES)
     with pytest.raises(ValueError, match="labels must lie in"):
-        fits.FITS["temperature"](data)
+        FITS["temperature"](held)
+
+
+def sorted_by_label(folder, z, y):
+    order = np.argsort(y, kind="stable")
+    return written(folder, z[order], y[order], parts=4)
+
+
+@pytest.mark.parametrize("method", ["vector", "svs", "matrix"])
+def test_files_sorted_by_class_take_no_more_passes_than_memory(tmp_path, method):
+    """A search that began from the first rows of each file would have seen few classes."""
+    z, y = drawn(4000, classes=8)
+    ours = fit(method, Shards.of(sorted_by_label(tmp_path / "s", z, y), rows=100), progress=False)
+    theirs = trueup.METHODS[method](z, y)
+    assert ours.certificate.passes <= 2 * theirs.certificate.passes
+    assert metrics.nll(ours(z), y) == pytest.approx(metrics.nll(theirs(z), y), abs=1e-6)
+
+
+def test_separable_shards_end_at_the_bound_at_once_and_say_why(tmp_path):
+    z = np.tile(np.eye(3, dtype=np.float32) * 4, (4000, 1))
+    y = np.tile(np.arange(3), 4000)
+    held = data.Data(Shards.of(written(tmp_path / "p", z, y)), None, skip_bad=False, progress=False)
+    with pytest.warns(UserWarning, match="every label has its row"):
+        found = FITS["temperature"](held)
+    with pytest.warns(UserWarning, match="every label has its row"):
+        theirs = trueup.METHODS["temperature"](z, y)
+    assert found.certificate.status == theirs.certificate.status == "bound"
+    assert found.certificate.passes == theirs.certificate.passes
+
+
+def test_a_part_has_as_many_rows_as_make_a_fixed_number_of_logits(tmp_path, monkeypatch):
+    z, y = drawn(1000, classes=10)
+    trueup.save(tmp_path / "a.npy", (z, y))
+    monkeypatch.setattr(source, "NUMBERS", 2000)
+    assert [len(part.labels) for part in Shards.of(tmp_path).read(str(tmp_path / "a.npy"))] == [200] * 5

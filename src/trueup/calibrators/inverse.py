@@ -33,19 +33,22 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
+    quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
+    return searched(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+
+
+def searched(loss: Loss, quick: Loss | None, few: Few | None, scale: float) -> tuple[float, Certificate]:
+    """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one.
+
+    Where some rows say nothing it may be at a bound.
+    """
     low, high = 1 / (FAR * scale), FAR / scale
-    loss, few = _mean_loss(z, y), _of_few(z, y, scale)
     if few is None:
         bound = _bound(loss, low, high)
-        if bound is not None:
-            value, slope, _ = loss(bound)
-            return bound, Certificate("bound", abs(slope), 0, 3, value)
-        return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
-    return searched(loss, None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True), few, low, high)
-
-
-def searched(loss: Loss, quick: Loss | None, few: Few, low: float, high: float) -> tuple[float, Certificate]:
-    """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one."""
+        if bound is None:
+            return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
+        value, slope, _ = loss(bound)
+        return bound, Certificate("bound", abs(slope), 0, 3, value)
     near, passes = few.near, 0
     if quick is not None:
         near, (before, curvature_before), passes = _nearer(quick, few, low, high)
@@ -116,8 +119,11 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> Few | None:
 
 def few_of(z: Tensor, y: Tensor, scale: float) -> Few | None:
     """What some rows say; none if their best is at a bound."""
+    low, high = 1 / (FAR * scale), FAR / scale
+    if _bound(_mean_loss(z, y), low, high) is not None:
+        return None
     loss, seen = _noted(_mean_loss(z, y))
-    near, found = newton(loss, 1 / scale, low=1 / (FAR * scale), high=FAR / scale, tolerance=1e-2)
+    near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
     if found.status != "converged":
         return None
     (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])

@@ -79,7 +79,9 @@ class Problem:
     ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
-        x = self._with_frequencies(self.point(start)) if self.vector else self.point(start)
+        x = self.point(start)
+        if self.vector and not isinstance(start, np.ndarray):
+            x = self._with_frequencies(x)
         quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
         with one_thread(self.z.numel()):
             x, certificate = lbfgs(

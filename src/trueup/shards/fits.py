@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,22 +14,18 @@ from trueup.arrays import as_tensors, viewed
 from trueup.bins import BINS, Bins
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
-from trueup.calibrators.inverse import FAR, few_of, inverse_temperature, scale_of, searched
+from trueup.calibrators.inverse import few_of, inverse_temperature, scale_of, searched
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
-from trueup.optimise import Certificate, lbfgs, newton
+from trueup.optimise import Certificate, lbfgs
 from trueup.predictions import Predictions
-from trueup.shards.reduce import BadShard, NoRows, gathered, tell_of
-from trueup.shards.source import ROWS, Shards
+from trueup.shards.data import Data
+from trueup.shards.reduce import tell_of
+from trueup.shards.source import Shards
 from trueup.sums import temperature_sums
 from trueup.tally import Tally
 
-SAMPLE = 20_000
-"""Rows, about, from all shards, by which a search is begun."""
-_NUMBERS = 1 << 23  # at most so many numbers in them, and in a part that is read at a time
-_HEADS = 32  # of so many files
-_LAST = 1e-4  # a Newton step of this size leaves an error of about its square
 _DECREMENT = 1e-12
 
 
@@ -43,6 +38,8 @@ def fit(
     progress: bool = True,
 ) -> Calibrator:
     """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
+
+    The same to 1e-9 in its temperature or its loss; weights along which the loss is flat, to about 1e-5.
 
     >>> import tempfile, trueup
     >>> rng = np.random.default_rng(0)
@@ -86,104 +83,16 @@ def fit_shards(
     return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Some rows, of all parts alike: when there are more than twice as many as wanted, every other one is let go."""
-
-    logits: np.ndarray
-    labels: np.ndarray
-    every: int
-    most: int
-
-    @classmethod
-    def of(cls, part: Predictions, *, most: int) -> Sample:
-        """Of a chunk."""
-        return cls(np.asarray(part.logits), np.asarray(part.labels), 1, most)._thinned(most)
-
-    def __add__(self, other: Sample) -> Sample:
-        return self.joined(other, most=self.most)
-
-    def joined(self, other: Sample, *, most: int) -> Sample:
-        """With another, as many rows as are wanted."""
-        every = max(self.every, other.every)
-        logits, labels = (
-            np.concatenate([getattr(one, name)[:: every // one.every] for one in (self, other)])
-            for name in ("logits", "labels")
-        )
-        return Sample(logits, labels, every, self.most)._thinned(most)
-
-    def _thinned(self, most: int) -> Sample:
-        logits, labels, every = self.logits, self.labels, self.every
-        while len(labels) > 2 * max(64, min(most, _NUMBERS // logits.shape[1])):
-            logits, labels, every = logits[::2], labels[::2], 2 * every
-        return Sample(logits.copy(), labels.copy(), every, self.most)  # not the whole chunk they were part of
-
-
-class Data:
-    """Shards, sums over all of their rows, and some of the rows."""
-
-    def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
-        self._shards, self._executor, self._skip_bad, self._progress = shards, executor, skip_bad, progress
-        self._rows: int | None = None
-        self.bad: tuple[str, ...] = ()
-        """Shards that were left out, once all were read."""
-
-    @cached_property
-    def sample(self) -> Predictions:
-        """The first rows of some shards, by which a search is begun; how it ends does not depend on them."""
-        try:
-            return self._heads(self._shards.some(_HEADS, SAMPLE))
-        except NoRows:
-            return self._heads(self._shards.some(len(self._shards), SAMPLE))
-
-    def _heads(self, few: Shards) -> Predictions:
-        task, combine = partial(Sample.of, most=max(64, SAMPLE // len(few))), partial(Sample.joined, most=SAMPLE)
-        sample, _, _ = self._gathered(task, few, "first rows of shards", combine=combine)
-        return Predictions(sample.logits, sample.labels)
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-        if self._rows is None:
-            self.sum(_length, "counting rows, shards")
-        assert self._rows is not None
-        return self._rows
-
-    def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
-        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
-        numbers = _NUMBERS // self.sample.logits.shape[1]
-        shards = replace(self._shards, rows=numbers) if self._shards.rows == ROWS else self._shards
-        total, rows, bad = self._gathered(task, shards, label)
-        if self._rows is None:
-            self._rows, self.bad = rows, bad
-            self._shards, self._skip_bad = self._shards.without(bad).again(), False
-        elif rows != self._rows:
-            raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
-        return total
-
-    def _gathered(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
-        return gathered(
-            task,
-            shards,
-            executor=self._executor,
-            skip_bad=self._skip_bad,
-            progress=self._progress,
-            label=label,
-            **options,
-        )
-
-
 def _temperature(data: Data) -> Temperature:
-    z, _ = as_tensors(*data.sample)
-    beta, certificate = _inverse_temperature(data)
-    return Temperature.ended(beta, certificate, scale_of(z))
+    return Temperature.ended(*_inverse_temperature(data))
 
 
-def _inverse_temperature(data: Data) -> tuple[float, Certificate]:
+def _inverse_temperature(data: Data) -> tuple[float, Certificate, float]:
+    """1/T, how it was found, and the scale of the logits."""
     z, y = as_tensors(*data.sample)
     scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
     if scale == 0:
-        return inverse_temperature(z, y)
+        return *inverse_temperature(z, y), scale
 
     def loss(beta: float, quick: bool = False) -> tuple[float, float, float]:
         task = partial(_temperature_sums, beta=beta, quick=quick)
@@ -191,10 +100,8 @@ def _inverse_temperature(data: Data) -> tuple[float, Certificate]:
         value, slope, curvature = (sums / data.rows).tolist()
         return value, slope, curvature
 
-    few, low, high = few_of(z, y, scale), 1 / (FAR * scale), FAR / scale
-    if few is None:
-        return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
-    return searched(loss, None if z.dtype == torch.float64 else partial(loss, quick=True), few, low, high)
+    quick = None if z.dtype == torch.float64 else partial(loss, quick=True)
+    return *searched(loss, quick, few_of(z, y, scale), scale), scale
 
 
 def _spread(part: Predictions) -> float:
@@ -215,7 +122,7 @@ def _matrix(data: Data) -> Linear:
 
 def _structured(data: Data, *, vector: bool) -> Linear:
     n, classes = data.rows, data.sample.logits.shape[1]
-    beta, _ = _inverse_temperature(data)
+    beta, _, _ = _inverse_temperature(data)
     penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
     return _linear(data, partial(Structured, 1 / beta), penalty, vector=vector, on="log_probs", scale=beta)
 
@@ -230,6 +137,7 @@ def _linear(
     scale: float = 1.0,
 ) -> Linear:
     """Solve on some rows, and go on from there with sums over all."""
+    rows = data.rows  # all are looked over now, unless they were
     z, y = as_tensors(*data.sample)
     few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
     weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
@@ -241,7 +149,7 @@ def _linear(
         return total
 
     x, certificate = lbfgs(
-        few.penalised(likelihood, data.rows),
+        few.penalised(likelihood, rows),
         start,
         decrement=_DECREMENT,
         precondition=few.inverse(few.blocks(start)),
@@ -273,10 +181,6 @@ def _histogram_mass(data: Data) -> Histogram:
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
     return Histogram.counted(tally.count, tally.hits, tally.edges)
-
-
-def _length(part: Predictions) -> int:
-    return len(part.labels)
 
 
 def _bins(part: Predictions, *, classwise: bool) -> Bins:

@@ -15,8 +15,8 @@ from typing import Any
 from trueup.formats import FORMATS
 from trueup.predictions import Predictions, chunks
 
-ROWS = 16_384
-"""Rows read at a time: at a thousand classes 64 MB of float32."""
+NUMBERS = 1 << 23
+"""Logits read at a time, about: 32 MB of float32."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Shards:
     """
 
     paths: tuple[str, ...]
-    rows: int = ROWS
+    rows: int | None = None
+    """How many are read at a time; as many as make `NUMBERS` logits by default."""
     logits: str | tuple[str, ...] = "logits"
     labels: str = "labels"
     probs: bool = False
@@ -63,9 +64,14 @@ class Shards:
     def read(self, path: str) -> Iterator[Predictions]:
         """The rows of one shard, some at a time; one of no rows gives an empty part."""
         with _local(path) as file:
-            rows = min(self.rows, self.heads or self.rows)
-            parts = chunks(file, rows, self.logits, self.labels, self.probs, self.split, passed=self.passed)
-            yield from islice(parts, 1) if self.heads else parts
+            rows = self.rows or max(1, NUMBERS // next(self._parts(file, 1)).logits.shape[1])
+            if self.heads is None:
+                yield from self._parts(file, rows)
+            else:
+                yield from islice(self._parts(file, min(rows, self.heads)), 1)
+
+    def _parts(self, file: Path, rows: int) -> Iterator[Predictions]:
+        return chunks(file, rows, self.logits, self.labels, self.probs, self.split, passed=self.passed)
 
     def some(self, most: int, rows: int) -> Shards:
         """The first of so many rows, of at most so many files, spread evenly over all."""
