@@ -1,8 +1,7 @@
 """The page of benchmarks: ours beside the peers, each in processes of its own, and how our time grows.
 
-    python benchmarks/page.py                  the whole run, some twenty minutes on two idle cores
-    python benchmarks/page.py --small          a smoke run of seconds; its figures mean nothing
-    python benchmarks/page.py --out docs       where benchmarks.md and images/benchmarks-*.svg are written
+    python benchmarks/page.py --out docs           the whole run, some twelve minutes on two idle cores
+    python benchmarks/page.py --out x --small      a smoke run of seconds; its figures mean nothing
 
 `--also 'name=command'` puts any other library beside them: a command that answers as child.py does.
 """
