@@ -86,8 +86,9 @@ class Collected:
         trial = self.trials.get(report.nodeid)
         if trial is None:
             return
-        trial.seconds += report.duration
         properties: dict[str, Any] = dict(report.user_properties)
+        # One that was run together with others, in the setting up of the first, tells its own seconds.
+        trial.seconds = properties.get("seconds", trial.seconds + report.duration)
         trial.kind, trial.happened = properties.get("kind", trial.kind), properties.get("happened", trial.happened)
         if report.outcome != "passed":
             trial.outcome = "failed" if "failed" in (report.outcome, trial.outcome) else "skipped"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import stat
 import tempfile
 import tracemalloc
 import zipfile
@@ -704,6 +706,19 @@ def test_file_and_folder_reach_the_disk_in_order(tmp_path, monkeypatch, suffix):
     save(tmp_path / f"a{suffix}", pair())
     count = len(formats.files(tmp_path / f"a{suffix}"))
     assert events == [".tmp"] * count + ["replace"] * count + [""]
+
+
+def test_a_file_system_that_refuses_to_synchronise_a_folder_keeps_the_file(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def refusing(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    save(tmp_path / "a.npz", pair())
+    same(load(tmp_path / "a.npz"), pair())
 
 
 def test_save_checks_the_pair(tmp_path):

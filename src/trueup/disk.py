@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -45,7 +45,8 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
             draft.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened
         for folder in {file.parent for file in targets}:
-            _sync(folder, os.O_RDONLY)
+            with suppress(OSError):  # some file systems refuse it, and the files are in place
+                _sync(folder, os.O_RDONLY)
 
 
 def writable(path: Path) -> Path:

@@ -25,22 +25,9 @@ from numpy.lib import format as npy_format
 from safetensors import safe_open
 
 from trueup import writers
+from trueup.columns import Pair, Source, matrix
 from trueup.disk import brief
-
-Pair: TypeAlias = tuple[np.ndarray, np.ndarray | None]
-"""Logits with labels, or without where none were asked for."""
-
-
-class Source(NamedTuple):
-    """An open file: its columns, each described in words, and `read(logits, labels, rows)`, which yields pairs.
-
-    `logits` names one column (n, classes) or one column a class; `labels` may be None. At least one pair comes, though
-    it may have no rows.
-    """
-
-    columns: dict[str, str]
-    read: Callable[[Sequence[str], str | None, int], Iterator[Pair]]
-
+from trueup.parquet import read_parquet
 
 Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
 Writer: TypeAlias = Callable[..., None]
@@ -70,13 +57,9 @@ def _arrays(columns: dict[str, _Column]) -> Source:
         n = columns[names[0]].shape[0]
         for start in range(0, max(n, 1), rows):
             parts = [columns[name].read(start, min(start + rows, n)) for name in names]
-            yield _matrix(parts[: len(logits)]), parts[-1] if labels else None
+            yield matrix(parts[: len(logits)]), parts[-1] if labels else None
 
     return Source({name: f"{column.shape} {column.dtype}" for name, column in columns.items()}, read)
-
-
-def _matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
 
 
 NPY_HEADER_BYTES = 10_000
@@ -124,7 +107,7 @@ def _read_npz(path: Path) -> Iterator[Source]:
         columns = {}
         for member in archive.infolist():
             if member.filename.endswith(".npy"):
-                _check_packing(member, path)
+                check_packing(member, path)
                 # All members stay open at once, so that rows of logits and labels come side by side.
                 bytes_ = stack.enter_context(archive.open(member))
                 name = member.filename.removesuffix(".npy")
@@ -136,7 +119,7 @@ _DEFLATED = 1032
 """How many bytes one byte of deflate can stand for at most."""
 
 
-def _check_packing(member: zipfile.ZipInfo, path: Path) -> None:
+def check_packing(member: zipfile.ZipInfo, path: Path) -> None:
     """Refuse sizes that the archive cannot hold, before memory is asked for."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         # zipfile unpacks others without a bound on what comes out of one read.
@@ -216,7 +199,7 @@ def _slice(tensor: Any) -> _Column:
     return _Column(tuple(tensor.get_shape()), str(tensor.get_dtype()), read)
 
 
-# Tables: .csv and .parquet come row by row.
+# Tables: .csv, as .parquet, comes row by row.
 
 
 @contextmanager
@@ -265,55 +248,10 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-@contextmanager
-def _read_parquet(path: Path) -> Iterator[Source]:
-    pa, pq = writers.pyarrow()
-    with open(path, "rb") as start:
-        if (
-            start.read(4) != b"PAR1"
-        ):  # arrow looks at the end alone, and of some that lost their beginning it never ends
-            raise ValueError("the file lost its beginning, or it is no .parquet file")
-    # Without pre-buffering a column is read page by page, not a row group at a time.
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True) as file:
-        schema, n = file.schema_arrow, file.metadata.num_rows
-
-        def read(logits: Sequence[str], labels: str | None, rows: int) -> Iterator[Pair]:
-            names = [*dict.fromkeys((*logits, *([labels] if labels else [])))]
-            empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
-            batches = file.iter_batches(min(rows, n), columns=names) if n else [empty]
-            seen = 0
-            for batch in batches:
-                seen += len(batch)
-                parts = [_arrow(batch.column(name), name) for name in logits]
-                yield _matrix(parts), _arrow(batch.column(labels), labels) if labels else None
-            if seen != n:  # a damaged directory of pages makes arrow end early
-                raise ValueError(f"{n} rows were promised, {seen} came")
-
-        yield Source({field.name: f"({n} rows) {field.type}" for field in schema}, read)
-
-
-def _arrow(column: Any, name: str) -> np.ndarray:
-    """One arrow column as numbers (n,), or lists of one length as (n, length)."""
-    pa, _ = writers.pyarrow()
-    shape, missing, kind = [len(column)], column.null_count, column.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
-        low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2
-        if low != high:
-            raise ValueError(f"{name} must have the same length in each row, got {low}..{high}")
-        shape.append(low)
-        column = column.flatten()
-        missing += column.null_count
-    if missing:
-        raise ValueError(f"{name} must have no missing values, got {missing}")
-    # A copy, because what arrow lends is read-only.
-    return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
-
-
 FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".npz": (_read_npz, writers.write_npz),
     ".npy": (_read_npy, writers.write_npy),
     ".csv": (_read_csv, writers.write_csv),
-    ".parquet": (_read_parquet, writers.write_parquet),
+    ".parquet": (read_parquet, writers.write_parquet),
     ".safetensors": (_read_safetensors, writers.write_safetensors),
 }

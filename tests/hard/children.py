@@ -26,10 +26,10 @@ FORKS.set_forkserver_preload(
 
 def save_for_ever(kind, path, first, ready):
     """One version after the other, until somebody ends it."""
-    from saves import SAVES
+    from saves import WRITTEN
 
     for version in count(first):
-        SAVES[kind].write(path, version)
+        WRITTEN[kind].write(path, version)
         if version == first:
             ready.set()
 

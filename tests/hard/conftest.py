@@ -15,11 +15,16 @@ def effort() -> int:
 
 @pytest.fixture
 def tell(record_property):
-    """Say which table the trial belongs to, and what happened in it: `tell("faults", f"{n} saves, all whole")`."""
+    """Say which table the trial belongs to, and what happened in it: `tell("faults", f"{n} saves, all whole")`.
 
-    def told(kind, happened):
+    A trial that was run together with others, before it is asked, tells its own seconds.
+    """
+
+    def told(kind, happened, seconds=None):
         assert kind in KINDS, f"a trial is one of {KINDS}, got {kind!r}"
         record_property("kind", kind)
         record_property("happened", happened)
+        if seconds is not None:
+            record_property("seconds", seconds)
 
     return told

@@ -11,6 +11,7 @@ import torch
 
 import trueup
 from trueup.calibrators.temperature import Temperature
+from trueup.disk import replacing
 from trueup.monitor import Monitor, load_monitor, save_monitor
 from trueup.predictions import load_logits, save_logits
 from trueup.recalibration.file import load_recalibrator, save_recalibrator
@@ -121,6 +122,19 @@ SAVES = {
     "monitor": Save("watch.safetensors", write_monitor, lambda path: load_monitor(path).rows - 1),
     "clamped network": Save("clamped.safetensors", write_clamped, read_clamped),
     "report": Save("report.html", write_page, read_page),
+}
+"""All that have a reader of ours, by name."""
+
+
+def torch_checkpoint(path, version):
+    """What training keeps, in the way it keeps it."""
+    with replacing(path) as (draft,):
+        torch.save({"version": version, "weights": torch.zeros(3000)}, draft)
+
+
+WRITTEN = {
+    **SAVES,
+    "checkpoint": Save("state.pt", torch_checkpoint, lambda path: torch.load(path, weights_only=True)["version"]),
 }
 """All of them by name."""
 

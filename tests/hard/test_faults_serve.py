@@ -11,9 +11,6 @@ import pytest
 serving = pytest.importorskip("serve.serving", reason="the web page needs fastapi: pip install 'trueup[serve]'")
 served, npz, uploaded, upload = serving.served, serving.npz, serving.uploaded, serving.upload
 
-from trueup.serve.store import Store  # noqa: E402
-
-YEAR = 365 * 86400.0
 RNG = np.random.default_rng(0)
 BODY = npz(logits=RNG.normal(size=(2000, 5)), labels=RNG.integers(0, 5, 2000))
 RESET = struct.pack("ii", 1, 0)
@@ -121,38 +118,3 @@ def test_upload_to_a_full_disk(monkeypatch, tmp_path, tell):
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     tell("faults", f"{len(answers)} uploads answered by 507, no file left; a file that fits is taken")
-
-
-def test_clock_of_the_server(tell):
-    """The clock of `trueup serve` jumps a year forward and a year back."""
-    now = [1e9]
-    store = Store(seconds=3600, most_bytes=1 << 20, clock=lambda: now[0])
-    first = store.put("before", 10)
-    now[0] -= YEAR
-    second = store.put("between", 10)
-    kept_back = [store.get(name, str) for name in (first, second)]
-    assert kept_back == ["before", "between"], "lost by a jump back"
-    now[0] += 3599
-    assert second in store
-    now[0] += YEAR
-    third = store.put("after", 10)
-    assert first not in store
-    assert store.get(third, str) == "after"
-    now[0] -= 2 * YEAR
-    assert store.get(third, str) == "after"
-    for name in [store.put(str(i), 1 << 18) for i in range(20)]:
-        assert len(name) > 20
-    assert store.size <= 1 << 20
-
-    moment = [1e9]
-    with served(clock=lambda: moment[0]) as client:
-        id = uploaded(client, BODY)["id"]
-        moment[0] -= YEAR
-        assert client.get(f"/api/data/{id}").status_code == 200
-        moment[0] += 2 * YEAR
-        gone = client.get(f"/api/data/{id}").status_code
-        assert gone == 404
-        moment[0] -= YEAR
-        assert uploaded(client, BODY)["rows"] == 2000
-    tell("faults", f"back: nothing is lost, and the memory budget holds ({store.size >> 10:,} of 1,024 kB); forward: "
-         f"what was left longer than an hour has expired ({gone}); no failure")  # fmt: skip

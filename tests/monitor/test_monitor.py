@@ -1,6 +1,8 @@
 """A monitor sees what happens, says so no more often than promised, and survives a restart."""
 
+import inspect
 import json
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -130,6 +132,58 @@ def test_bad_checkpoints_are_refused(tmp_path):
     save_file({"x": np.zeros(2)}, bad)
     with pytest.raises(ValueError, match="holds no monitor"):
         load_monitor(bad)
+
+
+def changed(path, change):
+    """A checkpoint whose header is not what it was."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    inside = json.loads(header["__metadata__"]["trueup_monitor"])
+    change(inside)
+    header["__metadata__"]["trueup_monitor"] = json.dumps(inside)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("part", "entry", "value", "message"),
+    [
+        ("alarm", "row", None, "its alarm must be at one of its 4,000 rows, got None"),
+        ("alarm", "row", True, "its alarm must be at one of its 4,000 rows, got True"),
+        ("alarm", "row", 4001, "its alarm must be at one of its 4,000 rows, got 4001"),
+        ("alarm", "row", -1, "its alarm must be at one of its 4,000 rows, got -1"),
+        ("alarm", "evidence", float("nan"), "the evidence of its alarm must be a positive number, got nan"),
+        ("alarm", "evidence", float("inf"), "the evidence of its alarm must be a positive number, got inf"),
+        ("alarm", "evidence", "much", "the evidence of its alarm must be a positive number, got 'much'"),
+        ("alarm", "evidence", 10**400, "the evidence of its alarm must be a positive number"),
+        ("alarm", "reason", 5, "the reason of its alarm must be text, got 5"),
+        ("alarm", "more", 1, "is no whole monitor"),
+        ("alarm", None, [1, 2, "x"], "alarm must be named values"),
+        ("seen", None, [4000, 1, 1], "seen must be named values"),
+        ("seen", "begun", 42, "its betters cannot have begun 42 times in 4,000 rows"),
+        ("seen", "begun", True, "must be whole numbers"),
+        ("seen", "streams", 10**400, "must be whole numbers"),
+        ("settings", None, [[1, 2]], "settings must be named values"),
+        ("settings", None, None, "settings must be named values"),
+    ],
+)
+def test_a_forged_header_is_refused(tmp_path, part, entry, value, message):
+    path, monitor = tmp_path / "a.safetensors", Monitor(4)
+    monitor.update(*drawn(4000, 2.0))
+    save_monitor(monitor, path)
+    changed(path, lambda header: None)
+    assert load_monitor(path).status() == monitor.status()
+    changed(path, lambda header: (header if entry is None else header[part]).update({entry or part: value}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_monitor(path)
+
+
+def test_settings_are_all_that_another_needs():
+    options = {"alpha": 0.05, "bins": 7, "window": 300, "half_life": 50.0, "block": 20, "classwise": False}
+    monitor = Monitor(3, **options)
+    assert monitor.settings() == {"classes": 3, **options}
+    assert set(monitor.settings()) == set(inspect.signature(Monitor).parameters)
 
 
 def test_bad_rows_change_nothing():

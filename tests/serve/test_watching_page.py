@@ -126,6 +126,24 @@ def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp
     assert page.is_enabled("#file")
 
 
+def test_what_looks_like_probabilities_is_asked_for(page, said, tmp_path):
+    made(page, "odd")
+    rows = stream(40)
+    p = np.exp(rows["logits"]) / np.exp(rows["logits"]).sum(axis=1, keepdims=True)
+    (tmp_path / "log.npz").write_bytes(npz(logits=p, labels=rows["labels"]))
+    page.set_input_files("#file", tmp_path / "log.npz")
+    page.wait_for_selector("#message:not([hidden])")
+    assert "choose which they are under “What is in the file?”" in page.inner_text("#message")
+    assert [text for text in said if "status of 422" not in text] == []
+    said.clear()
+    page.locator("summary", has_text="What is in the file?").click()
+    assert page.input_value("#probs") == ""
+    for choice, seen in (("false", "40 rows"), ("true", "80 rows")):
+        page.select_option("#probs", choice)
+        page.set_input_files("#file", tmp_path / "log.npz")
+        rows_shown(page, seen)
+
+
 def test_a_long_log_tells_how_far_it_is(page, monkeypatch, tmp_path):
     whole = Monitor.update
     monkeypatch.setattr(Monitor, "update", lambda self, *pair: (time.sleep(0.3), whole(self, *pair))[1])

@@ -151,6 +151,22 @@ class Monitor:
         betters = self.classes * len(OF_CLASS)
         return np.concatenate([0.5 * of_rows, np.full(betters, 0.5 / betters)])
 
+    def settings(self) -> dict[str, Any]:
+        """What another one must be made with to watch in the same way.
+
+        >>> Monitor(**Monitor(3, alpha=0.05).settings()).alpha
+        0.05
+        """
+        return {
+            "classes": self.classes,
+            "alpha": self.alpha,
+            "bins": self.bins,
+            "window": self.recent.size,
+            "half_life": self.half_life,
+            "block": self.evidence.block,
+            "classwise": self.classwise,
+        }
+
     def update(self, logits: Any, labels: Any) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
@@ -199,15 +215,7 @@ class Monitor:
         if mine != theirs:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
-        merged = Monitor(
-            self.classes,
-            alpha=self.alpha,
-            bins=self.bins,
-            window=self.recent.size,
-            half_life=self.half_life,
-            block=self.evidence.block,
-            classwise=self.classwise,
-        )
+        merged = Monitor(**self.settings())
         merged.evidence = one.evidence + two.evidence
         merged.total = one.total + two.total
         merged.recent = replace(one.recent, pieces=())

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from trueup.disk import blaming, existing
-from trueup.formats import npy_header
-from trueup.serve.parquet_pages import Chunk, unpacked_bytes
+from trueup.formats import check_packing, npy_header
+from trueup.parquet import chunks_of, numbers_a_row
+from trueup.parquet_pages import unpacked_bytes
 from trueup.serve.settings import Settings
+from trueup.writers import pyarrow
 
 Shapes = dict[str, tuple[int, ...]]
 NO_NUMBERS: tuple[int, ...] = ()
@@ -31,6 +33,8 @@ HEADER_BYTES = 4 << 20
 PARSED = 256
 """Bytes that a byte of a .parquet file's footer may take in memory: a column without any facts takes three bytes there,
 and 683 once it is parsed."""
+PAGES = 100_000
+"""The most pages of a .parquet file: one of a large file holds thousands of numbers."""
 MEMBERS = 64
 """The most arrays in a .npz file."""
 
@@ -85,9 +89,7 @@ def _npz(path: Path, settings: Settings) -> Shapes:
         if total > settings.unpacked_bytes:
             raise ValueError(_too_much(total, settings))
         for member in members:
-            # Others than deflate are unpacked by zipfile without a bound on what comes out of one read.
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError("its compression is none that NumPy writes")
+            check_packing(member, path)
             if member.filename.endswith(".npy"):
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as stream:
@@ -142,55 +144,29 @@ def _parquet(path: Path, settings: Settings) -> Shapes:
         raise ValueError("the file is cut off, or it is no .parquet file")
     if int.from_bytes(tail[:4], "little") > min(HEADER_BYTES, settings.unpacked_bytes // PARSED):
         raise ValueError("it describes too many columns")
-    try:
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
+    _, pq = pyarrow()
     # A list of the footer takes its memory before any of its entries is seen; a column may have four.
     columns = settings.classes + MEMBERS
     limits = {"thrift_container_size_limit": 4 * columns, "thrift_string_size_limit": HEADER_BYTES}
     with pq.ParquetFile(path, pre_buffer=False, **limits) as file:
         facts, schema = file.metadata, file.schema_arrow
-        groups = [facts.row_group(group) for group in range(facts.num_row_groups)]
         if facts.num_columns > columns:
             raise ValueError(f"it has {facts.num_columns:,} columns; at most {settings.classes:,} classes are taken")
-        found = [group.column(column) for group in groups for column in range(facts.num_columns)]
+        chunks = chunks_of(path, file)
         values: Counter[str] = Counter()
-        for chunk in found:
-            if chunk.num_values < 0:
-                raise ValueError(f"it says that {chunk.path_in_schema} has {chunk.num_values:,} values")
-            values[chunk.path_in_schema.split(".")[0]] += chunk.num_values
+        for column, chunk in chunks:
+            values[column.split(".")[0]] += chunk.values
         if values.total() > 2 * settings.numbers:
             raise ValueError(f"it unpacks to {values.total():,} numbers; at most {settings.numbers:,} are taken")
-        n = facts.num_rows
-        if n != sum(group.num_rows for group in groups):
-            raise ValueError(f"it says that it has {n:,} rows, but its parts have others")
-        unpacked = unpacked_bytes(path, [_pages_of(chunk) for chunk in found])
+        unpacked = unpacked_bytes(path, [chunk for _, chunk in chunks], most=PAGES)
     if unpacked > settings.unpacked_bytes:
         raise ValueError(_too_much(unpacked, settings))
-    shapes = {}
+    shapes, n = {}, facts.num_rows
     for field in schema:
-        numeric, width = _numbers_a_row(field.type)
+        numeric, width = numbers_a_row(field.type)
         columns = max(width, values[field.name] // n if n else 0)
         shapes[field.name] = ((n, columns) if columns > 1 else (n,)) if numeric else NO_NUMBERS
     return shapes
-
-
-def _pages_of(chunk: Any) -> Chunk:
-    """Where a reader begins: at the dictionary only if it stands before the data."""
-    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset or 0
-    return Chunk(dictionary if 0 < dictionary < start else start, chunk.num_values)
-
-
-def _numbers_a_row(kind: Any) -> tuple[bool, int]:
-    """Whether a column is of numbers, and how many its type gives to each row, also to one that is missing."""
-    from pyarrow import BaseExtensionType, types
-
-    width = 1
-    while hasattr(kind, "value_type") and not isinstance(kind, BaseExtensionType):  # of lists and dictionaries
-        width *= getattr(kind, "list_size", 1)
-        kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)), width
 
 
 def _safetensors(path: Path, settings: Settings) -> Shapes:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -31,6 +31,11 @@ WORDS = {
     "log-probabilities of exact zeros come through from_probs": "send probabilities with exact zeros as probabilities",
 }
 """What the library says, and what it is called on the page."""
+WORDS_OF_LOGS = WORDS | {
+    "say probs=True": "choose “probabilities” under “What is in the file?”",
+    "logits need no from_probs": "choose “logits” under “What is in the file?” if they are logits",
+}
+"""The same on the page of monitors."""
 SLOWEST = 1024
 """Bytes a second that an upload must make, after some patience: drops of it must not hold its place for ever."""
 
@@ -122,7 +127,7 @@ def too_long(settings: Settings) -> str:
     return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 
-def read(path: Path, name: str, options: Options, settings: Settings) -> Data:
+def read(path: Path, name: str, options: Options, settings: Settings, words: Mapping[str, str] = WORDS) -> Data:
     """Read predictions from a file that nobody has vouched for; errors call it by the name its owner knows."""
     try:
         if path.suffix == ".npy":
@@ -132,7 +137,7 @@ def read(path: Path, name: str, options: Options, settings: Settings) -> Data:
             _refuse_text(path, shapes, options)
         return _loaded(path, name, shapes, options)
     except (ValueError, FileNotFoundError, ImportError) as error:
-        raise ValueError(_told(str(error), path, name)) from None
+        raise ValueError(_told(str(error), path, name, words)) from None
 
 
 def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
@@ -206,7 +211,7 @@ def _part(path: Path) -> None:
         file.truncate(end)
 
 
-def _told(message: str, path: Path, name: str) -> str:
+def _told(message: str, path: Path, name: str, words: Mapping[str, str]) -> str:
     for file, shown in ((files(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
         message = message.replace(str(file), shown).replace(file.name, shown)
-    return of_files(message, WORDS)
+    return of_files(message, words)

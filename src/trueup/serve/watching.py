@@ -24,6 +24,7 @@ from trueup.audit import doubt
 from trueup.disk import blaming
 from trueup.headers import content_of
 from trueup.monitor import Monitor, load_monitor, save_monitor
+from trueup.monitor.file import settings_in
 from trueup.monitor.prometheus import prometheus_text
 from trueup.serve import models, uploads
 from trueup.serve.example import DRIFT_CLASSES, drifting
@@ -137,12 +138,15 @@ def routes(watches: Watches, settings: Settings) -> APIRouter:
                 path = Path(folder, f"upload{suffix}")
                 await uploads.receive(aiter(request.stream()), path, settings)
                 async with replaying:
-                    data = await run_in_threadpool(uploads.read, path, shown, options, settings)
+                    data = await run_in_threadpool(uploads.read, path, shown, options, settings, uploads.WORDS_OF_LOGS)
                     if data.test is not None:
                         raise ValueError(f"{shown}: a log has one list of rows, got val and test")
                     if probs is None and (told := doubt(data.val.logits)):
                         # Rows cannot be taken out of a monitor again.
-                        raise ValueError(f"{shown}: {told}; say probs=true if they are, else probs=false")
+                        raise ValueError(
+                            f"{shown}: {told}; choose which they are under “What is in the file?”, "
+                            "or say probs=true or probs=false"
+                        )
                     return await update(watch, *data.val, data.notes)
 
     @router.get(
@@ -176,15 +180,7 @@ def about(watch: Watch, notes: Sequence[str] = ()) -> models.MonitorInfo:
     return models.MonitorInfo(
         id=watch.id,
         name=watch.name,
-        settings={
-            "classes": monitor.classes,
-            "alpha": monitor.alpha,
-            "bins": monitor.bins,
-            "window": monitor.recent.size,
-            "half_life": monitor.half_life,
-            "block": monitor.evidence.block,
-            "classwise": monitor.classwise,
-        },
+        settings=monitor.settings(),
         status=monitor.status().to_dict(),
         updated=watch.updated,
         replaying=models.Progress(done=replaying[0], total=replaying[1]) if replaying else None,
@@ -206,7 +202,7 @@ def _loaded(content: bytes, name: str, settings: Settings) -> Monitor:
         path.write_bytes(content)
         try:
             with blaming(path), safe_open(path, "np") as file:
-                found = dict(content_of(file, "monitor").get("settings") or {})
+                found = settings_in(content_of(file, "monitor"))
             _judge(models.MonitorRequest(**found | {"name": name}), settings)
             monitor = load_monitor(path)
             with blaming(path):

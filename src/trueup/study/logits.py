@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trueup.disk import blaming
 from trueup.predictions import Predictions, load
 
 SPLITS = 3
@@ -102,7 +103,7 @@ def _files(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
     if not files:
         raise ValueError(f"{folder}: wanted a folder with .npz files of logits, found none")
     for file in files:
-        with np.load(file, allow_pickle=False) as arrays:
+        with blaming(file), np.load(file, allow_pickle=False) as arrays:
             names = [name for name in arrays.files if not name.endswith("labels")]
             shapes = {name: arrays[name].shape for name in names}
         known = {"file": file.name, "digest": _digest(file)}

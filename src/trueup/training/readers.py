@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import gzip
+import io
+import math
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 from zipfile import is_zipfile
 
 import numpy as np
 
 from trueup.disk import blaming, existing
+from trueup.formats import FORMATS
+from trueup.training.matlab import matrices
 from trueup.training.record import Part, Parts
 from trueup.training.sources import library
 
 SIDE = 32
 """CIFAR images are SIDE × SIDE × 3."""
+PIECE = 1 << 20
+"""Bytes that are asked for at a time where a file promises how many there are."""
 
 
 def idx(path: Path) -> np.ndarray:
@@ -24,15 +32,27 @@ def idx(path: Path) -> np.ndarray:
     with blaming(existing(path)):
         opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rb") as file:
-            content = file.read()
-        if content[:3] != b"\0\0\x08":
-            raise ValueError(f"an IDX file of bytes must begin with 0 0 8, got {list(content[:3])}")
-        start = 4 + 4 * content[3]
-        shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">i4"))
-        values = np.frombuffer(content, np.uint8, offset=start)
-        if values.size != np.prod(shape):
-            raise ValueError(f"the sizes {shape} need {np.prod(shape)} bytes, got {values.size}")
-        return values.reshape(shape)
+            head = file.read(4)
+            if head[:3] != b"\0\0\x08" or len(head) < 4:
+                raise ValueError(f"an IDX file of bytes must begin with 0 0 8, got {list(head[:3])}")
+            shape = tuple(int(size) for size in np.frombuffer(file.read(4 * head[3]), ">i4"))
+            if len(shape) != head[3] or min(shape, default=0) < 0:
+                raise ValueError(f"{head[3]} sizes must follow, got {shape}")
+            wanted = math.prod(shape)
+            content = _at_most(file, wanted + 1)
+        if len(content) != wanted:
+            found = len(content) if len(content) < wanted else "more"
+            raise ValueError(f"the sizes {shape} need {wanted} bytes, got {found}")
+        return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _at_most(file: IO[bytes], most: int) -> bytes:
+    """What is there, in pieces: neither what is promised nor what a packed file stands for is asked for at once."""
+    pieces, left = [], most
+    while left and (piece := file.read(min(PIECE, left))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def cifar_binary(path: Path, *, labels: int = 1) -> Part:
@@ -51,14 +71,17 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
 
     Of all that a pickle can call, only what makes plain arrays of bytes is let through, and that by makers of ours.
     """
-    with blaming(existing(path)), path.open("rb") as file:
-        batch = _Bytes(file, encoding="latin1").load()
+    with blaming(existing(path)):
+        batch = _Bytes(io.BytesIO(path.read_bytes()), encoding="latin1").load()
         if not isinstance(batch, dict) or not isinstance(batch.get("data"), _Array) or label not in batch:
             raise ValueError(f"a batch must be a mapping with data and {label}")
         pixels = batch["data"].value()
         if pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
             raise ValueError(f"data must have shape (n, {3 * SIDE * SIDE}), got {pixels.shape}")
-        return Part(_upright(pixels), np.array(batch[label], dtype=np.int64))
+        labels = batch[label]
+        if not isinstance(labels, list) or not all(type(y) is int for y in labels):
+            raise ValueError(f"{label} must be a list of whole numbers")
+        return Part(_upright(pixels), np.array(labels, dtype=np.int64))
 
 
 def npz(path: Path, inputs: str = "images") -> Parts:
@@ -70,23 +93,53 @@ def npz(path: Path, inputs: str = "images") -> Parts:
         if not {*wanted} <= found.keys():
             wish = "" if keys else f"train_{inputs} … or "
             raise ValueError(f"wanted the arrays {wish}{', '.join(wanted)}, got {', '.join(found) or 'none'}")
-        return {key: Part(found[f"{p}{inputs}"], _vector(found[f"{p}labels"])) for key, p in prefixes.items()}
+        parts = {key: Part(found[f"{p}{inputs}"], _vector(found[f"{p}labels"])) for key, p in prefixes.items()}
+        for key, prefix in prefixes.items():
+            if not np.isfinite(parts[key].inputs).all():
+                raise ValueError(f"{prefix}{inputs} must be finite")
+        return parts
 
 
-def arrays_in(path: Path) -> Any:
-    """The arrays of an `.npz` file, to be used with `with`; each is read when it is asked for."""
-    if not is_zipfile(path):  # NumPy would advise to load it as a pickle
+@contextmanager
+def arrays_in(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an `.npz` file, to be used with `with`; each is read when it is asked for, and then once."""
+    if not is_zipfile(path):
         raise ValueError("not an .npz file, which is an archive of arrays")
-    return np.load(path, allow_pickle=False)
+    read, _ = FORMATS[".npz"]
+    with read(path) as source:
+        yield _Arrays(source)
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """Arrays of numbers by their names."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source.columns)
+
+    def __len__(self) -> int:
+        return len(self._source.columns)
+
+    def __contains__(self, name: object) -> bool:  # else it would be read to find out
+        return name in self._source.columns
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        ((array, _),) = self._source.read((name,), None, sys.maxsize)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be an array of numbers, got type {array.dtype}")
+        return np.asarray(array)
 
 
 def mat(path: Path) -> Part:
     """Read a file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
-    from scipy.io import loadmat
-
     with blaming(existing(path)):
-        content = loadmat(path, variable_names=("X", "y"))
-        return Part(np.moveaxis(content["X"], 3, 0), _vector(content["y"]) % 10)
+        found = matrices(path, ("X", "y"))
+        if found.keys() != {"X", "y"} or found["X"].ndim != 4:
+            told = ", ".join(f"{name} {array.shape}" for name, array in found.items())
+            raise ValueError(f"wanted the arrays X (height, width, 3, n) and y, got {told or 'neither'}")
+        return Part(np.moveaxis(found["X"], 3, 0), _vector(found["y"]) % 10)
 
 
 def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str, ...]) -> Parts:
@@ -128,7 +181,12 @@ def _vector(labels: np.ndarray) -> np.ndarray:
     """Labels (n,) from (n,) or, as MedMNIST and SVHN write them, (n, 1)."""
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1):
         raise ValueError(f"labels must have shape (n,) or (n, 1), got {labels.shape}")
-    return labels.reshape(-1).astype(np.int64)
+    if labels.dtype.kind not in "biu" and not (labels.dtype.kind == "f" and (labels == np.floor(labels)).all()):
+        raise ValueError(f"labels must be whole numbers, got type {labels.dtype}")
+    whole = labels.reshape(-1).astype(np.int64)
+    if not (whole == labels.reshape(-1)).all():
+        raise ValueError("labels must fit into 64 bits")
+    return whole
 
 
 class _Array:
@@ -143,7 +201,8 @@ class _Array:
         try:
             _, shape, kind, by_columns, content = self.state
             if kind.name != "u1":
-                raise ValueError(f"arrays must be of bytes, got type {kind.name}")
+                told = kind.name if isinstance(kind.name, str) else type(kind.name).__name__
+                raise ValueError(f"arrays must be of bytes, got type {told}")
             raw = content.encode("latin1") if isinstance(content, str) else content
             return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
         except (AttributeError, TypeError, UnicodeEncodeError) as error:
@@ -160,8 +219,15 @@ class _Kind:
         pass
 
 
-class _Bytes(pickle.Unpickler):
-    """Reads nothing but plain data and arrays of bytes."""
+class _Bytes(pickle._Unpickler):
+    """Reads nothing but plain data and arrays of bytes.
+
+    It is Python's own reader, since that in C asks for the memory that a file promises, for a text or a place in its
+    memo. Keys must be texts, for hashing a tuple of tuples of tuples can take for ever.
+    """
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -169,5 +235,24 @@ class _Bytes(pickle.Unpickler):
         if module == "numpy" and name in ("ndarray", "dtype"):
             return _Array if name == "ndarray" else _Kind
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return lambda text, _: text.encode("latin1")
+            return lambda text, _: text  # and how an array takes them; a copy each time could fill the memory
         raise ValueError(f"a batch must hold plain arrays, got a call of {module}.{name}")
+
+
+def _pickle_step(code: bytes, keys: Callable[[Any], list[Any]] | None = None) -> None:
+    """Have one step of a pickle refused, or its keys looked at first."""
+    whole = pickle._Unpickler.dispatch[code[0]]
+
+    def step(reader: Any) -> None:
+        if keys is None or not all(type(key) is str for key in keys(reader)):
+            raise ValueError("a batch must hold lists, arrays and mappings of texts alone")
+        whole(reader)
+
+    _Bytes.dispatch[code[0]] = step
+
+
+_pickle_step(pickle.SETITEM, lambda reader: reader.stack[-2:-1])
+_pickle_step(pickle.SETITEMS, lambda reader: reader.stack[::2])  # all since the last mark
+_pickle_step(pickle.DICT, lambda reader: reader.stack[::2])
+for _refused in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8):
+    _pickle_step(_refused)

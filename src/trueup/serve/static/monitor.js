@@ -286,7 +286,7 @@ async function replay(files) {
     if (now.busy && one?.replaying) progress(one.replaying);
   }, BUSY);
   try {
-    const fields = { ...($("probs").checked && { probs: true }), logits: $("logits").value.trim() || "logits", labels: $("labels").value.trim() || "labels" };
+    const fields = { ...($("probs").value && { probs: $("probs").value }), logits: $("logits").value.trim() || "logits", labels: $("labels").value.trim() || "labels" };
     const parcels = paired(files).sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
     const { upload_bytes: most } = await ask("/api/limits");
     const large = parcels.find(({ body }) => body.size > most);

@@ -1,46 +1,25 @@
+"""Full disks, missing permissions and places that are not there: an error names the file, and the old one is whole."""
+
 import errno
 import os
-import re
 import resource
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from saves import SAVES, Save, beside, pair
-from typer.testing import CliRunner
+from asked import ask, overconfident
+from saves import SAVES, WRITTEN, beside
 
 import trueup
-from children import FORKS, command, die_soon, save_for_ever
-from trueup.cli import app
-from trueup.disk import replacing
-from trueup.shards import Shards
 from trueup.study import STUDIES, Cell, Options, Store, run
 from trueup.study import page as study_page
 
 PAGE = 4096
-DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.tmp\w{6}")  # ours, and the one that safetensors makes of it
 NOBODY = 65534
-
-
-def torch_checkpoint(path, version):
-    """What training keeps, in the way it keeps it."""
-    with replacing(path) as (draft,):
-        torch.save({"version": version, "weights": torch.zeros(3000)}, draft)
-
-
-WRITTEN = {
-    **SAVES,
-    "checkpoint": Save("state.pt", torch_checkpoint, lambda path: torch.load(path, weights_only=True)["version"]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -201,16 +180,6 @@ def test_commands_on_a_full_disk(disk, tmp_path, tell):
     out.rmdir()
 
 
-def overconfident(rows, seed=0):
-    rng = np.random.default_rng(seed)
-    z = rng.normal(size=(rows, 3))
-    return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-
-
-def ask(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 @contextmanager
 def powerless():
     """As a user who owns nothing, since modes mean nothing to root."""
@@ -284,164 +253,3 @@ def test_no_such_place(tmp_path, tell):
         assert [file.name for file in folder.parent.iterdir()] == [kind.file]
         assert not list(folder.iterdir())
     tell("faults", f"{2 * len(WRITTEN)} saves: an error that names the place, nothing written")
-
-
-def killed(kind, path, first, pause):
-    """A process that saves without end, killed after so many seconds."""
-    ready = FORKS.Event()
-    process = FORKS.Process(target=save_for_ever, args=(kind, path, first, ready))
-    process.start()
-    try:
-        while not ready.wait(1):
-            assert process.is_alive(), "the saving process did not begin"
-        time.sleep(pause)
-    finally:
-        process.kill()
-        process.join()
-
-
-def test_kill_during_save(tmp_path, effort, tell):
-    """A process that saves version after version to one path is killed (SIGKILL) at random moments."""
-    rng = np.random.default_rng(0)
-    slow = (
-        "report",
-        "clamped network",
-        "predictions .npy",
-    )  # saved as the others are; the last has its own trial
-    names = [name for name in SAVES if not name.startswith("logits") and name not in slow]
-    kills = drafts = versions = 0
-    for name in names:
-        path = tmp_path / name / SAVES[name].file
-        path.parent.mkdir()
-        version = 0
-        for _ in range(2 * effort):
-            first = version + 1
-            killed(name, path, first, rng.uniform(0, 0.04))
-            version = SAVES[name].read(path)  # it loads, and is whole
-            assert version >= first, "what was saved is lost"
-            kills, versions = kills + 1, versions + version - first + 1
-        left = [file for file in path.parent.iterdir() if file != path]
-        assert all(DRAFT.fullmatch(file.name) for file in left), left
-        drafts += len(left)
-    assert Shards.of(tmp_path / "predictions .npz").paths == (str(tmp_path / "predictions .npz" / "net.npz"),)
-    tell(
-        "faults",
-        f"{kills} kills in {versions:,} saves of {len(names)} kinds: each file whole and at least as new as the "
-        f"last known save; {drafts} hidden drafts left behind, which nothing reads",
-    )
-
-
-def test_kill_during_save_of_two_files(tmp_path, effort, tell):
-    """The same with a `.npy` pair, which is two files: logits, and labels beside them."""
-    path, version, mixed = tmp_path / "net.npy", 0, 0
-    for pause in np.random.default_rng(1).uniform(0, 0.04, 4 * effort):
-        killed("predictions .npy", path, version + 1, pause)
-        logits, labels = trueup.load(path)  # each of them whole
-        (version,), (label,) = map(set, (logits.ravel().astype(int).tolist(), labels.tolist()))
-        mixed += label != version % 3
-    tell("faults", f"{4 * effort} kills: both files whole; {mixed} fell between the two renames")
-
-
-def test_worker_killed(tmp_path, tell):
-    """A worker of a pool of processes is killed (SIGKILL) in the middle of `trueup evaluate` of 600 shards."""
-    for i in range(600):
-        trueup.save(tmp_path / f"{i:03}.npz", pair(i % 3, 50))
-    pool = ProcessPoolExecutor(2, mp_context=FORKS)
-
-    @contextmanager
-    def executor_for(name):
-        with pool:
-            yield pool
-
-    pool.submit(die_soon, 0.2)  # one worker; the other reads shards meanwhile
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["trueup.study.run"], "executor_for", executor_for)
-        started = time.monotonic()
-        told = ask("evaluate", tmp_path, "--cluster", "processes:2")
-    seconds = time.monotonic() - started
-    assert told.exit_code == 1, told.output
-    assert told.stderr.startswith("trueup: BrokenProcessPool: ")
-    assert told.stderr.count("\n") == 1
-    assert told.stdout == "", "half of a table"
-    assert seconds < 30
-    tell("faults", f"code 1 and one line (BrokenProcessPool) after {seconds:.1f} s; no number printed; nothing hangs")
-
-
-def test_interrupt(tmp_path, effort, tell):
-    """Ctrl-C at random moments of `trueup fit` and `trueup report`, over older results."""
-    trueup.save(tmp_path / "val.npz", overconfident(3000))
-    said, rng, codes = tmp_path / "said.txt", np.random.default_rng(0), []
-    out = tmp_path / "out"
-    out.mkdir()
-    commands = {"fit.safetensors": ["fit"], "report.html": ["report", "--folds", "2"]}
-    old = {out / name: str(i).encode() for i, name in enumerate(commands)}
-    for path, words in zip(old, commands.values(), strict=True):
-        for pause in rng.uniform(0, 0.9, 3 * effort):
-            path.write_bytes(old[path])
-            ready = FORKS.Event()
-            line = [words[0], str(tmp_path / "val.npz"), *words[1:], "-o", str(path)]
-            process = FORKS.Process(target=command, args=(line, said, ready))
-            process.start()
-            while not ready.wait(1):
-                assert process.is_alive(), "the command did not begin"
-            time.sleep(pause)
-            if process.exitcode is None:
-                os.kill(process.pid, signal.SIGINT)
-            process.join(60)
-            codes.append(process.exitcode)
-            text = said.read_text()
-            assert process.exitcode in (0, 130), (process.exitcode, text)
-            if process.exitcode == 130:
-                assert text == "trueup: interrupted\n"
-                assert path.read_bytes() == old[path]
-            assert {file.name for file in out.iterdir()} <= set(commands)
-    path.write_bytes(old[path])
-    for pause in rng.uniform(0.3, 2, effort):  # and as a shell starts it; there, death by the signal is code 130 too
-        line = [sys.executable, "-m", "trueup", "fit", str(tmp_path / "val.npz"), "-o", str(out / "fit.safetensors")]
-        real = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(pause)
-        real.send_signal(signal.SIGINT)
-        said_last = real.communicate(timeout=60)[1]
-        codes.append(130 if real.returncode == -signal.SIGINT else real.returncode)
-        assert codes[-1] == 0 or (codes[-1], said_last) == (130, b"trueup: interrupted\n")
-    stopped = codes.count(130)
-    assert stopped
-    tell("faults", f"{len(codes)} runs: {stopped} ended with code 130 and one line, old results byte for byte; "
-         f"{len(codes) - stopped} were done before; no draft")  # fmt: skip
-
-
-def test_clock_of_the_machine(monkeypatch, tmp_path, tell):
-    """The clock of the machine jumps by up to a year, back and forth, at each look at it."""
-
-    def work(folder):
-        folder.mkdir()
-        z, y = overconfident(400)
-        monitor = trueup.Monitor(3)
-        for part in range(0, 400, 100):
-            monitor.update(z[part : part + 100], y[part : part + 100])
-        store = Store(folder / "results.sqlite")
-        study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("temperature",))
-        run(study, store, options=options)
-        trueup.save(folder / "net.npz", (z, y))
-        rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in store.rows(study.cells(options))]
-        return monitor.status(), rows, trueup.evaluate(*trueup.load(folder / "net.npz")).to_dict()
-
-    before = work(tmp_path / "before")
-    rng, looks = np.random.default_rng(0), []
-
-    def jumping():
-        looks.append(0)
-        return 1.7e9 + rng.uniform(-1, 1) * 365 * 86400
-
-    for name in ("time", "monotonic", "perf_counter"):  # the last two cannot jump on a healthy machine; even so
-        monkeypatch.setattr(time, name, jumping)
-    for module in ("progress", "audit.run", "serve.store"):
-        for name in ("monotonic", "perf_counter"):
-            monkeypatch.setattr(f"trueup.{module}.{name}", jumping, raising=False)
-    monkeypatch.setenv("TRUEUP_PROGRESS", "1")
-    after = work(tmp_path / "after")
-    monkeypatch.undo()
-    assert after == before
-    assert looks
-    tell("faults", f"{len(looks)} looks at it in a monitor, a study with its progress line and a table: same "
-         "numbers, no failure")  # fmt: skip

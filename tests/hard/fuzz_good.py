@@ -1,0 +1,104 @@
+"""Good files for every reader, to be broken."""
+
+import sqlite3
+import warnings
+
+import fuzz_readers as readers
+import fuzz_sets
+import numpy as np
+
+
+def good(folder):
+    """One good file, or more, for each reader: name → (path, reader)."""
+    import torch
+
+    import trueup
+    from trueup.artifact import save_calibrator
+    from trueup.monitor.file import save_monitor
+    from trueup.monitor.watch import Monitor
+    from trueup.recalibration.file import save_recalibrator
+    from trueup.recalibration.quantiles import IsotonicQuantiles
+    from trueup.recalibration.variance import VarianceScaling
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(24, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    found = {
+        **{"pairs": [], "parquet": [], "headers": [], "clamped": [], "store": [], "web": [], "monitors": []},
+        **{"cli": [], "shards": [], **fuzz_sets.good(folder)},
+    }
+
+    def path(name):
+        place = folder / name
+        place.parent.mkdir(exist_ok=True)
+        return place
+
+    for suffix in (".npz", ".npy", ".csv", ".safetensors"):
+        trueup.save(path(f"pair{suffix}"), (logits, labels))
+        found["pairs"].append((path(f"pair{suffix}"), readers.read_pair))
+    np.savez_compressed(path("packed.npz"), logits=logits.astype(np.float32), labels=labels.astype(np.uint8))
+    found["pairs"].append((path("packed.npz"), readers.read_pair))
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    trueup.save(path("lists.parquet"), (logits, labels))
+    table = pa.table({**{f"logit_{k}": logits[:, k] for k in range(3)}, "label": labels, "name": ["cat"] * 24})
+    pq.write_table(table, path("columns.parquet"), row_group_size=10, compression="zstd")
+    found["parquet"] += [(path("lists.parquet"), readers.read_pair), (path("columns.parquet"), readers.read_pair)]
+
+    for name, method in (
+        ("temperature", "temperature"),
+        ("chain", "vector"),
+        ("bins", "histogram"),
+        ("spline", "spline"),
+    ):
+        calibrator = trueup.METHODS[method](logits, labels)
+        save_calibrator(calibrator, path(f"{name}.safetensors"), classes=3, summary={"fitted to": [1, (2.5, None)]})
+        found["headers"].append((path(f"{name}.safetensors"), readers.read_calibrator))
+    save_recalibrator(VarianceScaling(1.7), path("scale.safetensors"), summary={"a": [1]})
+    save_recalibrator(IsotonicQuantiles([-1.0, 0.0, 2.0], [0.2, 0.5, 0.9]), path("quantiles.safetensors"))
+    found["headers"] += [(path(f"{name}.safetensors"), readers.read_recalibrator) for name in ("scale", "quantiles")]
+    monitor = Monitor(3, bins=5, window=20, block=10)
+    monitor.update(logits, labels)
+    save_monitor(monitor, path("monitor.safetensors"))
+    found["headers"].append((path("monitor.safetensors"), readers.read_monitor))
+
+    from trueup.clamping.file import save_clamped
+    from trueup.clamping.fit import clamp
+
+    pairs = [(torch.from_numpy(logits).float(), torch.from_numpy(labels))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_clamped(clamp(torch.nn.Identity(), pairs, lam=0.01), path("clamped.safetensors"))
+    found["clamped"].append((path("clamped.safetensors"), readers.read_clamped))
+
+    from trueup.study.cell import Cell
+    from trueup.study.store import Store
+
+    store = Store(path("results.sqlite"))
+    for seed in range(20):
+        store.finish(Cell("demo", 1, {"seed": seed}), [{"ece": seed / 100, "name": "x" * 40}], seconds=1.0)
+    store.fail(Cell("demo", 1, {"seed": 99}), "it broke", seconds=1.0)
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    connection.close()
+    found["store"].append((store.path, readers.read_store))
+
+    for suffix in (".npz", ".parquet"):
+        shards = path(f"shards{suffix[1:]}/0{suffix}").parent
+        for i in range(3):
+            trueup.save(shards / f"{i}{suffix}", (logits, labels))
+        found["shards"].append((shards / f"1{suffix}", readers.read_shards))
+    for name in ("pair.npz", "pair.csv", "pair.safetensors", "lists.parquet", "both.npy"):
+        if name == "both.npy":
+            path(name).write_bytes(path("pair.npy").read_bytes() + path("pair.labels.npy").read_bytes())
+        found["web"].append((path(name), readers.read_upload))
+    for name in ("pair.npz", "pair.csv", "lists.parquet"):
+        found["monitors"].append((path(name), readers.read_replay))
+    save_monitor(Monitor(3, block=10), path("watch.safetensors"))
+    found["monitors"].append((path("watch.safetensors"), readers.read_restored))
+    trueup.save(path("beside.npz"), (logits, labels))
+    for name in ("pair.npz", "packed.npz", "pair.csv", "temperature.safetensors", "monitor.safetensors"):
+        found["cli"].append((path(name), readers.read_cli))
+    return found

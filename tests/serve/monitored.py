@@ -1,0 +1,42 @@
+"""Monitors asked over the API."""
+
+import numpy as np
+
+from trueup.predictions import Predictions
+
+
+def stream(rows=700, classes=3, seed=0, temperature=1.0):
+    rng = np.random.default_rng(seed)
+    z = 2 * rng.normal(size=(rows, classes))
+    return Predictions(z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1))
+
+
+def made(client, name, classes=3, **settings):
+    answer = client.post("/api/monitors", json={"name": name, "classes": classes, **settings})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]
+
+
+def update(client, id, pair):
+    rows = {"logits": np.asarray(pair[0]).tolist(), "labels": np.asarray(pair[1]).tolist()}
+    return client.post(f"/api/monitors/{id}/update", json=rows)
+
+
+def updated(client, id, pair):
+    answer = update(client, id, pair)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def replay(client, id, body, name="log.npz", **options):
+    return client.post(f"/api/monitors/{id}/replay", params={"name": name, **options}, content=body)
+
+
+def state(client, id):
+    return client.get(f"/api/monitors/{id}").json()
+
+
+def error(answer, status):
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["error"]
+    return answer.json()["error"]
