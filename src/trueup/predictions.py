@@ -61,7 +61,7 @@ def load(
     file = _parsed(path)
     if mmap and file.suffix.lower() != ".npy":
         raise ValueError(f"{file}: mmap=True needs a .npy file")
-    parts = list(_chunks(file, sys.maxsize, logits, labels, probs, split))
+    parts = list(chunks(file, sys.maxsize, logits, labels, probs, split))
     whole = parts[0] if len(parts) == 1 else Predictions(*map(np.concatenate, zip(*parts, strict=True)))
     # On a plain load nothing may change when the file does.
     return whole if mmap or not isinstance(whole.logits, np.memmap) else whole._replace(logits=np.array(whole.logits))
@@ -89,7 +89,7 @@ def stream(
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a positive whole number, got {rows!r}")
-    return chunks(path, rows, logits, labels, probs, split)
+    return chunks(_parsed(path), rows, logits, labels, probs, split)
 
 
 def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
@@ -172,7 +172,7 @@ def _format(path: Path) -> Any:
 
 
 def chunks(
-    path: str | os.PathLike[str],
+    path: Path,
     rows: int,
     logits: str | Sequence[str],
     labels: str,
@@ -182,19 +182,8 @@ def chunks(
     passed: bool = False,
 ) -> Iterator[Predictions]:
     """As `stream`, without a second look at every number of a file that has `passed` before."""
-    return _chunks(_parsed(path), rows, logits, labels, probs, split, passed)
-
-
-def _chunks(
-    path: Path,
-    rows: int,
-    logits: str | Sequence[str],
-    labels: str,
-    probs: bool,
-    split: str | None,
-    passed: bool = False,
-) -> Iterator[Predictions]:
     reader, _ = _format(path)
+    existing(path)
     start = 0
     classes: int | None = None
     with blaming(path), reader(path) as source:

@@ -1,7 +1,5 @@
 """The page, driven as a reader would drive it, in a real browser."""
 
-import os
-import shutil
 import time
 
 import numpy as np
@@ -12,13 +10,8 @@ from trueup import load_calibrator, metrics
 from trueup.serve import api, jobs
 from trueup.serve.example import example
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven by playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("no chromium on this machine: the page is not driven", allow_module_level=True)
-
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-QUIET += ["--disable-component-update", "--disable-sync"]
+OPENED = ""
+"""The page that `page` opens."""
 
 
 @pytest.fixture(scope="module")
@@ -29,37 +22,6 @@ def server():
     with served() as client:
         yield client
     small.undo()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def said():
-    """What the browser's console complained of."""
-    return []
-
-
-@pytest.fixture
-def page(browser, server, said):
-    """The page, opened; whatever it complains of and asks of others is a failure."""
-    home = str(server.base_url)
-    opened = browser.new_page(viewport={"width": 1200, "height": 900}, accept_downloads=True)
-    opened.set_default_timeout(60_000)
-    asked = []
-    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.goto(home)
-    yield opened
-    opened.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith((home, "data:", f"blob:{home}"))] == []
 
 
 def measured(page):
