@@ -37,3 +37,18 @@ def test_the_calibrators_benchmark_runs_small_and_without_peers():
     out = run("benchmarks/calibrators.py", "--small")
     assert "temperature, 500 × 20" in out
     assert "memory" in out
+
+
+def test_the_shards_benchmark_runs_small():
+    """Also where it counts: the answers of one worker, of two and of memory are the same number."""
+    out = run("benchmarks/shards.py", "--small")
+    apart = [float(line.split("answers ")[1].split()[0]) for line in out.splitlines() if "answers" in line]
+    assert len(apart) == 2
+    assert max(apart) < 1e-9
+    assert "peak of a worker" in out
+
+
+def test_the_monitor_benchmark_runs_small():
+    out = run("benchmarks/monitor.py", "--small")
+    assert out.count("false alarms") == 2
+    assert out.count("found  20 of  20") >= 4
