@@ -13,10 +13,10 @@ from importlib import import_module
 import numpy as np
 import pytest
 from asked import ask, overconfident
+from child_processes import FORKS, command, die_soon, save_for_ever
 from saves import WRITTEN, pair
 
 import trueup
-from children import FORKS, command, die_soon, save_for_ever
 from trueup.shards import Shards
 
 DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.tmp\w{6}")  # ours, and the one that safetensors makes of it

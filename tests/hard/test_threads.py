@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from child_processes import FORKS, save_some
 from saves import SAVES
 
 import trueup
-from children import FORKS, save_some
 from fitted import CLASSES, fitted
 from strategies import calibrated
 from trueup.monitor import load_monitor, save_monitor
@@ -76,11 +76,17 @@ def test_fits_in_threads(effort, tell):
     alone = [fit(task) for task in tasks]
     with as_before():
         together = at_once(fit, tasks)
+    # Not bit for bit: while others run, torch may sum with another number of threads.
+    worst = 0.0
     for task, one, other in zip(tasks, alone, together, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(one[0], other[0], strict=True)), task
-        assert np.array_equal(one[1], other[1]), task
-    tell("threads", f"{len(tasks)} fits of {len(methods)} methods: parameters bit for bit those of one thread; the "
-         "process's random state, warnings and thread count untouched")  # fmt: skip
+        for a, b in zip((*one[0], one[1]), (*other[0], other[1]), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-12, err_msg=str(task))
+            finite = np.isfinite(a)
+            if finite.any():
+                worst = max(worst, float(np.abs(b - a)[finite].max() / max(np.abs(a[finite]).max(), 1e-12)))
+    same = f"those of one thread to {max(worst, 1e-16):.0e} of them"
+    kept = "the process's random state, warnings and thread count untouched"
+    tell("threads", f"{len(tasks)} fits of {len(methods)} methods: parameters and answers {same}; {kept}")
 
 
 def test_tables_in_threads(effort, tell):
