@@ -10,7 +10,7 @@ import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trueup.parquet_pages import Chunk, damaged, natural, signed
+from trueup.parquet_pages import Chunk, damaged, natural, next_field, signed
 
 # The types of values, as Thrift's compact protocol numbers them.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
@@ -76,14 +76,8 @@ def _struct(data: bytes, at: int, deep: int) -> tuple[dict[tuple[int, int], Any]
     field = 0
     while head := data[at]:
         at += 1
-        before, kind = field, head & 15
-        if head > 15:
-            field += head >> 4
-        else:
-            field, at = natural(data, at, 16)
-            field = signed(field)
-        if not before < field < 1 << 15:
-            raise damaged("footer")
+        kind = head & 15
+        field, at = next_field(data, at, head, field, "footer")
         if kind in _SHORT:
             value = data[at]  # most have one byte, and a call for each would take half of the time
             if value < 128:

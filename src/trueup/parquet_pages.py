@@ -107,14 +107,8 @@ def _told(data: bytes) -> tuple[Told, int]:
             field = inside.pop()
             deep -= 1
             continue
-        before, kind = field, head & 15
-        if head > 15:
-            field += head >> 4
-        else:
-            field, at = natural(data, at, 16)
-            field = signed(field)
-        if not before < field < 1 << 15:
-            raise damaged()
+        kind = head & 15
+        field, at = next_field(data, at, head, field, "header of a page")
         if kind in _BITS or kind == _BINARY:
             value = data[at]  # most have one byte, and a call for each would take half of the time
             if value < 128:
@@ -132,6 +126,18 @@ def _told(data: bytes) -> tuple[Told, int]:
             at += 1 if kind == _BYTE else 8
         elif kind not in (_TRUE, _FALSE):
             raise damaged()
+
+
+def next_field(data: bytes, at: int, head: int, before: int, what: str) -> tuple[int, int]:
+    """The number of the field that begins with `head`, above the one before, and where its value begins."""
+    if head > 15:
+        field = before + (head >> 4)
+    else:
+        field, at = natural(data, at, 16)
+        field = signed(field)
+    if not before < field < 1 << 15:
+        raise damaged(what)
+    return field, at
 
 
 def natural(data: bytes, at: int, bits: int) -> tuple[int, int]:

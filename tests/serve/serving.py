@@ -77,3 +77,16 @@ def finished(client, id):
             return job
         time.sleep(0.05)
     raise AssertionError(f"the fit did not end: {job}")
+
+
+def assert_all_is_named(page):
+    """Whatever can be used has a name to be read aloud, and no two things have one id."""
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, button, a[href], progress, summary, [role=img]")].filter(
+            (e) => e.checkVisibility() && !((e.labels && e.labels.length) || e.textContent.trim() || e.ariaLabel
+            || e.getAttribute("aria-labelledby"))).map((e) => e.outerHTML.slice(0, 100))"""
+    )
+    assert unnamed == []
+    assert page.evaluate("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == page.evaluate(
+        "document.querySelectorAll('[id]').length"
+    )

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from serving import npz, overconfident, served
+from serving import assert_all_is_named, npz, overconfident, served
 
 from trueup import load_calibrator, metrics
 from trueup.serve import api, jobs
@@ -120,15 +120,7 @@ def test_clamping_is_explained_by_its_picture(page):
 
 def test_everything_has_a_name_and_is_reached_by_keyboard(page):
     measured(page)
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("input, select, button, a[href], progress, summary, [role=img]")].filter(
-            (e) => e.checkVisibility() && !((e.labels && e.labels.length) || e.textContent.trim() || e.ariaLabel
-            || e.getAttribute("aria-labelledby"))).map((e) => e.outerHTML.slice(0, 100))"""
-    )
-    assert unnamed == []
-    assert page.evaluate("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == page.evaluate(
-        "document.querySelectorAll('[id]').length"
-    )
+    assert_all_is_named(page)
     page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
     page.locator("body").click(position={"x": 2, "y": 2})
     reached = set()

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from serving import npz, served
+from serving import assert_all_is_named, npz, served
 
 from trueup.monitor import Monitor, load_monitor
 
@@ -213,15 +213,7 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(page):
     page.focus("#empty [data-do=example]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#charts[data-drawn]")
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("input, select, button, a[href], progress, summary, [role=img]")].filter(
-            (e) => e.checkVisibility() && !((e.labels && e.labels.length) || e.textContent.trim() || e.ariaLabel
-            || e.getAttribute("aria-labelledby"))).map((e) => e.outerHTML.slice(0, 100))"""
-    )
-    assert unnamed == []
-    assert page.evaluate("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == page.evaluate(
-        "document.querySelectorAll('[id]').length"
-    )
+    assert_all_is_named(page)
     assert page.evaluate("document.activeElement.id") == "name"  # a new monitor is where the reader goes on
     page.locator("body").click(position={"x": 2, "y": 2})
     reached = set()
