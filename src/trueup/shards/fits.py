@@ -39,7 +39,7 @@ def fit(
 ) -> Calibrator:
     """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
 
-    The same to 1e-9 in its temperature or its loss; weights along which the loss is flat, to about 1e-5.
+    The same to 1e-9 in its temperature or what it minimises; weights along which that is flat, to about 1e-5.
 
     >>> import tempfile, trueup
     >>> rng = np.random.default_rng(0)
