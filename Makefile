@@ -4,7 +4,7 @@ VENV := .venv
 BENCH := .venv-bench
 # torch comes first and pinned, and the same constraints go to every later call: any other way pulls gigabytes.
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
-BUILD := pyproject.toml constraints.txt setup.py src/trueup/_native.c
+BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
 .PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-training clean
 
@@ -70,4 +70,4 @@ $(BENCH)/.ready: $(BUILD) benchmarks/requirements.txt benchmarks/requirements-no
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info src/trueup/*.so
+	rm -rf $(VENV) $(BENCH) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info src/trueup/core/*.so

@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "trueup._native",
-            ["src/trueup/_native.c"],
+            "trueup.core._native",
+            ["src/trueup/core/_native.c"],
             extra_compile_args=["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,
             optional=True,

@@ -31,7 +31,7 @@ from metrics import peak_growth, print_versions, shape
 from peers import Answer
 from timing import OURS, Run, Timing, contenders, race, stopwatch
 from trueup import metrics
-from trueup.pipelines import CHOICES
+from trueup.calibrators.auto import CHOICES
 from trueup.registry import METHODS
 
 Pair = tuple[Tensor, Tensor]

@@ -32,11 +32,11 @@ from torch.nn import functional as F
 import trueup
 from trueup import metrics
 from trueup.clamping import clamp
-from trueup.clamping.repair import Images, Repaired, repair_one
-from trueup.clamping.sgd import code, paper
-from trueup.corruptions import CORRUPTIONS
-from trueup.models import Calibrated, collect
-from trueup.networks import CNN, Normalise, load_weights, resnet20, resnet32
+from trueup.clamping.published import code, paper
+from trueup.clamping.shift_benchmark import Images, Repaired, repair_one
+from trueup.models.calibrated import Calibrated, collect
+from trueup.models.corruptions import CORRUPTIONS
+from trueup.models.networks import CNN, Normalise, load_weights, resnet20, resnet32
 
 SLACK, WORSE = 0.0005, 0.002
 """How much test NLL may exceed temperature's: on the data of the training, and under any shift."""

@@ -26,7 +26,8 @@ import peers
 import trueup
 from timing import OURS, Run, Timing, contenders, fastest, race, stopwatch
 from trueup import metrics
-from trueup.metrics import hypotheses, significance
+from trueup.metrics import hypothesis_tests as hypotheses
+from trueup.metrics import intervals as significance
 
 Pair = tuple[Tensor, Tensor]
 

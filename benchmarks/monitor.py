@@ -62,9 +62,9 @@ def watched(seed: int, *, rows: int, drift: int) -> Stream:
     """One stream, its temperature 1 up to row `drift` and 1.5 after it."""
     import torch
 
-    from trueup.bins import Bins, equal_width
+    from trueup.core.bins import Bins, equal_width
+    from trueup.core.row_scores import rows as scored
     from trueup.monitor import Monitor
-    from trueup.rows import rows as scored
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)

@@ -125,7 +125,9 @@ def elsewhere(memory: Executor, verb: str) -> float:
 
 def sharded(folder: str, executor: Executor, verb: str) -> float:
     """A verb over the files; what it found, as one number."""
-    from trueup.shards import Shards, evaluate, fit
+    from trueup.calibrators.sharded import fit
+    from trueup.io.shards import Shards
+    from trueup.metrics.sharded import evaluate
 
     shards = Shards.of(folder)
     if verb == "evaluate":
@@ -138,7 +140,7 @@ _HELD: list[tuple[np.ndarray, np.ndarray]] = []
 
 def hold(folder: str) -> int:
     """Read all files into this process' memory."""
-    from trueup.shards import Shards
+    from trueup.io.shards import Shards
 
     shards = Shards.of(folder)
     parts = [part for path in shards.paths for part in shards.read(path)]

@@ -34,14 +34,14 @@ from torch.utils.data import TensorDataset
 
 import trueup
 from trueup import losses, metrics
+from trueup.io.predictions import Predictions
 from trueup.metrics import ranking, regression
-from trueup.networks import CNN, MLP
-from trueup.predictions import Predictions
-from trueup.sequences import CharTransformer, TextCNN
-from trueup.study.doubt import forecast, tensors_of, whole
+from trueup.models.networks import CNN, MLP
+from trueup.models.sequences import CharTransformer, TextCNN
+from trueup.models.uncertainty import moments
+from trueup.study.papers.clue.mc_dropout import forecast, tensors_of, whole
 from trueup.training.calibratability import FIGURES, Row, Summary, calibratability, summarise
 from trueup.training.data import load_data
-from trueup.uncertainty import moments
 
 OTHERS, CLUES, SAME = 1.1, 2.5, 1e-4
 """The most that a step may cost in steps of cross-entropy, of a loss and of CLUE; how far loss curves may part."""

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trueup.streaming import ECE, NLL, CalibrationTable
+from trueup.integrations.torchmetrics import ECE, NLL, CalibrationTable
 
 
 class Digits(lightning.LightningModule):

@@ -8,61 +8,62 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trueup.core.version import __version__
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS
-from trueup.version import __version__
 
 if TYPE_CHECKING:
     from trueup import losses, metrics
-    from trueup.arrays import flatten, from_binary, from_probs
-    from trueup.artifact import load_calibrator, save_calibrator
+    from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.clamping import clamp, load_clamped, save_clamped
-    from trueup.combine import chain, choose, cross_fit, grid, one_vs_rest, refinement
-    from trueup.models import Calibrated, collect, on_model
+    from trueup.core.arrays import flatten, from_binary, from_probs
+    from trueup.core.tally import Tally
+    from trueup.io.artifacts import load_calibrator, save_calibrator
+    from trueup.io.predictions import Predictions, load, save, stream
+    from trueup.metrics.table import Scores, compare, evaluate
+    from trueup.models.calibrated import Calibrated, collect, on_model
     from trueup.monitor import Monitor
-    from trueup.predictions import Predictions, load, save, stream
-    from trueup.scores import Scores, compare, evaluate
-    from trueup.tally import Tally
 
 _WHERE = {
-    "flatten": "arrays",
-    "from_binary": "arrays",
-    "from_probs": "arrays",
-    "Predictions": "predictions",
-    "load": "predictions",
-    "save": "predictions",
-    "stream": "predictions",
-    "Scores": "scores",
-    "compare": "scores",
-    "evaluate": "scores",
+    "flatten": "core.arrays",
+    "from_binary": "core.arrays",
+    "from_probs": "core.arrays",
+    "Predictions": "io.predictions",
+    "load": "io.predictions",
+    "save": "io.predictions",
+    "stream": "io.predictions",
+    "Scores": "metrics.table",
+    "compare": "metrics.table",
+    "evaluate": "metrics.table",
     "Monitor": "monitor",
-    "Tally": "tally",
-    "Calibrated": "models",
-    "collect": "models",
-    "on_model": "models",
+    "Tally": "core.tally",
+    "Calibrated": "models.calibrated",
+    "collect": "models.calibrated",
+    "on_model": "models.calibrated",
     "clamp": "clamping",
     "load_clamped": "clamping",
     "save_clamped": "clamping",
-    "chain": "combine",
-    "choose": "combine",
-    "cross_fit": "combine",
-    "grid": "combine",
-    "load_calibrator": "artifact",
-    "one_vs_rest": "combine",
-    "refinement": "combine",
-    "save_calibrator": "artifact",
+    "chain": "calibrators.compose",
+    "choose": "calibrators.compose",
+    "cross_fit": "calibrators.compose",
+    "grid": "calibrators.compose",
+    "load_calibrator": "io.artifacts",
+    "one_vs_rest": "calibrators.compose",
+    "refinement": "calibrators.compose",
+    "save_calibrator": "io.artifacts",
 }
 
 _ROOMS = (
+    "calibrators",
     "clamping",
-    "corruptions",
+    "integrations",
+    "io",
     "losses",
     "metrics",
     "models",
     "monitor",
-    "networks",
-    "recalibration",
+    "report",
+    "study",
     "training",
-    "uncertainty",
 )
 
 __all__ = [

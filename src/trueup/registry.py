@@ -111,12 +111,12 @@ METHODS = Lazy(
         **_fits("bbq", bbq="BBQ.fit"),
         **_fits("imax", imax="IMax.fit", imax_shared="IMaxShared.fit"),
         **_fits("spline", spline="Spline.fit"),
-        **_fits("order", order_invariant="OrderInvariant.fit"),
+        **_fits("order_preserving", order_invariant="OrderInvariant.fit"),
         **_fits("diagonal", diagonal="Diagonal.fit"),
-        **_fits("density", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
-        "temperature_histogram": "trueup.pipelines:temperature_histogram",
-        "diagonal_sms": "trueup.pipelines:diagonal_sms",
-        "auto": "trueup.pipelines:auto",
+        **_fits("proximity_aware", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
+        "temperature_histogram": "trueup.calibrators.auto:temperature_histogram",
+        "diagonal_sms": "trueup.calibrators.auto:diagonal_sms",
+        "auto": "trueup.calibrators.auto:auto",
     },
 )
 """Method → `fit(logits, labels) -> Calibrator`."""
@@ -151,7 +151,7 @@ class _Networks(Lazy):
 
     def __getitem__(self, name: str) -> Any:
         if isinstance(name, str) and name.startswith("timm:"):
-            return partial(import_module("trueup.vision").timm_network, name.removeprefix("timm:"))
+            return partial(import_module("trueup.models.timm_networks").timm_network, name.removeprefix("timm:"))
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
@@ -162,22 +162,22 @@ NETWORKS = _Networks(
     "network",
     {
         **{
-            name: f"trueup.networks:{name}"
+            name: f"trueup.models.networks:{name}"
             for name in ("resnet8", "resnet20", "resnet32", "resnet110", "wrn16x4", "wrn28x10", "wrn40x10")
         },
-        "cnn": "trueup.networks:CNN",
-        "mlp": "trueup.networks:MLP",
-        "text_cnn": "trueup.sequences:TextCNN",
-        "char_transformer": "trueup.sequences:CharTransformer",
+        "cnn": "trueup.models.networks:CNN",
+        "mlp": "trueup.models.networks:MLP",
+        "text_cnn": "trueup.models.sequences:TextCNN",
+        "char_transformer": "trueup.models.sequences:CharTransformer",
     },
 )
-"""Network → its maker, which takes the number of outputs first; `timm:resnet18` is timm's (`trueup.vision`)."""
+"""Network → its maker, which takes the number of outputs first; `timm:resnet18` is timm's."""
 
 RECALIBRATIONS = Lazy(
     "recalibration",
     {
-        "variance": "trueup.recalibration.variance:VarianceScaling.fit",
-        "quantiles": "trueup.recalibration.quantiles:IsotonicQuantiles.fit",
+        "variance": "trueup.calibrators.regression.variance:VarianceScaling.fit",
+        "quantiles": "trueup.calibrators.regression.quantiles:IsotonicQuantiles.fit",
     },
 )
 """Recalibration → `fit(mean, std, targets)`, for regression."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.bins import equal_mass
 from trueup.calibrators.bbq import BBQ
+from trueup.core.bins import equal_mass
 
 
 def slow_bbq(scores, hits, at):

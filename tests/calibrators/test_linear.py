@@ -6,13 +6,13 @@ import torch
 
 from strategies import calibrated
 from trueup import METHODS, load, metrics
-from trueup import native as room
 from trueup.calibrators import curvature
 from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
 from trueup.calibrators.penalties import PENALTIES, best_of
 from trueup.calibrators.temperature import Temperature
-from trueup.sums import _torch_vector, temperature_sums, vector_sums
+from trueup.core import native as room
+from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums
 
 LOGITS, LABELS = calibrated(800, 4, temperature=2.0)
 Z, Y = torch.tensor(LOGITS), torch.tensor(LABELS)

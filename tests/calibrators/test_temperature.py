@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from strategies import calibrated
 from trueup import load, metrics
-from trueup import native as room
-from trueup.calibrators.inverse import inverse_temperature
 from trueup.calibrators.temperature import FINE, WIDE, Temperature, grid_errors
-from trueup.optimise import FitError, newton
-from trueup.rows import rows
-from trueup.sums import temperature_sums
+from trueup.calibrators.temperature_search import inverse_temperature
+from trueup.core import native as room
+from trueup.core.loss_sums import temperature_sums
+from trueup.core.optimize import FitError, newton
+from trueup.core.row_scores import rows
 
 
 def best_nll(logits, labels):

@@ -10,9 +10,9 @@ from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
 from trueup.clamping.ablation import GAMMAS, SEEDS, ablate, compare_starts, sweep_gamma
-from trueup.clamping.sgd import paper
-from trueup.models import collect
-from trueup.networks import MLP
+from trueup.clamping.published import paper
+from trueup.models.calibrated import collect
+from trueup.models.networks import MLP
 
 
 def loader(seed, model, n=300, shift=0.4):

@@ -12,8 +12,8 @@ from torch import nn
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import RECIPES, Clamped, FitRecord, Shift, clamp
-from trueup.clamping.sgd import code, paper
-from trueup.models import Calibrated, collect
+from trueup.clamping.published import code, paper
+from trueup.models.calibrated import Calibrated, collect
 
 SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch=64), "code": partial(code, epochs=2, batch=64)}
 
@@ -242,8 +242,8 @@ def test_wrong_options_are_named(options, message):
 
 def test_it_tells_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setenv("TRUEUP_PROGRESS", "1")
-    monkeypatch.setattr("trueup.progress.PATIENCE", 0.0)
-    monkeypatch.setattr("trueup.progress.PAUSE", 0.0)
+    monkeypatch.setattr("trueup.core.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("trueup.core.progress.PAUSE", 0.0)
     clamp(network(), loader(), lam=0.01)
     told = capsys.readouterr()
     assert told.out == ""

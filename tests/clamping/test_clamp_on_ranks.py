@@ -14,7 +14,7 @@ from torch import nn
 
 from trueup.clamping import clamp
 from trueup.clamping.projected import projected
-from trueup.networks import MLP
+from trueup.models.networks import MLP
 
 SHARES = (slice(0, 260), slice(260, 600))
 WAYS = {

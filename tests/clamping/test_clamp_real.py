@@ -10,9 +10,9 @@ from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
 from trueup.clamping.subspace import subspace
-from trueup.corruptions import corrupt
-from trueup.models import collect
-from trueup.networks import Normalise, load_weights, resnet20
+from trueup.models.calibrated import collect
+from trueup.models.corruptions import corrupt
+from trueup.models.networks import Normalise, load_weights, resnet20
 
 
 @pytest.fixture(scope="module")

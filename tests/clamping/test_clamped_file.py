@@ -8,10 +8,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from trueup.artifact import header, load_calibrator
 from trueup.clamping import clamp
-from trueup.clamping.file import load_clamped, save_clamped
-from trueup.models import Calibrated
+from trueup.clamping.clamped_file import load_clamped, save_clamped
+from trueup.io.artifacts import header, load_calibrator
+from trueup.models.calibrated import Calibrated
 
 
 def network(inputs=4, classes=3):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.clamping.inputs import Inputs
+from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.maps import Affine, Shift
 from trueup.clamping.network import Network
-from trueup.clamping.shift import Affine, Shift
-from trueup.networks import MLP
+from trueup.models.networks import MLP
 
 
 def images(n=9):

@@ -9,8 +9,8 @@ import torch
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
 from trueup.clamping.closed import SCALES, closed
-from trueup.models import Calibrated, collect
-from trueup.networks import MLP
+from trueup.models.calibrated import Calibrated, collect
+from trueup.models.networks import MLP
 
 
 def sample(n=200, reach=0.6):

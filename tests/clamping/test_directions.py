@@ -6,10 +6,10 @@ import torch
 from scipy.fft import idctn
 from torch import nn
 
+from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.directions import cosines, directions, entropy_gradient, principal
-from trueup.clamping.inputs import Inputs
 from trueup.clamping.network import Network
-from trueup.networks import MLP
+from trueup.models.networks import MLP
 
 
 def network_of(x, model):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import reference
 from strategies import calibrated, pairs
-from trueup.calibrators.inverse import focal_weight
 from trueup.calibrators.temperature import Temperature
+from trueup.calibrators.temperature_search import focal_weight
 from trueup.clamping.lemma import lemma_residual
 
 

@@ -10,13 +10,13 @@ from scipy.optimize import minimize
 from torch import nn
 
 from trueup.clamping import clamp
-from trueup.clamping.chart import Chart
-from trueup.clamping.inputs import Inputs
+from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.coordinates import Chart
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss, Penalty
+from trueup.clamping.problem import Problem
 from trueup.clamping.projected import projected
 from trueup.clamping.projection import Projected, descend
-from trueup.clamping.recipe import Problem
 
 
 def sample(n=200, moved=1.0):

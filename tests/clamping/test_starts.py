@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.clamping.inputs import Inputs
+from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.network import Network
 from trueup.clamping.starts import check_box, corner_of, data_driven, entropy_slope, random, theorem, zero
-from trueup.networks import MLP
+from trueup.models.networks import MLP
 
 
 def network(model, x, box=None, batch=7):

@@ -13,7 +13,7 @@ from trueup import metrics
 from trueup.clamping import Affine, clamp
 from trueup.clamping.search import search
 from trueup.clamping.subspace import AFFORDED, subspace
-from trueup.models import collect
+from trueup.models.calibrated import collect
 
 
 class Blobs(nn.Module):

@@ -132,11 +132,11 @@ def idle(monkeypatch):
         raise AssertionError("the work has begun")
 
     for work in (
-        "trueup.audit.audit",
-        "trueup.predictions.load",
+        "trueup.report.audit.audit",
+        "trueup.io.predictions.load",
         "trueup.training.data.load_data",
         "trueup.study.run",
-        "trueup.cli.made.model_at",
+        "trueup.cli.resolve.model_at",
     ):
         monkeypatch.setattr(work, begun)
 
@@ -202,7 +202,7 @@ def test_what_is_asked_wrongly_is_noticed_before_the_work(folder, command, monke
     def begun(*args, **options):
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("trueup.audit.audit", begun)
+    monkeypatch.setattr("trueup.report.audit.audit", begun)
     for classes, names in (("cat,dog", 2), ("a,b,c,d", 4)):
         said = line_of(command("report", "val.npz", "--classes", classes, code=2))
         assert f"--classes must name the 3 classes, got {names} names" in said
@@ -235,8 +235,8 @@ def test_errors_name_options_and_no_functions(folder, command):
 
 
 def test_files_of_another_kind_name_the_verb_that_reads_them(folder, command):
+    from trueup.calibrators.regression import VarianceScaling, save_recalibrator
     from trueup.monitor import Monitor, save_monitor
-    from trueup.recalibration import VarianceScaling, save_recalibrator
 
     save_recalibrator(VarianceScaling(1.5), "re.safetensors")
     save_monitor(Monitor(3), "watch.safetensors")
@@ -255,7 +255,7 @@ def test_other_failures_are_code_1(folder, command, monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("the disk\nis gone")
 
-    monkeypatch.setattr("trueup.scores.evaluate", broken)
+    monkeypatch.setattr("trueup.metrics.table.evaluate", broken)
     line = line_of(command("evaluate", "test.npz", code=1))
     assert line == "trueup: RuntimeError: the disk is gone; TRUEUP_DEBUG=1 shows where\n"
 
@@ -270,7 +270,7 @@ def test_a_stop_is_code_130(folder, command, monkeypatch):
     def stopped(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueup.predictions.load", stopped)
+    monkeypatch.setattr("trueup.io.predictions.load", stopped)
     assert line_of(command("evaluate", "test.npz", code=130)) == "trueup: interrupted\n"
 
 

@@ -10,8 +10,10 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from trueup.cli import app, clamp, measure, start, train
+from trueup.cli import app, clamp, train
+from trueup.cli import evaluate as measure
 from trueup.cli import options as o
+from trueup.cli import serve as start
 from trueup.cli.defaults import default_of
 
 VERBS = (
@@ -81,7 +83,7 @@ def test_the_text_of_a_signature_says_what_the_signature_does(where, options):
 
 def test_what_is_not_told_is_nothing():
     assert default_of(o.COMPARE, "nonsense") == ""
-    assert default_of("trueup.scores:nonsense", "bins") == ""
+    assert default_of("trueup.metrics.table:nonsense", "bins") == ""
     assert default_of("trueup.nonsense:compare", "bins") == ""
 
 
@@ -89,7 +91,7 @@ def test_help_imports_nothing_heavy():
     code = f"""
 import sys
 from typer.testing import CliRunner
-from trueup.cli import app, clamp, measure, start, train
+from trueup.cli import app, clamp, evaluate as measure, serve as start, train
 from trueup.cli import options as o
 from trueup.cli.defaults import default_of
 for verb in {("", *VERBS)}:

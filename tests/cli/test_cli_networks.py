@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import trueup
-from trueup.cli.made import model_at
+from trueup.cli.resolve import model_at
 from trueup.training.data import load_data
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")

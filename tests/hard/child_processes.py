@@ -15,10 +15,10 @@ FORKS.set_forkserver_preload(
         "trueup.cli.verbs",
         "trueup.clamping",
         "trueup.monitor",
-        "trueup.predictions",
-        "trueup.recalibration.file",
+        "trueup.io.predictions",
+        "trueup.calibrators.regression.file",
         "trueup.report.page",
-        "trueup.scores",
+        "trueup.metrics.table",
         "trueup.shards",
     ]
 )

@@ -13,12 +13,12 @@ def good(folder):
     import torch
 
     import trueup
-    from trueup.artifact import save_calibrator
-    from trueup.monitor.file import save_monitor
-    from trueup.monitor.watch import Monitor
-    from trueup.recalibration.file import save_recalibrator
-    from trueup.recalibration.quantiles import IsotonicQuantiles
-    from trueup.recalibration.variance import VarianceScaling
+    from trueup.calibrators.regression.file import save_recalibrator
+    from trueup.calibrators.regression.quantiles import IsotonicQuantiles
+    from trueup.calibrators.regression.variance import VarianceScaling
+    from trueup.io.artifacts import save_calibrator
+    from trueup.monitor.checkpoint import save_monitor
+    from trueup.monitor.monitor import Monitor
 
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(24, 3))
@@ -64,7 +64,7 @@ def good(folder):
     save_monitor(monitor, path("monitor.safetensors"))
     found["headers"].append((path("monitor.safetensors"), readers.read_monitor))
 
-    from trueup.clamping.file import save_clamped
+    from trueup.clamping.clamped_file import save_clamped
     from trueup.clamping.fit import clamp
 
     pairs = [(torch.from_numpy(logits).float(), torch.from_numpy(labels))]

@@ -20,7 +20,7 @@ ALLOWED = (ValueError, FileNotFoundError, PermissionError, ImportError)
 def read_pair(path):
     """load, stream and load_logits must agree on whether the file is whole, and on what is in it."""
     import trueup
-    from trueup.predictions import load_logits
+    from trueup.io.predictions import load_logits
 
     heard = []
     answers = [
@@ -80,7 +80,7 @@ def _numbers(found):
 
 
 def read_calibrator(path):
-    from trueup.artifact import header, load_calibrator
+    from trueup.io.artifacts import header, load_calibrator
 
     nonsense(path, lambda: header(path))
     found = nonsense(path, lambda: load_calibrator(path))
@@ -91,7 +91,7 @@ def read_calibrator(path):
 
 
 def read_recalibrator(path):
-    from trueup.recalibration.file import header, load_recalibrator
+    from trueup.calibrators.regression.file import header, load_recalibrator
 
     nonsense(path, lambda: header(path))
     found = nonsense(path, lambda: load_recalibrator(path))
@@ -103,7 +103,7 @@ def read_recalibrator(path):
 
 
 def read_monitor(path):
-    from trueup.monitor.file import load_monitor
+    from trueup.monitor.checkpoint import load_monitor
 
     found = nonsense(path, lambda: load_monitor(path))
     if found is not None:
@@ -116,7 +116,7 @@ def read_monitor(path):
 def read_clamped(path):
     import torch
 
-    from trueup.clamping.file import load_clamped
+    from trueup.clamping.clamped_file import load_clamped
 
     found = nonsense(path, lambda: load_clamped(torch.nn.Identity(), path))
     if found is not None:
@@ -147,8 +147,8 @@ def read_store(path):
 
 def read_shards(path):
     """The bad shard is named, or left out and counted; the good ones lose no row."""
-    from trueup.shards.reduce import evaluate
-    from trueup.shards.source import Shards
+    from trueup.io.shards import Shards
+    from trueup.metrics.sharded import evaluate
 
     shards = Shards.of(path.parent)
     options = {"replicates": 2, "metrics": ["ece"], "progress": False}

@@ -32,8 +32,8 @@ def good(folder):
     from PIL import Image
     from scipy.io import savemat
 
-    from trueup.training import folder as pictures
-    from trueup.training import readers, tabular, text
+    from trueup.training.data import image_folder as pictures
+    from trueup.training.data import readers, tabular, text
 
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8), np.array([1, 0, 2], np.uint8)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 import trueup
+from trueup.calibrators.regression.file import load_recalibrator, save_recalibrator
+from trueup.calibrators.regression.variance import VarianceScaling
 from trueup.calibrators.temperature import Temperature
-from trueup.disk import replacing
+from trueup.io.atomic import replacing
+from trueup.io.predictions import load_logits, save_logits
 from trueup.monitor import Monitor, load_monitor, save_monitor
-from trueup.predictions import load_logits, save_logits
-from trueup.recalibration.file import load_recalibrator, save_recalibrator
-from trueup.recalibration.variance import VarianceScaling
 
 
 class Save(NamedTuple):
@@ -88,7 +88,7 @@ def read_clamped(path):
 @cache
 def found():
     """An audit, for pages."""
-    from trueup.audit import audit
+    from trueup.report.audit import audit
 
     rng = np.random.default_rng(0)
     z = rng.normal(size=(200, 3))

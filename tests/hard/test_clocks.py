@@ -9,14 +9,14 @@ import pytest
 from asked import overconfident
 
 import trueup
-from trueup.audit import audit
+from trueup.report.audit import audit
 from trueup.study import STUDIES, Options, Store, run
 
 YEAR = 365 * 86400.0
 CLOCKS = {
     "time.monotonic": "a study and its store",
-    "trueup.progress.monotonic": "its progress line",
-    "trueup.audit.run.perf_counter": "an audit",
+    "trueup.core.progress.monotonic": "its progress line",
+    "trueup.report.audit.perf_counter": "an audit",
 }
 """The clocks of the machine that are looked at, and by whom."""
 
@@ -87,7 +87,7 @@ def test_clock_of_kept_monitors(monkeypatch, tmp_path, tell):
 def test_clock_of_the_server(tell):
     """The clock of `trueup serve` jumps a year forward and a year back."""
     serving = pytest.importorskip("serve.serving", reason="the web page needs fastapi: pip install 'trueup[serve]'")
-    from trueup.serve.store import Store as Kept
+    from trueup.serve.session_store import Store as Kept
 
     now = [1e9]
     store = Kept(seconds=3600, most_bytes=1 << 20, clock=lambda: now[0])

@@ -10,7 +10,7 @@ import torch
 
 import trueup
 from strategies import calibrated
-from trueup import native
+from trueup.core import native
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # how fits end is other tests' matter
 

@@ -16,7 +16,7 @@ from saves import SAVES, WRITTEN, beside
 
 import trueup
 from trueup.study import STUDIES, Cell, Options, Store, run
-from trueup.study import page as study_page
+from trueup.study import study_page as study_page
 
 PAGE = 4096
 NOBODY = 65534

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import trueup
 from parts import Evil
-from trueup.predictions import load_logits
+from trueup.io.predictions import load_logits
 
 ALLOWED = (ValueError, FileNotFoundError, ImportError)
 DTYPES = (

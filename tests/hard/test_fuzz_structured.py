@@ -108,7 +108,7 @@ TRAPS = {
 PROGRAM = """
 import resource, sys, trueup
 from trueup.monitor import load_monitor
-from trueup.predictions import load_logits
+from trueup.io.predictions import load_logits
 trueup.load_calibrator, trueup.load
 def streamed(path):
     return list(trueup.stream(path))

@@ -17,7 +17,7 @@ from child_processes import FORKS, command, die_soon, save_for_ever
 from saves import WRITTEN, pair
 
 import trueup
-from trueup.shards import Shards
+from trueup.io.shards import Shards
 
 DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.tmp\w{6}")  # ours, and the one that safetensors makes of it
 

@@ -10,7 +10,7 @@ from reference import binned_errors, equal_mass_index, softmax, top_label
 from reference import sce as slow_sce
 from strategies import calibrated, pairs
 from trueup import metrics
-from trueup.proximity import proximity
+from trueup.metrics.proximity import proximity
 
 
 @given(pairs(max_rows=60), st.integers(1, 20))

@@ -244,7 +244,7 @@ def test_bad_settings_are_refused(options, message):
 
 def test_prometheus_reads_it():
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    from trueup.monitor.prometheus import prometheus_text
+    from trueup.integrations.prometheus import prometheus_text
 
     monitor = Monitor(4)
     monitor.update(*drawn(4000, 2.0))

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from strategies import calibrated  # noqa: E402
 from trueup.clamping.ablation import Row  # noqa: E402
+from trueup.metrics.table import compare  # noqa: E402
+from trueup.models.shift import ShiftRow  # noqa: E402
 from trueup.report import canvas, palette  # noqa: E402
 from trueup.report import records as r  # noqa: E402
 from trueup.report import studies as s  # noqa: E402
 from trueup.report.drawings import draw  # noqa: E402
-from trueup.scores import compare  # noqa: E402
-from trueup.shift import ShiftRow  # noqa: E402
 
 LOGITS, LABELS = calibrated(400, 4, temperature=2.0)
 NOTHING = np.zeros((0, 4)), np.zeros(0, dtype=np.int64)

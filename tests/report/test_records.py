@@ -12,6 +12,7 @@ import reference
 from strategies import calibrated, pairs
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
+from trueup.metrics.table import compare
 from trueup.report.records import (
     class_errors,
     comparison,
@@ -20,7 +21,6 @@ from trueup.report.records import (
     risk_coverage,
     temperature_sweep,
 )
-from trueup.scores import compare
 
 NOTHING = np.zeros((0, 3)), np.zeros(0, dtype=np.int64)
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from trueup import METHODS, Predictions
-from trueup.audit import RAW, audit
 from trueup.report import Report, report
+from trueup.report.audit import audit
+from trueup.report.method_titles import RAW
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 

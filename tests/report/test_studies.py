@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.clamping.ablation import Row
-from trueup.clamping.repair import Repaired
+from trueup.clamping.shift_benchmark import Repaired
+from trueup.models.shift import ShiftRow, by_severity
 from trueup.report.studies import gamma_sweep, learned_epochs, shift_curves, starts
-from trueup.shift import ShiftRow, by_severity
 from trueup.training.history import History
 
 

@@ -26,8 +26,8 @@ from parquet_files import (
     written,
 )
 from trueup import load
-from trueup.parquet_footer import groups_of
-from trueup.parquet_pages import unpacked_bytes
+from trueup.io.parquet_footer import groups_of
+from trueup.io.parquet_pages import unpacked_bytes
 from trueup.serve.limits import declared
 from trueup.serve.settings import Settings
 

@@ -7,7 +7,7 @@ import pytest
 from serving import of, overconfident, served, upload
 
 from trueup.serve import app as room
-from trueup.serve.run import _names
+from trueup.serve.server import _names
 
 STATIC = Path(room.__file__).parent / "static"
 

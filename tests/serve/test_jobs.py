@@ -7,7 +7,7 @@ from serving import finished, fitted, of, overconfident, served, upload, uploade
 
 from trueup import metrics
 from trueup.serve import jobs as room
-from trueup.serve.run import run
+from trueup.serve.server import run
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_failure_is_recorded_and_the_next_fit_runs(monkeypatch, error, told):
 
 
 def test_an_error_of_the_server_is_answered_and_it_lives(monkeypatch):
-    from trueup.serve import pictures
+    from trueup.serve import diagrams as pictures
 
     with served() as client:
         id = uploaded(client, of(overconfident()))["id"]

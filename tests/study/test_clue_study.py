@@ -6,10 +6,13 @@ import torch
 from scipy import stats
 
 from trueup import metrics
-from trueup.study import STUDIES, Options, Store, clue, clue_tables, doubt, run
+from trueup.models.uncertainty import mc_dropout
+from trueup.study import STUDIES, Options, Store, run
 from trueup.study.pairs import paired
+from trueup.study.papers.clue import clue_study as clue
+from trueup.study.papers.clue import clue_tables
+from trueup.study.papers.clue import mc_dropout as doubt
 from trueup.study.tables import Column
-from trueup.uncertainty import mc_dropout
 
 STUDY = STUDIES["clue"]
 SMALL = ("plain", "gaussian", "batch_0.5", "group_0.5", "group_0.5_head")

@@ -10,12 +10,15 @@ import torch
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit import clamp
-from trueup.models import collect
-from trueup.networks import CNN, Normalise, resnet20, resnet110
-from trueup.study import STUDIES, Options, Store, clamping_presets, networks, neural_clamping, run
-from trueup.study.clamping_tables import chosen
-from trueup.study.networks import trained
+from trueup.models.calibrated import collect
+from trueup.models.networks import CNN, Normalise, resnet20, resnet110
+from trueup.study import STUDIES, Options, Store, run
+from trueup.study import trained_networks as networks
+from trueup.study.papers.neural_clamping import clamping_presets
+from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
+from trueup.study.papers.neural_clamping.clamping_tables import chosen
 from trueup.study.run import execute
+from trueup.study.trained_networks import trained
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}

@@ -8,8 +8,9 @@ from scipy import stats
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.study import STUDIES, Options, Store, executor_for, post_hoc, run
-from trueup.study import logits as source
+from trueup.study import STUDIES, Options, Store, executor_for, run
+from trueup.study.papers.post_hoc import logit_files as source
+from trueup.study.papers.post_hoc import post_hoc_study as post_hoc
 from trueup.study.ranks import ranking
 
 STUDY = STUDIES["post-hoc"]

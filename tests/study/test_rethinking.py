@@ -5,13 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from trueup.study import STUDIES, Cell, Options, Store, rethinking, run
+from trueup.study import STUDIES, Cell, Options, Store, run
 from trueup.study.cell import as_json
-from trueup.study.facts import printed
-from trueup.study.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
-from trueup.study.rethinking_runs import parts, work
+from trueup.study.papers.rethinking import rethinking_study as rethinking
+from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
+from trueup.study.papers.rethinking.rethinking_runs import parts, work
+from trueup.study.published import printed
 from trueup.study.store import checked_rows
-from trueup.training.classes import GROUPS
+from trueup.training.data.class_names import GROUPS
 
 STUDY = STUDIES["rethinking"]
 TINY = Plan(

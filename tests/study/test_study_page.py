@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from trueup.study import Options, Store, Study, product
-from trueup.study.beside import beside, plain_name
-from trueup.study.facts import printed
-from trueup.study.page import save, table_html
+from trueup.study.paper_comparison import beside, plain_name
+from trueup.study.published import printed
+from trueup.study.study_page import save, table_html
 from trueup.study.tables import Column, tabulate
 
 EVIL = '</style><script>alert(1)</script><img src=x onerror=alert(2)> & "co"'

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from trueup.study.facts import printed
+from trueup.study.published import printed
 from trueup.study.tables import Column, save, tabulate
 
 ECE = Column("ece", "ECE, %", scale=100, digits=2)

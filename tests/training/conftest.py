@@ -4,7 +4,7 @@ import urllib.error
 
 import pytest
 
-from trueup.training import sources
+from trueup.training.data import sources
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from parts import names
-from trueup.training import sources
-from trueup.training.data import DATASETS, load_data
+from trueup.training.data import DATASETS, load_data, sources
 
 pytestmark = pytest.mark.usefixtures("offline")
 

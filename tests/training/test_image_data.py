@@ -10,10 +10,10 @@ import torch
 from scipy.io import savemat
 
 from parts import Evil, Saved, names, numbered, numbers, saved
-from trueup.training import folder, sources
-from trueup.training.classes import HUNDRED
-from trueup.training.data import load_data
-from trueup.training.readers import cifar_pickle
+from trueup.training.data import image_folder as folder
+from trueup.training.data import load_data, sources
+from trueup.training.data.class_names import HUNDRED
+from trueup.training.data.readers import cifar_pickle
 
 pytestmark = pytest.mark.usefixtures("offline")
 

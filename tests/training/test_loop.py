@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 pytest.importorskip("lightning.fabric", reason="Lightning Fabric is not installed")
 
 from trueup import losses, metrics
-from trueup.networks import MLP
+from trueup.models.networks import MLP
 from trueup.training.history import History
 from trueup.training.loop import TrainingError, train
 

@@ -11,14 +11,14 @@ from torch.utils.data import TensorDataset
 pytest.importorskip("lightning.fabric", reason="Lightning Fabric is not installed")
 
 from trueup import losses, metrics
+from trueup.calibrators.regression import VarianceScaling
 from trueup.metrics import regression
-from trueup.networks import MLP
-from trueup.recalibration import VarianceScaling
-from trueup.sequences import CharTransformer
+from trueup.models.networks import MLP
+from trueup.models.sequences import CharTransformer
+from trueup.models.uncertainty import mc_dropout, moments
+from trueup.training.data.dataset import Data
 from trueup.training.loop import TrainingError, train
-from trueup.training.record import Data
 from trueup.training.tasks import Classification, Forecasts, Regression
-from trueup.uncertainty import mc_dropout, moments
 
 TOKENS = Classification(classes="last")
 

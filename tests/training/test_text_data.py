@@ -5,8 +5,8 @@ import types
 import pytest
 
 from parts import Saved, names, saved
-from trueup.training.classes import GROUPS, QUESTIONS
 from trueup.training.data import load_data
+from trueup.training.data.class_names import GROUPS, QUESTIONS
 
 pytestmark = pytest.mark.usefixtures("offline")
 

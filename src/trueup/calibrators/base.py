@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_logits, computable, like
-from trueup.optimise import Certificate
-from trueup.parameters import Parametrised
+from trueup.core.arrays import as_logits, computable, like
+from trueup.core.module import Parametrised
+from trueup.core.optimize import Certificate
 
 HAIR = 1e-5
 """By how much of itself the predicted class's probability stays above the others where it would not by itself."""

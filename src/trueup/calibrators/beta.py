@@ -7,7 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
     class_blocks,
@@ -18,7 +17,8 @@ from trueup.calibrators.platt import (
     logistic,
     normalised,
 )
-from trueup.optimise import Certificate
+from trueup.core.arrays import as_tensors
+from trueup.core.optimize import Certificate
 
 
 class Beta(Calibrator):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.optimise import Certificate, lbfgs
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
 """Penalty on the squared steps between the logarithms of neighbouring slopes."""

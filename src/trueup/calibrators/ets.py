@@ -11,10 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.inverse import HOT, brier_inverse_temperature, chunks_of, inverse_temperature, scale_of
-from trueup.optimise import FitError
+from trueup.calibrators.temperature_search import (
+    HOT,
+    brier_inverse_temperature,
+    chunks_of,
+    inverse_temperature,
+    scale_of,
+)
+from trueup.core.arrays import as_tensors
+from trueup.core.optimize import FitError
 
 Loss = Literal["brier", "nll"]
 

@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from torch import Tensor
 
-from trueup.arrays import as_tensors
-from trueup.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
-from trueup.rows import confidences_and_hits, top_tally
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
+from trueup.core.row_scores import confidences_and_hits, top_tally
 
 Empty = Literal["midpoint", "zero", "mean"]
 

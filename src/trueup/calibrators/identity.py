@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
+from trueup.core.arrays import as_tensors
 
 
 class Identity(Calibrator):

@@ -10,12 +10,12 @@ import torch
 from scipy.special import expit, xlogy
 from torch import Tensor
 
-from trueup.arrays import as_logits, as_tensors, computable, like
-from trueup.bins import BINS, equal_width
 from trueup.calibrators.base import Calibrator, TopLabel, spread
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, one_vs_rest, step
 from trueup.calibrators.platt import log_probs_and_rests
-from trueup.rows import confidences
+from trueup.core.arrays import as_logits, as_tensors, computable, like
+from trueup.core.bins import BINS, equal_width
+from trueup.core.row_scores import confidences
 
 _FAR = 700.0  # log-odds beyond this count as this: exp(−700) is still a number
 _SEEDING = 2048  # evenly ranked log-odds among which the first representatives are drawn

@@ -9,8 +9,6 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
-from trueup.bins import tie_ends
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import (
     BEYOND,
@@ -24,8 +22,10 @@ from trueup.calibrators.per_class import (
     table,
 )
 from trueup.calibrators.temperature import Temperature
-from trueup.optimise import Certificate
-from trueup.rows import confidences_and_hits
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.bins import tie_ends
+from trueup.core.optimize import Certificate
+from trueup.core.row_scores import confidences_and_hits
 
 
 class Isotonic(TopLabel):

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import computable
 from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
-from trueup.native import one_thread
-from trueup.optimise import Certificate, Objective, Stage, lbfgs
-from trueup.rows import log_normaliser
-from trueup.sums import vector_sums
+from trueup.core.arrays import computable
+from trueup.core.loss_sums import vector_sums
+from trueup.core.native import one_thread
+from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
+from trueup.core.row_scores import log_normaliser
 
 _CHUNK = 1 << 19
 _SMALL_PROBLEM = 1 << 23

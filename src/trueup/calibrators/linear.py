@@ -7,12 +7,12 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.inverse import inverse_temperature, near_inverse_temperature
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
 from trueup.calibrators.penalties import regularised
-from trueup.optimise import Certificate
+from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
+from trueup.core.arrays import as_tensors
+from trueup.core.optimize import Certificate
 
 L = TypeVar("L", bound="Linear")
 

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from trueup.calibrators.inverse import near_inverse_temperature
 from trueup.calibrators.likelihood import Penalty, Problem
-from trueup.native import one_thread
-from trueup.optimise import Certificate
-from trueup.rows import hashed_groups
+from trueup.calibrators.temperature_search import near_inverse_temperature
+from trueup.core.native import one_thread
+from trueup.core.optimize import Certificate
+from trueup.core.row_scores import hashed_groups
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, spread
-from trueup.portable import count_below
-from trueup.rows import confidences
+from trueup.core.onnx_ops import count_below
+from trueup.core.row_scores import confidences
 
 ORDER = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""

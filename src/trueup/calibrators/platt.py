@@ -8,10 +8,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
 from trueup.calibrators.base import Calibrator
-from trueup.optimise import Certificate, FitError
-from trueup.portable import softplus
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.onnx_ops import softplus
+from trueup.core.optimize import Certificate, FitError
 
 _BLOCK = 1 << 21
 """Numbers of one feature in a block of classes that is fitted together."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_logits, as_tensors, computable, like
-from trueup.bins import Bins, equal_mass
 from trueup.calibrators.base import TopLabel
 from trueup.calibrators.per_class import keep_curve, on_top, step
 from trueup.calibrators.temperature import Temperature
-from trueup.rows import confidences
+from trueup.core.arrays import as_logits, as_tensors, computable, like
+from trueup.core.bins import Bins, equal_mass
+from trueup.core.row_scores import confidences
 
 
 class ScalingBinning(TopLabel):

@@ -10,12 +10,12 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.arrays import as_logits, as_tensors, as_vector, computable, like
-from trueup.bins import tie_ends
 from trueup.calibrators.base import TopLabel
 from trueup.calibrators.per_class import checked_margin, interpolate, keep_curve, on_top
+from trueup.core.arrays import as_logits, as_tensors, as_vector, computable, like
+from trueup.core.bins import tie_ends
+from trueup.core.row_scores import confidences_and_hits
 from trueup.metrics.smooth import check_place, ranked
-from trueup.rows import confidences_and_hits
 
 KNOTS = 6
 """Knots of the spline, as in the paper's released experiments; so many rows a fit needs."""

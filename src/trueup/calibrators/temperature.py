@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_tensors
-from trueup.bins import BINS, Bins, equal_width, rounding
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.inverse import (
+from trueup.calibrators.temperature_search import (
     brier_inverse_temperature,
     focal_inverse_temperature,
     inverse_temperature,
     scale_of,
 )
-from trueup.optimise import Certificate
-from trueup.rows import confidences, confidences_and_hits
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, Bins, equal_width, rounding
+from trueup.core.optimize import Certificate
+from trueup.core.row_scores import confidences, confidences_and_hits
 
 FINE = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from trueup import metrics
-from trueup.arrays import Array
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit import clamp
-from trueup.clamping.recipe import Recipe
-from trueup.clamping.record import Clamped
-from trueup.models import Calibrated, collect
+from trueup.clamping.fit_record import Clamped
+from trueup.clamping.problem import Recipe
+from trueup.core.arrays import Array
+from trueup.models.calibrated import Calibrated, collect
 
 GAMMAS = tuple(i / 20 for i in range(21))
 """0, 0.05, … 1: the exponents of the paper's second figure."""

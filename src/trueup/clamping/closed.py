@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trueup.clamping.recipe import Problem, Solution
+from trueup.clamping.problem import Problem, Solution
 from trueup.clamping.starts import theorem, warn_if_contradicted
 
 SCALES = (0.25, 0.5, 0.75, 1.0)

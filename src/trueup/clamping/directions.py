@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueup.clamping.network import Network
 from trueup.clamping.starts import entropy_slope
-from trueup.distributed import reduced
+from trueup.core.distributed import reduced
 
 MOST = 16
 """Directions beside the entropy gradient: each costs a forward pass over the subsample that is differentiated."""

@@ -14,28 +14,29 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trueup.bins import BINS
-from trueup.calibrators.inverse import inverse_temperature, scale_of
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping import options, starts
+from trueup.calibrators.temperature_search import inverse_temperature, scale_of
+from trueup.clamping import arguments as options
+from trueup.clamping import starts
+from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.closed import closed
+from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.folds import dealt, left_out, parted
-from trueup.clamping.inputs import Inputs
 from trueup.clamping.lemma import lemma_residual
+from trueup.clamping.maps import Box
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss, Norm, Penalty
+from trueup.clamping.problem import InputMap, Lam, Problem, Recipe, Solution
 from trueup.clamping.projected import projected
-from trueup.clamping.recipe import InputMap, Lam, Problem, Recipe, Solution
-from trueup.clamping.record import Clamped, FitRecord
-from trueup.clamping.sgd import code, paper
-from trueup.clamping.shift import Box
+from trueup.clamping.published import code, paper
 from trueup.clamping.subspace import subspace
-from trueup.distributed import rank
+from trueup.core.bins import BINS
+from trueup.core.distributed import rank
+from trueup.core.optimize import FitError
+from trueup.core.progress import track
 from trueup.metrics import ece
-from trueup.models import device_of, frozen, unwrapped
-from trueup.optimise import FitError
-from trueup.outputs import Device
-from trueup.progress import track
+from trueup.models.batches import Device
+from trueup.models.calibrated import device_of, frozen, unwrapped
 
 RECIPES: Mapping[str, Recipe] = {
     "subspace": subspace,

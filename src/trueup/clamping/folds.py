@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.inputs import Inputs
+from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss
-from trueup.distributed import everyone, rank
+from trueup.core.distributed import everyone, rank
 
 HELD_OUT = 5
 """One sample in so many is left out of a fit to judge it."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trueup.arrays import as_tensors, computable
-from trueup.calibrators.inverse import focal_weight
+from trueup.calibrators.temperature_search import focal_weight
+from trueup.core.arrays import as_tensors, computable
 
 _CHUNK = 1 << 20
 

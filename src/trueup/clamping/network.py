@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trueup.arrays import as_tensors, computable
+from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.gradients import gradients_of, traced
-from trueup.clamping.inputs import Inputs
-from trueup.clamping.shift import Affine, Box, Shift
-from trueup.distributed import everyone, gathered, reduced, together
-from trueup.models import Calibrated, embedding_of, place_of
-from trueup.outputs import Batch, Device, logits_of, tensors_in
+from trueup.clamping.maps import Affine, Box, Shift
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.distributed import everyone, gathered, reduced, together
+from trueup.models.batches import Batch, Device, logits_of, tensors_in
+from trueup.models.calibrated import Calibrated, embedding_of, place_of
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 """dL/dz of a loss that is a sum over the rows, given logits and labels."""
@@ -60,7 +60,7 @@ class Network:
     It is for use inside `frozen(model)`, which it leaves to the caller. Passes are counted in units of the whole set;
     all ranks' samples are seen by each of them, and sums over samples are over all ranks'.
 
-    >>> from trueup.clamping.inputs import Inputs
+    >>> from trueup.clamping.calibration_set import Inputs
     >>> inputs = Inputs.read([(torch.eye(3), torch.tensor([0, 1, 1]))], device="cpu")
     >>> network = Network(nn.Identity(), inputs)
     >>> network.logits(Shift(torch.tensor([0.5, 0.0, 0.0])))[0]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import computable
-from trueup.calibrators.inverse import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
-from trueup.sums import temperature_sums
+from trueup.calibrators.temperature_search import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
+from trueup.core.arrays import computable
+from trueup.core.loss_sums import temperature_sums
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueup.clamping.chart import Chart
+from trueup.clamping.coordinates import Chart
 from trueup.clamping.folds import HELD_OUT, dealt, left_out, parted
 from trueup.clamping.objective import Norm
+from trueup.clamping.problem import Problem
 from trueup.clamping.projection import Projected, descend, first_unit
-from trueup.clamping.recipe import Problem
 
 WORSE = 1.02
 """Less penalty is tried until the loss on the samples left out is so many times the least."""

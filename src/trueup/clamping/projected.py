@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trueup.clamping.chart import Chart, channel_spread
+from trueup.clamping.coordinates import Chart, channel_spread
+from trueup.clamping.maps import detached
 from trueup.clamping.penalty import choose, penalties
+from trueup.clamping.problem import Problem, Solution, given_lam, temperature_alone
 from trueup.clamping.projection import Projected, descend, first_unit
-from trueup.clamping.recipe import Problem, Solution, given_lam, temperature_alone
-from trueup.clamping.shift import detached
 
 STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried by default: of a δ as long as a typical input."""

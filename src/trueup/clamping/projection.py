@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.chart import Chart
-from trueup.clamping.inputs import Inputs
-from trueup.clamping.linear import STEP
+from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.coordinates import Chart
+from trueup.clamping.linearized import STEP
 from trueup.clamping.objective import Penalty
-from trueup.clamping.recipe import Problem
-from trueup.distributed import gathered
-from trueup.optimise import FitError, Stage, lbfgs
+from trueup.clamping.problem import Problem
+from trueup.core.distributed import gathered
+from trueup.core.optimize import FitError, Stage, lbfgs
 
 STALE = 0.03
 """By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.chart import Chart
+from trueup.clamping.coordinates import Chart
 from trueup.clamping.folds import parted
-from trueup.clamping.linear import Linear
+from trueup.clamping.linearized import Linear
+from trueup.clamping.problem import Problem
 from trueup.clamping.projection import Point, Projected, descend
-from trueup.clamping.recipe import Problem
 
 FEW = 500
 """So many samples, or a fifth if that is more, show the first part of the way."""

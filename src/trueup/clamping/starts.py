@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup import metrics
 from trueup.clamping.network import Network
-from trueup.distributed import gathered
+from trueup.core.distributed import gathered
 
 SMALL = 1e-3
 """Standard deviation of a random start in the released demonstration; its class has 0.01 by default."""

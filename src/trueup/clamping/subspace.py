@@ -9,16 +9,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trueup.clamping.chart import Chart, channel_spread
+from trueup.clamping.coordinates import Chart, channel_spread
 from trueup.clamping.directions import directions, entropy_gradient
 from trueup.clamping.evidence import gradient_test
 from trueup.clamping.folds import HELD_OUT, dealt, left_out, parted
-from trueup.clamping.linear import Linear, Validated, differentiate, room, validate
+from trueup.clamping.linearized import Linear, Validated, differentiate, room, validate
+from trueup.clamping.maps import detached
 from trueup.clamping.penalty import penalties
+from trueup.clamping.problem import Problem, Solution, given_lam, temperature_alone
 from trueup.clamping.projection import Point
-from trueup.clamping.recipe import Problem, Solution, given_lam, temperature_alone
 from trueup.clamping.search import Ground, Search, search, widened
-from trueup.clamping.shift import detached
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from trueup.cli import made
 from trueup.cli import options as o
+from trueup.cli import resolve as made
 from trueup.cli.errors import hushed
+from trueup.cli.evaluate import print_scores
 from trueup.cli.files import output
-from trueup.cli.measure import print_scores
 from trueup.cli.output import print_json, print_remarks
 
 CLAMP = "trueup.clamping.fit:clamp"
@@ -118,10 +118,10 @@ def clamp(
 
 
 def _before_and_after(network: Any, clamped: Any, loaders: list[Any], progress: bool) -> Any:
-    from trueup.models import collect
-    from trueup.predictions import Predictions
+    from trueup.io.predictions import Predictions
+    from trueup.metrics.table import compare
+    from trueup.models.calibrated import collect
     from trueup.registry import METHODS
-    from trueup.scores import compare
 
     val, test = (collect(network, loader, progress=progress) for loader in loaders)
     temperature = METHODS["temperature"](*val)

@@ -14,7 +14,7 @@ def default_of(where: str, option: str) -> str:
 
     A name is followed to the module that gives it a value.
 
-    >>> default_of("trueup.scores:evaluate", "bins"), default_of("trueup.scores:evaluate", "level")
+    >>> default_of("trueup.metrics.table:evaluate", "bins"), default_of("trueup.metrics.table:evaluate", "level")
     ('15', '0.95')
     """
     module, name = where.split(":")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from trueup.wording import of_files
+from trueup.core.wording import of_files
 
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
 """Codes: what was asked cannot be done; it could, but failed; the user stopped it."""

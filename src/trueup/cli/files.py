@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from trueup.arrays import Array
-    from trueup.predictions import Predictions
-    from trueup.shards import Shards
+    from trueup.core.arrays import Array
+    from trueup.io.predictions import Predictions
+    from trueup.io.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Names:
     def read(self, path: Path, split: str | None = None) -> Predictions:
         """Predictions of a file, or of one half of it."""
         from trueup.cli.options import given
-        from trueup.predictions import load
+        from trueup.io.predictions import load
 
         columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
         if split not in (None, "val", "test"):
@@ -41,7 +41,7 @@ class Names:
 
     def sharded(self, where: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
-        from trueup.shards.source import is_sharded
+        from trueup.io.shards import is_sharded
 
         several = is_sharded(where)
         if cluster is not None and not several:
@@ -61,7 +61,7 @@ class Names:
     def source(self, where: str, split: str | None) -> Shards:
         """The files that a name means, one or several."""
         from trueup.cli.options import given
-        from trueup.shards import Shards
+        from trueup.io.shards import Shards
 
         columns = tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits
         return Shards.of(where, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
@@ -69,7 +69,7 @@ class Names:
     def unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
         """The logits of a file without labels; None if it has some."""
         from trueup.cli.options import given
-        from trueup.predictions import has_labels, load_logits
+        from trueup.io.predictions import has_labels, load_logits
 
         if self.labels is not None or has_labels(path, split=split):
             return None
@@ -84,8 +84,8 @@ class Names:
 
     def has_halves(self, path: Path) -> bool:
         """Whether a file names its labels val_… and test_…."""
-        from trueup.disk import blaming
-        from trueup.formats import FORMATS
+        from trueup.io.atomic import blaming
+        from trueup.io.formats import FORMATS
 
         if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
             return False  # reading it will say what is wrong
@@ -100,14 +100,14 @@ class Names:
         return self.half(val, "val"), self.read(val, "test") if self.has_halves(val) else None
 
     def _doubt(self, path: str | Path, logits: Array) -> None:
-        from trueup.audit import doubt
+        from trueup.io.sanity import doubt
 
         if not self.probs and (told := doubt(logits)):
             warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=3)
 
     def _doubt_first(self, shards: Shards) -> None:
         """Look at the first rows there are; what is wrong with a shard is told where it is read."""
-        from trueup.audit.doubts import LOOKED_AT
+        from trueup.io.sanity import LOOKED_AT
 
         few = replace(shards, rows=LOOKED_AT)
         for path in () if self.probs else few.paths:
@@ -120,8 +120,8 @@ class Names:
 
 def output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
     """A path that may be written, looked at before the work begins."""
-    from trueup.disk import writable
-    from trueup.formats import files
+    from trueup.io.atomic import writable
+    from trueup.io.formats import files
 
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")

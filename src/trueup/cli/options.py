@@ -48,8 +48,8 @@ def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-LOAD = "trueup.predictions:load"
-COMPARE = "trueup.scores:compare"
+LOAD = "trueup.io.predictions:load"
+COMPARE = "trueup.metrics.table:compare"
 
 Probs = Annotated[bool, typer.Option("--probs", help="The file holds probabilities, not logits.")]
 Logits = Annotated[

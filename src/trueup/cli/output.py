@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from typing import Any
 
-from trueup.tables import Row, as_text
+from trueup.core.formatting import Row, as_text
 
 SCHEMA = 1
 """Raised when what a key of the JSON means changes."""

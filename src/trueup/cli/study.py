@@ -65,11 +65,11 @@ def study(
         raise ValueError("give either --workers or --cluster")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    from trueup.disk import writable, writable_folder
+    from trueup.io.atomic import writable, writable_folder
 
     writable_folder(folder / name)
     from trueup.study import STUDIES, Options, Store
-    from trueup.study.page import save
+    from trueup.study.study_page import save
 
     wanted: Study = STUDIES[name]
     options = Options(

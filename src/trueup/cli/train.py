@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from trueup.cli import made
 from trueup.cli import options as o
+from trueup.cli import resolve as made
 from trueup.cli.errors import hushed, say
 from trueup.cli.output import plain, print_json, print_remarks, print_table
-from trueup.tables import number
+from trueup.core.formatting import number
 
 TRAIN = "trueup.training.loop:train"
 DATA = "trueup.training.data:load_data"
@@ -60,7 +60,7 @@ def train(
     The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. A run that was stopped goes on
     where its last epoch ended when the same command is given again.
     """
-    from trueup.disk import replacing, writable_folder
+    from trueup.io.atomic import replacing, writable_folder
     from trueup.registry import LOSSES, NETWORKS
 
     o.known("network", NETWORKS, network)
@@ -68,7 +68,7 @@ def train(
     writable_folder(folder)
     from safetensors.torch import save_file
 
-    from trueup.predictions import Predictions, save
+    from trueup.io.predictions import Predictions, save
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
     from trueup.training.loop import train as trained_by

@@ -6,10 +6,15 @@ from typing import Annotated
 
 import typer
 
-from trueup.cli import clamp, lists, measure, repair, start, study, train, watch
+from trueup.cli import clamp, study, train
+from trueup.cli import evaluate as measure
+from trueup.cli import fit as repair
+from trueup.cli import listing as lists
+from trueup.cli import monitor as watch
+from trueup.cli import serve as start
 from trueup.cli.errors import Verbs
 from trueup.cli.options import examples
-from trueup.version import __version__
+from trueup.core.version import __version__
 
 app = typer.Typer(
     name="trueup",

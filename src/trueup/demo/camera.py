@@ -9,10 +9,10 @@ from torch import nn
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import Clamped, clamp
-from trueup.corruptions import CORRUPTIONS, corrupt
 from trueup.demo.digits import Digits, Images, loader
-from trueup.models import Calibrated, collect
-from trueup.scores import Scores, compare
+from trueup.metrics.table import Scores, compare
+from trueup.models.calibrated import Calibrated, collect
+from trueup.models.corruptions import CORRUPTIONS, corrupt
 
 SHIFTS = (("contrast", 4), ("brightness", 4))
 """What happens to the camera, with its severity."""

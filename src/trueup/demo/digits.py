@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.networks import CNN
-from trueup.progress import track
+from trueup.core.progress import track
+from trueup.models.networks import CNN
 
 LEARN, CALIBRATE = 200, 700
 """Digits to learn from and to calibrate on; the rest of the 1,797 are the test."""

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.repair import picture
+from trueup.clamping.shift_benchmark import picture
 from trueup.demo.camera import Shifted
 from trueup.demo.digits import Images
-from trueup.disk import replacing
+from trueup.io.atomic import replacing
 from trueup.report import canvas, palette
 from trueup.report.drawings import draw
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from trueup.demo import camera, words
 from trueup.demo.camera import Shifted
 from trueup.demo.pictures import Repairs
+from trueup.report.html import paragraph, table, text
 from trueup.report.labels import label
-from trueup.report.markup import paragraph, table, text
 
 TITLE = "What if the camera changes?"
 

@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trueup.artifact import save_calibrator
-from trueup.audit import DEFAULT, RAW, audit
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.identity import Identity
 from trueup.clamping import clamp
+from trueup.core.progress import track
 from trueup.demo import camera, words
 from trueup.demo.digits import EPOCHS, digits, loader, trained
 from trueup.demo.pictures import repairs, save_picture
 from trueup.demo.section import TITLE, camera_html
-from trueup.models import collect
-from trueup.predictions import save
-from trueup.progress import track
+from trueup.io.artifacts import save_calibrator
+from trueup.io.predictions import save
+from trueup.metrics.table import evaluate
+from trueup.models.calibrated import collect
 from trueup.registry import METHODS
+from trueup.report.audit import DEFAULT, audit
+from trueup.report.method_titles import RAW
 from trueup.report.page import report
-from trueup.scores import evaluate
 
 SKIPPED = ("identity", "auto", "matrix", "dirichlet")
 """What is not compared: no repair; the choice itself; and, without a penalty on 110 numbers that so few digits hardly

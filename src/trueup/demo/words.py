@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 
-from trueup.audit import Audit
+from trueup.core.formatting import Row, as_text, number, percent
 from trueup.demo import camera
-from trueup.metrics.significance import Interval
-from trueup.scores import Scores
-from trueup.tables import Row, as_text, number, percent
+from trueup.metrics.intervals import Interval
+from trueup.metrics.table import Scores
+from trueup.report.audit import Audit
 
 WIDTH = 79
 SHOWN = ("accuracy", "nll", "brier", "ece", "sce")

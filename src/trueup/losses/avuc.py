@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, computable
 from trueup.losses.base import Loss, per_batch, top_label
-from trueup.losses.options import at_least
-from trueup.uncertainty import entropy_of
+from trueup.losses.option_checks import at_least
+from trueup.models.uncertainty import entropy_of
 
 TINY = 1e-10
 

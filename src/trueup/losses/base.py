@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from trueup.arrays import computable
-from trueup.losses.options import Check
+from trueup.core.arrays import computable
+from trueup.losses.option_checks import Check
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 Formula = TypeVar("Formula", bound=Callable[..., Tensor])

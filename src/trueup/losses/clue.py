@@ -7,19 +7,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trueup.distributed import ranks, reduced
-from trueup.freezing import unwrapped
+from trueup.core.distributed import ranks, reduced
 from trueup.losses.base import as_rows
 from trueup.losses.cross_entropy import cross_entropy
-from trueup.outputs import arguments_of
-from trueup.passes import drawn, sampled
-from trueup.uncertainty import (
-    Classes,
-    entropy_of,
-    log_probs_of,
-    mean_log_probs,
-    moments,
-)
+from trueup.models.batches import arguments_of
+from trueup.models.dropout import drawn, sampled
+from trueup.models.freezing import unwrapped
+from trueup.models.uncertainty import Classes, entropy_of, log_probs_of, mean_log_probs, moments
 
 Level: TypeAlias = Literal["batch", "group", "sample"]
 Task: TypeAlias = Literal["classification", "regression"]
@@ -142,7 +136,7 @@ class CLUE(nn.Module):
     first `ramp` steps of training, a tenth of all of them say, 1−α grows from 0 in a straight line; the count is kept
     in the state dict. The other options are those of `clue`. All are attributes, which a schedule may change.
 
-    >>> from trueup.networks import CNN
+    >>> from trueup.models.networks import CNN
     >>> model, images, labels = CNN(dropout=0.3), torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     >>> loss = CLUE(level="batch", passes=5)
     >>> loss(model, images, labels).backward()

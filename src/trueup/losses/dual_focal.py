@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trueup.losses.base import Loss, per_sample
 from trueup.losses.focal import unlikelihood
-from trueup.losses.options import at_least
+from trueup.losses.option_checks import at_least
 
 
 @per_sample(gamma=at_least(0))

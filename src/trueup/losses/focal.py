@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trueup.losses.base import Loss, per_sample
-from trueup.losses.options import at_least
+from trueup.losses.option_checks import at_least
 
 TINY = 1e-12
 """The least 1 − p that is raised to a power: below 1 the power's slope has no bound at 0."""

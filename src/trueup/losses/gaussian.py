@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from trueup.uncertainty import moments
+from trueup.models.uncertainty import moments
 
 
 def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trueup.losses.base import Loss, per_sample
-from trueup.losses.options import at_least
+from trueup.losses.option_checks import at_least
 
 MONOTONE = 3.5911
 """Up to this γ̄ the loss falls with p_y everywhere: the least over p of (1+p)/(−p ln p), attained at p = 0.278."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trueup.losses.base import Loss, per_sample
-from trueup.losses.options import between
+from trueup.losses.option_checks import between
 
 
 @per_sample(smoothing=between(0, 1))

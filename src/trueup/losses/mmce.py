@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trueup.losses.base import Loss, per_batch, top_label
-from trueup.losses.options import at_least
+from trueup.losses.option_checks import at_least
 
 NARROWEST = 0.01
 """exp(½/bandwidth) must be a number in single precision."""

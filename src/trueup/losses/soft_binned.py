@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trueup.losses.base import Loss, per_batch, top_label
-from trueup.losses.options import above, at_least, whole
+from trueup.losses.option_checks import above, at_least, whole
 
 EMPTY = 1e-12
 """A bin with a soft count below this counts for nothing."""

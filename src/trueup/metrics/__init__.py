@@ -1,6 +1,7 @@
 """Measures of calibration, `(logits, labels, *, …) -> float`; `METRICS` maps their names to them."""
 
-from trueup.bins import Bins
+from trueup.core.bins import Bins
+from trueup.core.tally import Mean, Tally
 from trueup.metrics.binned import (
     ace,
     aece,
@@ -15,7 +16,8 @@ from trueup.metrics.binned import (
     underconfidence,
 )
 from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
-from trueup.metrics.hypotheses import consistency, spiegelhalter
+from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
+from trueup.metrics.intervals import bootstrap, paired_bootstrap
 from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
 from trueup.metrics.proper import (
     accuracy,
@@ -39,10 +41,8 @@ from trueup.metrics.ranking import (
     risk_coverage,
 )
 from trueup.metrics.regression import REGRESSION
-from trueup.metrics.significance import bootstrap, paired_bootstrap
 from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 from trueup.registry import METRICS
-from trueup.tally import Mean, Tally
 
 __all__ = [
     "METRICS",

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.arrays import as_tensors, as_vector, computable
-from trueup.bins import BINS, Bins, Closed, chunks, cuts, equal_mass, equal_width, locate, rounding
-from trueup.proximity import proximity
-from trueup.rows import Cells, confidences_and_hits, rows, rows_and_classes
+from trueup.core.arrays import as_tensors, as_vector, computable
+from trueup.core.bins import BINS, Bins, Closed, chunks, cuts, equal_mass, equal_width, locate, rounding
+from trueup.core.row_scores import Cells, confidences_and_hits, rows, rows_and_classes
+from trueup.metrics.proximity import proximity
 
 Print = Literal["guo", "torchmetrics"]
 """Bin rules of other code, for comparison with printed numbers: "guo" uses float32 edges and leaves confidence 0 in no

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.arrays import as_tensors
-from trueup.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
-from trueup.rows import confidences_and_hits, log_normaliser
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
+from trueup.core.row_scores import confidences_and_hits, log_normaliser
 
 
 def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False) -> float:

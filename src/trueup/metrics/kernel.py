@@ -17,8 +17,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from trueup.arrays import as_logits, as_tensors
-from trueup.rows import rows
+from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.row_scores import rows
 
 MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""

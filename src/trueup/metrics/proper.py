@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.arrays import as_logits, as_tensors
-from trueup.bins import BINS, cuts, equal_width, rounding
-from trueup.rows import Rows, log_normaliser, rows
+from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.bins import BINS, cuts, equal_width, rounding
+from trueup.core.row_scores import Rows, log_normaliser, rows
 
 
 def accuracy(logits: Any, labels: Any) -> float:

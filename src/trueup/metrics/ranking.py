@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.arrays import as_logits, as_tensors, as_vector
-from trueup.bins import tie_ends
-from trueup.rows import Rows, rows
+from trueup.core.arrays import as_logits, as_tensors, as_vector
+from trueup.core.bins import tie_ends
+from trueup.core.row_scores import Rows, rows
 
 Score = Literal["confidence", "entropy"]
 

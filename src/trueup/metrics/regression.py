@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from trueup.arrays import as_vector
-from trueup.bins import BINS, equal_mass, equal_width, locate
+from trueup.core.arrays import as_vector
+from trueup.core.bins import BINS, equal_mass, equal_width, locate
 
 Shares = Literal["intervals", "quantiles"]
 

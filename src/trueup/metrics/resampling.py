@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.bins import ERRORS, folded_mean
-from trueup.tally import Grid, Tally
+from trueup.core.bins import ERRORS, folded_mean
+from trueup.core.tally import Grid, Tally
 
 _PARTS = 8  # cells a bin
 

@@ -11,9 +11,9 @@ from scipy.fft import dct, idct
 from scipy.special import spherical_jn
 from torch import Tensor
 
-from trueup.arrays import as_tensors, computable
-from trueup.bins import tie_ends
-from trueup.rows import rows
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.bins import tie_ends
+from trueup.core.row_scores import rows
 
 _CHUNK = 1 << 20
 """Numbers in one chunk of float64 work."""

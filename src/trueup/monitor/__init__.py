@@ -1,6 +1,6 @@
 """Calibration watched over time: `Monitor` in a service, with an alarm whose false-alarm rate is guaranteed."""
 
-from trueup.monitor.file import load_monitor, save_monitor
-from trueup.monitor.watch import Alarm, Monitor, Status
+from trueup.monitor.checkpoint import load_monitor, save_monitor
+from trueup.monitor.monitor import Alarm, Monitor, Status
 
 __all__ = ["Alarm", "Monitor", "Status", "load_monitor", "save_monitor"]

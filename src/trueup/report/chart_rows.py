@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trueup.core.formatting import percent
 from trueup.report import palette
 from trueup.report.labels import better, label
 from trueup.report.records import ClassErrors, Comparison
 from trueup.report.style import GAP_OVER, GAP_UNDER, INK, MUTED, PAPER, figure, plain
-from trueup.tables import percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trueup.core.formatting import percent
 from trueup.report import chart_rows, chart_studies, palette, studies
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
 from trueup.report.style import BAND, DARK, GAP_OVER, GAP_UNDER, INK, MUTED, PAPER, figure
-from trueup.tables import percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

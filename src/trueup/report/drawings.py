@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trueup.core.formatting import percent
 from trueup.report import canvas, drawings_of_studies, palette, studies
 from trueup.report.canvas import SMALL, TICKS
 from trueup.report.labels import better, label
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
-from trueup.tables import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from trueup.core.formatting import number, percent, span
 from trueup.report.labels import label
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
-from trueup.tables import number, percent, span
 
 Table = tuple[list[str], list[list[str]]]
 """The head and the rows."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from trueup.audit import Audit, title
-from trueup.metrics.significance import Interval
-from trueup.report.markup import Cell, paragraph, sortable
-from trueup.tables import number, percent, span
+from trueup.core.formatting import number, percent, span
+from trueup.metrics.intervals import Interval
+from trueup.report.audit import Audit
+from trueup.report.html import Cell, paragraph, sortable
+from trueup.report.method_titles import title
 
 _HEAD = ["Method", "Accuracy", "ECE", "Change of ECE", "Log‑loss", "Brier score", "Class‑wise error"]
 

@@ -15,15 +15,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trueup.audit import RAW, Audit, title
-from trueup.disk import replacing
-from trueup.report import markup, records
+from trueup.core.formatting import percent
+from trueup.core.version import __version__
+from trueup.io.atomic import replacing
+from trueup.report import html as markup
+from trueup.report import records
+from trueup.report.audit import Audit
 from trueup.report.charts import DARK, chart
 from trueup.report.explain import SECTIONS, numbers, summary
-from trueup.report.markup import described, paragraph, section, text
+from trueup.report.html import described, paragraph, section, text
+from trueup.report.method_titles import RAW, title
 from trueup.report.methods import methods_table
-from trueup.tables import percent
-from trueup.version import __version__
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ def report(
     classes.
 
     >>> import numpy as np
-    >>> from trueup.audit import audit
+    >>> from trueup.report.audit import audit
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(300, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from trueup import shift
-from trueup.arrays import as_tensors
-from trueup.bins import BINS, ERRORS, Bins, equal_width, rounding
-from trueup.calibrators.inverse import inverse_temperature
+from trueup.calibrators.temperature_search import inverse_temperature
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, ERRORS, Bins, equal_width, rounding
+from trueup.core.loss_sums import temperature_sums
+from trueup.core.row_scores import confidences as confidences_of
+from trueup.core.row_scores import confidences_and_hits
+from trueup.core.tally import Tally
 from trueup.metrics import ranking
-from trueup.metrics.hypotheses import consistency_of
-from trueup.rows import confidences as confidences_of
-from trueup.rows import confidences_and_hits
-from trueup.scores import Scores
-from trueup.sums import temperature_sums
-from trueup.tally import Tally
+from trueup.metrics.hypothesis_tests import consistency_of
+from trueup.metrics.table import Scores
+from trueup.models import shift
 
 _POINTS, _FEW, _MANY = 61, 25, 10_000_000  # temperatures of a sweep; fewer for more than so many logits
 
@@ -226,7 +226,7 @@ def temperature_sweep(
 def comparison(scores: Scores, metric: str = "ece") -> Comparison:
     """One metric of a table of methods, with its intervals, and the paired changes from the first method.
 
-    >>> from trueup.scores import compare
+    >>> from trueup.metrics.table import compare
     >>> logits, labels = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 1, 0]
     >>> record = comparison(compare(raw=(logits, labels), halved=(logits / 2, labels)), "nll")
     >>> record.methods, record.value.round(4), record.change.round(4)

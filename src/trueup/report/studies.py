@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import Row
-from trueup.clamping.repair import Repaired
-from trueup.shift import ShiftRow
+from trueup.clamping.shift_benchmark import Repaired
+from trueup.models.shift import ShiftRow
 from trueup.training.history import History
 from trueup.training.learned import MaxLogits, max_logits
 

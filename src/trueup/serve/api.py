@@ -16,18 +16,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from trueup.artifact import save_calibrator
-from trueup.audit import DEFAULT, RAW, Audit, title
-from trueup.formats import FORMATS
-from trueup.predictions import Predictions
+from trueup.io.artifacts import save_calibrator
+from trueup.io.formats import FORMATS
+from trueup.io.predictions import Predictions
+from trueup.metrics.table import DEFAULT as TABLE
+from trueup.metrics.table import evaluate as scored
 from trueup.registry import METHODS, METRICS
-from trueup.scores import DEFAULT as TABLE
-from trueup.scores import evaluate as scored
-from trueup.serve import models, pictures, uploads
+from trueup.report.audit import DEFAULT, Audit
+from trueup.report.method_titles import RAW, title
+from trueup.serve import diagrams as pictures
+from trueup.serve import models, uploads
 from trueup.serve.example import example
 from trueup.serve.jobs import Job, Jobs
+from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.store import Store
 from trueup.serve.uploads import Data
 
 PARSERS = 4

@@ -18,17 +18,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from trueup.core.version import __version__
+from trueup.core.wording import of_files
 from trueup.report.charts import DARK
-from trueup.serve import watching
+from trueup.serve import monitor_routes as watching
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard
 from trueup.serve.jobs import Busy, Jobs
+from trueup.serve.monitors import Watches
+from trueup.serve.session_store import Missing, Store
 from trueup.serve.settings import Settings
-from trueup.serve.store import Missing, Store
 from trueup.serve.uploads import WORDS
-from trueup.serve.watches import Watches
-from trueup.version import __version__
-from trueup.wording import of_files
 
 STATIC = Path(str(files("trueup.serve"))) / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"

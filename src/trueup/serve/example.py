@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from trueup.predictions import Predictions
+from trueup.io.predictions import Predictions
 
 CLASSES = 10
 DRIFT_CLASSES = 5

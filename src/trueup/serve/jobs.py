@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Literal
 
-from trueup.audit import Audit, audit, methods_for
+from trueup.report.audit import Audit, audit, methods_for
+from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.store import Store
 from trueup.serve.uploads import Data
 
 log = logging.getLogger("trueup.serve")

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trueup.disk import blaming, existing
-from trueup.formats import check_packing, npy_header
-from trueup.parquet import chunks_of, numbers_a_row
-from trueup.parquet_pages import unpacked_bytes
+from trueup.io.atomic import blaming, existing
+from trueup.io.formats import check_packing, npy_header
+from trueup.io.parquet import chunks_of, numbers_a_row
+from trueup.io.parquet_pages import unpacked_bytes
+from trueup.io.writers import pyarrow
 from trueup.serve.settings import Settings
-from trueup.writers import pyarrow
 
 Shapes = dict[str, tuple[int, ...]]
 NO_NUMBERS: tuple[int, ...] = ()

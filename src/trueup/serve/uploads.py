@@ -16,13 +16,13 @@ from time import monotonic
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from trueup.audit import RECORDING as ONE_AT_A_TIME
-from trueup.audit import doubt
-from trueup.formats import FORMATS, files
-from trueup.predictions import Predictions, load
+from trueup.core.wording import of_files
+from trueup.io.formats import FORMATS, files
+from trueup.io.predictions import Predictions, load
+from trueup.io.sanity import doubt
+from trueup.report.audit import RECORDING as ONE_AT_A_TIME
 from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
-from trueup.wording import of_files
 
 WORDS = {
     "say probs=True": "tick “Probabilities, not logits”",

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtr
 
-from trueup.study.study import Rows
+from trueup.study.grid import Rows
 from trueup.study.tables import Column, Entry
 
 LEVEL = 0.05

@@ -12,10 +12,10 @@ from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trueup.progress import track
+from trueup.core.progress import track
 from trueup.study.cell import Cell
+from trueup.study.grid import Options, Study
 from trueup.study.store import Outcome, Row, Store, checked_rows
-from trueup.study.study import Options, Study
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

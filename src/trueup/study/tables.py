@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.disk import replacing
+from trueup.io.atomic import replacing
 from trueup.training.calibratability import t_test as t_test
 
 MISSING = "–"

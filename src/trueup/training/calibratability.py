@@ -12,11 +12,11 @@ import numpy as np
 from scipy.special import stdtr
 
 from trueup import metrics
-from trueup.arrays import as_tensors
-from trueup.bins import BINS, Bins
 from trueup.calibrators.histogram import Histogram
 from trueup.calibrators.temperature import Temperature
-from trueup.rows import confidences_and_hits
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, Bins
+from trueup.core.row_scores import confidences_and_hits
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 FIGURES = ("accuracy", "nll", "ece", "ece_temperature", "ece_histogram", "temperature")

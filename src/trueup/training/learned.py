@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.arrays import as_logits, as_vector
+from trueup.core.arrays import as_logits, as_vector
 from trueup.metrics import ranking
 
 

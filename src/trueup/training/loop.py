@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from trueup.disk import blaming, replacing
-from trueup.distributed import everyone, gathered, together
-from trueup.freezing import frozen
-from trueup.outputs import arguments_of, changed_at, logits_of, tensors_in
-from trueup.predictions import Predictions
-from trueup.progress import track
+from trueup.core.distributed import everyone, gathered, together
+from trueup.core.progress import track
+from trueup.io.atomic import blaming, replacing
+from trueup.io.predictions import Predictions
+from trueup.models.batches import arguments_of, changed_at, logits_of, tensors_in
+from trueup.models.freezing import frozen
 from trueup.training.history import Epoch, History
-from trueup.training.recipe import Optimiser, Recipe, Schedule
+from trueup.training.settings import Optimiser, Recipe, Schedule
 from trueup.training.tasks import KINDS, Classification, Forecasts, Task
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from trueup import metrics
-from trueup.arrays import computable, flatten
 from trueup.calibrators.temperature import WIDE, Temperature
+from trueup.core.arrays import computable, flatten
+from trueup.io.predictions import Predictions
 from trueup.metrics import regression
-from trueup.outputs import arguments_of, logits_of
-from trueup.passes import drops
-from trueup.predictions import Predictions
-from trueup.training.record import Kind
-from trueup.uncertainty import VARIANCE_FLOOR, Classes, mc_dropout, moments
+from trueup.models.batches import arguments_of, logits_of
+from trueup.models.dropout import drops
+from trueup.models.uncertainty import VARIANCE_FLOOR, Classes, mc_dropout, moments
+from trueup.training.data.dataset import Kind
 
 
 class Forecasts(NamedTuple):

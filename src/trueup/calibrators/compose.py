@@ -1,0 +1,276 @@
+"""Functions of methods: a method is a function from a pair to a calibrator, and so is what these return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.platt import log_probs_and_rests
+from trueup.core.arrays import as_logits, as_tensors, computable
+from trueup.core.optimize import FitError
+from trueup.core.row_scores import hashed_groups, rows
+from trueup.registry import METHODS
+
+Fit = Callable[..., Calibrator]
+
+
+class Chain(Calibrator):
+    """One calibrator after another.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> Chain([Temperature(2.0), Temperature(3.0)])([[6.0, 0.0]])
+    array([[1., 0.]])
+    """
+
+    differentiable = True
+
+    def __init__(self, steps: Sequence[Calibrator]) -> None:
+        super().__init__()
+        self.steps = torch.nn.ModuleList(steps)
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """As long as every step does."""
+        return all(step.keeps_argmax for step in self.steps)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """As the first step is."""
+        return bool(self.steps[0].shift_invariant)
+
+    @property
+    def sample_invariant(self) -> bool:  # type: ignore[override]
+        """As long as every step is."""
+        return all(step.sample_invariant for step in self.steps)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Apply the steps in order."""
+        for step in self.steps:
+            logits = step(logits)
+        return logits
+
+    def config(self) -> dict[str, Any]:
+        """The steps."""
+        return {"steps": list(self.steps)}
+
+
+def chain(*fits: Fit | str) -> Fit:
+    """Fit one method after another, each on what the one before made of the logits.
+
+    >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
+    >>> [type(step).__name__ for step in chain("temperature", "histogram")(z, y).steps]
+    ['Temperature', 'Histogram']
+    """
+    methods = [_named(fit) for fit in fits]
+
+    def fit(logits: Any, labels: Any) -> Chain:
+        z, y = as_tensors(logits, labels, at_least=1)
+        steps = []
+        for method in methods:
+            steps.append(method(z, y))
+            z = steps[-1](z)
+        return Chain(steps)
+
+    return fit
+
+
+class OneVsRest(Calibrator):
+    """A binary calibrator for each class against the others, renormalised: q_k ∝ σ(calibrated log-odds of class k)."""
+
+    keeps_argmax = False
+    shift_invariant = True
+
+    def __init__(self, calibrators: Sequence[Calibrator]) -> None:
+        super().__init__()
+        self.calibrators = torch.nn.ModuleList(calibrators)
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Calibrate each class's log-odds and put the probabilities together."""
+        self._check_classes(logits, len(self.calibrators))
+        odds = _log_odds(logits)
+        binary = [
+            torch.log_softmax(calibrator(_binary(odds[:, k])), dim=1)[:, 1]
+            for k, calibrator in enumerate(self.calibrators)
+        ]
+        return torch.log_softmax(torch.stack(binary, dim=1), dim=1)
+
+    def config(self) -> dict[str, Any]:
+        """The calibrators."""
+        return {"calibrators": list(self.calibrators)}
+
+
+def one_vs_rest(fit: Fit | str) -> Fit:
+    """Fit a method of two classes to each class against the others.
+
+    >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
+    >>> one_vs_rest("temperature")(z, y)(z).shape
+    (200, 3)
+    """
+    method = _named(fit)
+
+    def fitted(logits: Any, labels: Any) -> OneVsRest:
+        z, y = as_tensors(logits, labels, at_least=1)
+        odds = _log_odds(computable(z))
+        return OneVsRest([method(_binary(odds[:, k]), (y == k).long()) for k in range(z.shape[1])])
+
+    return fitted
+
+
+def _log_odds(logits: Tensor) -> Tensor:
+    log_p, log_rest = log_probs_and_rests(logits)
+    return log_p - log_rest
+
+
+def _binary(odds: Tensor) -> Tensor:
+    return torch.stack([torch.zeros_like(odds), odds], dim=1)
+
+
+def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:
+    """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
+
+    Rows are dealt to folds by what they hold, so their order does not matter, and copies of a row share a fold.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(200, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> cross_fit("temperature")(z, y).shape
+    (200, 3)
+    """
+    method = _named(fit)
+
+    def calibrated(logits: Any, labels: Any) -> np.ndarray:
+        z, y = as_tensors(logits, labels, at_least=folds)
+        out = torch.empty_like(z)
+        for train, test in _folds(z, y, folds):
+            out[test] = method(z[train], y[train])(z[test])
+        return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
+
+    return calibrated
+
+
+def grid(fit: Fit | str, *, folds: int = 5, score: str = "nll", **options: Sequence[Any]) -> Fit:
+    """Try every value of the options and keep the one of least cross-validated score.
+
+    >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
+    >>> type(grid("matrix", penalty=[1e-3, 1.0])(z, y)).__name__
+    'Matrix'
+    """
+    combinations: list[dict[str, Any]] = [{}]
+    for name, values in options.items():
+        combinations = [{**known, name: value} for known in combinations for value in values]
+    named = {str(chosen): partial(_named(fit), **chosen) for chosen in combinations}
+    return choose(named, folds=folds, score=score, standard_errors=0.0)
+
+
+class Choice(NamedTuple):
+    """What cross-validation found of each method."""
+
+    chosen: str
+    scores: Mapping[str, float]
+    """Mean score on rows not fitted on; infinite where a method could not be fitted."""
+    reasons: Mapping[str, str]
+    """Why a method could not be fitted."""
+
+
+def choose(
+    fits: Iterable[str] | Mapping[str, Fit], *, folds: int = 5, score: str = "nll", standard_errors: float = 1.0
+) -> Fit:
+    """Fit each method on folds and keep the `simplest` that is within a standard error of the best, simplest first.
+
+    `score` is "nll" or "brier". The calibrator that comes out carries the comparison as `choice`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(1000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> choose(["identity", "temperature"])(3 * z, y).choice.chosen
+    'temperature'
+    """
+    methods = dict(fits) if isinstance(fits, Mapping) else {name: METHODS[name] for name in fits}
+    if score not in ("nll", "brier"):
+        raise ValueError(f'score must be "nll" or "brier", got {score!r}')
+
+    def fit(logits: Any, labels: Any) -> Calibrator:
+        z, y = as_tensors(logits, labels, at_least=2 * folds)
+        losses, reasons = {}, {}
+        for name, method in methods.items():
+            try:
+                losses[name] = _held_out(method, z, y, folds, score)
+            except (FitError, ValueError) as error:
+                reasons[name] = str(error)
+        if not losses:
+            raise FitError(f"none of the methods could be fitted: {reasons}")
+        name = simplest(losses, standard_errors=standard_errors)
+        found: Calibrator = methods[name](z, y)
+        means = {key: float(losses[key].mean()) if key in losses else float("inf") for key in methods}
+        found.choice = Choice(name, means, reasons)  # type: ignore[assignment]
+        return found
+
+    return fit
+
+
+def simplest(losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0) -> str:
+    """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
+
+    The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n.
+
+    >>> one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
+    >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
+    ('identity', 'temperature')
+    """
+    best = min(losses, key=lambda name: float(losses[name].mean()))
+    for name, found in losses.items():
+        behind = found - losses[best]
+        if behind.mean() <= standard_errors * behind.std() / np.sqrt(len(behind)):
+            return name
+    return best
+
+
+class Refinement(NamedTuple):
+    """A proper score split in what calibration can repair and what it cannot."""
+
+    score: float
+    calibration: float
+    """What the calibrator takes off."""
+    refinement: float
+    """What is left after it."""
+
+
+def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", score: str = "nll") -> Refinement:
+    """Split a proper score by a cross-fitted calibrator: score = calibration + refinement.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(1000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> parts = refinement(3 * z, y)
+    >>> parts.calibration > 0.1
+    True
+    """
+    z, y = as_tensors(logits, labels, at_least=5)
+    before = getattr(rows(z, y), score).mean()
+    after = getattr(rows(as_logits(cross_fit(method)(z, y)), y), score).mean()
+    return Refinement(float(before), float(before - after), float(after))
+
+
+def _named(fit: Fit | str) -> Fit:
+    return METHODS[fit] if isinstance(fit, str) else fit
+
+
+def _folds(z: Tensor, y: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
+    group = torch.from_numpy(hashed_groups(z, y, folds)).to(z.device)
+    parts = [(group != k, group == k) for k in range(folds)]
+    return [(train, test) for train, test in parts if train.any() and test.any()]
+
+
+def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.ndarray:
+    """The score of every row under a calibrator that has not seen it."""
+    found = np.empty(len(z))
+    for train, test in _folds(z, y, folds):
+        calibrated = method(z[train], y[train])(z[test])
+        found[test.cpu().numpy()] = getattr(rows(calibrated, y[test]), score)
+    return found

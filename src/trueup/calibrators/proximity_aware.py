@@ -1,0 +1,266 @@
+"""Calibration that knows how far an input lies from those of the fit: density ratio and bin-mean-shift."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator, spread
+from trueup.calibrators.diagonal import centred
+from trueup.core.arrays import as_logits, as_matrix, as_tensors, computable, like
+from trueup.core.bins import BINS, equal_mass, equal_width, rounding
+from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
+
+_BLOCK = 1 << 22
+_NOWHERE = 1e-10
+"""Below this density of samples nothing is known of an input, and its confidence stays."""
+_NARROWEST = 1e-3
+"""The least bandwidth: that of samples with one and the same value would be zero."""
+_FULL = 30
+"""From so many samples on a bin's gap is believed; that of n < 30 is shrunk by n/(n + 30)."""
+
+
+class ProximityInformed(Calibrator):
+    """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
+
+    Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = False  # a row's copy is its nearest neighbour
+    differentiable = True
+
+    features: Tensor
+    of_logits: bool
+    neighbours: int
+    rule: Rule
+
+    def __init__(self, features: Any, of_logits: bool, neighbours: int, rule: Rule) -> None:
+        super().__init__()
+        self.keep("features", features)
+        if self.features.ndim != 2:
+            raise ValueError(f"features must have shape (n, width), got {tuple(self.features.shape)}")
+        check_neighbours(neighbours, len(self.features))
+        if rule not in ("distance", "similarity"):
+            raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
+        self.of_logits, self.neighbours, self.rule = of_logits, neighbours, rule
+
+    @abstractmethod
+    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+        """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
+
+    def confidence(self, logits: Any, *, features: Any = None) -> Any:
+        """The calibrated confidence itself, (n,), as the method gives it."""
+        z = computable(as_logits(logits))
+        return like(self._confidence(z, features).to(z.dtype), logits)
+
+    def map(self, logits: Tensor, *, features: Any = None) -> Tensor:
+        """Give the predicted class its calibrated confidence and share the rest."""
+        return spread(logits.double(), self._confidence(logits, features)).to(logits.dtype)
+
+    def _confidence(self, logits: Tensor, features: Any) -> Tensor:
+        if self.of_logits != (features is None):
+            wish = (
+                "must be left out, as they were left out of the fit"
+                if self.of_logits
+                else "must be given, as to the fit"
+            )
+            raise ValueError(f"features {wish}")
+        x = centred(logits.double()) if features is None else features
+        if not isinstance(x, Tensor):
+            x = as_matrix(x, "features", rows=logits.shape[0])
+        wanted = logits.shape[0], self.features.shape[1]  # not len, which an export would take for a constant
+        if tuple(x.shape) != wanted:
+            raise ValueError(f"features must have shape {wanted}, as in the fit, got {tuple(x.shape)}")
+        near = closeness(x.to(logits.device), self.features, neighbours=self.neighbours, rule=self.rule)
+        top = torch.softmax(logits.double(), dim=1).amax(dim=1)
+        return self.calibrated(top, near, rounding(logits))
+
+
+class DensityRatio(ProximityInformed):
+    """Bayes' rule for P(correct | c, D) of confidence c and proximity D: c′ = f₁(c, D)/(f₁(c, D) + ρ f₀(c, D)).
+
+    f₁ and f₀ are Gaussian kernel density estimates from the correct and the wrong samples, bandwidth 1.06 σ n^(−1/6) in
+    each direction; ρ is the ratio of wrong to correct samples. Where no sample is near, c stays; with fewer than two
+    correct or wrong ones c′ is the accuracy. c′ stays within [1/(n+2), 1 − 1/(n+2)]: n samples vouch for no more.
+    Not for networks hardly ever wrong: f₀ then rests on a few samples.
+    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> dense = rng.random(2000) < 0.7
+    >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
+    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> ratio = DensityRatio.fit(logits, labels, features=features)
+    >>> ratio.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    array([0.97, 0.73])
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        correct: Any,
+        wrong: Any,
+        of_logits: bool = False,
+        neighbours: int = NEIGHBOURS,
+        rule: Rule = "distance",
+        mirrored: bool = False,
+    ) -> None:
+        super().__init__(features, of_logits, neighbours, rule)
+        for name, points in (("correct", correct), ("wrong", wrong)):
+            self.keep(name, points)
+            if self.get_buffer(name).ndim != 2 or self.get_buffer(name).shape[1] != 2:
+                raise ValueError(f"{name} must have shape (n, 2), confidence and proximity, got {tuple(points.shape)}")
+        if not len(self.correct) + len(self.wrong):
+            raise ValueError("correct and wrong must have a row between them, got none")
+        self.mirrored = mirrored
+
+    correct: Tensor
+    wrong: Tensor
+
+    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+        """Bayes' rule."""
+        right, wrong = len(self.correct), len(self.wrong)
+        n = right + wrong
+        least = 1 / (n + 2)
+        if min(right, wrong) < 2:
+            return torch.full_like(confidence, right / n).clamp(min=least, max=1 - least)
+        query = torch.stack([confidence, proximity], dim=1)
+        # Each already times its share of the samples, so that ρ cancels.
+        log_right, log_wrong = (
+            _log_density(query, points, self.mirrored) + math.log(len(points) / n)
+            for points in (self.correct, self.wrong)
+        )
+        ratio = torch.sigmoid(log_right - log_wrong).clamp(min=least, max=1 - least)
+        return torch.where(torch.logaddexp(log_right, log_wrong) < math.log(_NOWHERE), confidence, ratio)
+
+    @classmethod
+    def fit(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        features: Any = None,
+        neighbours: int = NEIGHBOURS,
+        rule: Rule = "distance",
+        mirrored: bool = False,
+    ) -> Self:
+        """Keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
+        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        points = torch.stack([top, near], dim=1)
+        return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
+
+
+class BinMeanShift(ProximityInformed):
+    """Add to each confidence the gap of its cell: c′ = c + λ (accuracy − mean confidence).
+
+    Cells are proximity (equal mass) by confidence (equal width); λ is 1, or m/(m + 30) for a cell of m < 30 samples.
+    Of n samples no shift leads out of [1/(n+2), 1 − 1/(n+2)]. Not for small samples: most cells are then empty.
+    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> dense = rng.random(2000) < 0.7
+    >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
+    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> shift = BinMeanShift.fit(logits, labels, features=features)
+    >>> shift.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    array([0.93, 0.65])
+    """
+
+    shift: Tensor
+    edges: Tensor
+    proximity_edges: Tensor
+
+    def __init__(
+        self,
+        features: Any,
+        shift: Any,
+        edges: Any,
+        proximity_edges: Any,
+        of_logits: bool = False,
+        neighbours: int = NEIGHBOURS,
+        rule: Rule = "distance",
+    ) -> None:
+        super().__init__(features, of_logits, neighbours, rule)
+        self.keep("shift", shift)
+        self.keep("edges", edges)
+        self.keep("proximity_edges", proximity_edges)
+        wanted = len(self.proximity_edges) - 1, len(self.edges) - 1
+        if tuple(self.shift.shape) != wanted:
+            raise ValueError(f"shift must have shape {wanted}, proximity by confidence, got {tuple(self.shift.shape)}")
+
+    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+        """Add the cell's shift."""
+        row, column = _cell(confidence, proximity, self.edges, self.proximity_edges, eps)
+        least = torch.full_like(confidence, 1 / (len(self.features) + 2))
+        shifted = torch.maximum(confidence + self.shift[row, column], torch.minimum(confidence, least))
+        return torch.minimum(shifted, torch.maximum(confidence, 1 - least))
+
+    @classmethod
+    def fit(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        features: Any = None,
+        bins: int = BINS,
+        proximity_bins: int = 5,
+        neighbours: int = NEIGHBOURS,
+        rule: Rule = "distance",
+    ) -> Self:
+        """Take the mean gap in each cell."""
+        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        edges = torch.from_numpy(equal_width(bins)).to(top.device)
+        proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
+        row, column = _cell(top, near, edges, proximity_edges, rounding(as_logits(logits)))
+        shape = len(proximity_edges) - 1, len(edges) - 1
+        cell = row * shape[1] + column
+        count = torch.bincount(cell, minlength=shape[0] * shape[1]).double()
+        gap = torch.bincount(cell, weights=hit.double() - top, minlength=len(count)) / count.clamp(min=1)
+        shrunk = torch.where(count < _FULL, count / (count + _FULL), 1.0)
+        return cls(x, (shrunk * gap).reshape(shape), edges, proximity_edges, features is None, neighbours, rule)
+
+
+def _scored(
+    logits: Any, labels: Any, features: Any, neighbours: int, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, confidence, proximity to the other rows, and whether the prediction was right."""
+    z, y = as_tensors(logits, labels, at_least=neighbours + 1)
+    z = computable(z).double()
+    x = centred(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
+    check_neighbours(neighbours, len(z) - 1)
+    near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)
+    return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y
+
+
+def _cell(
+    confidence: Tensor, proximity: Tensor, edges: Tensor, proximity_edges: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    # Right-closed, and a confidence that rounding put just beyond an edge still counts as on it.
+    column = torch.bucketize(confidence, edges[1:-1] * (1 + 4 * eps))
+    return torch.bucketize(proximity, proximity_edges[1:-1]), column
+
+
+def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
+    """ln of the kernel density estimate from points (m, 2), at queries (n, 2)."""
+    m = len(points)
+    width = (1.06 * points.std(dim=0) * m ** (-1 / 6)).clamp(min=_NARROWEST)
+    if mirrored:
+        flip = points.new_tensor([-1.0, 1.0])
+        points = torch.cat([points, points * flip, points * flip + points.new_tensor([2.0, 0.0])])
+    scaled, at = query / width, points / width
+    step = max(1, _BLOCK // len(points))
+    whole = torch.compiler.is_compiling() or len(query) <= step
+    blocks = [scaled] if whole else scaled.split(step)
+    sums = [
+        torch.logsumexp(-((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1) for q in blocks
+    ]
+    return torch.cat(sums) - torch.log(2 * math.pi * m * width.prod())

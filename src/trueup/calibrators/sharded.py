@@ -1,0 +1,204 @@
+"""Fits to shards: sums over the rows by map and reduce, the search by the one who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
+from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
+from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
+from trueup.calibrators.sharded_data import Data
+from trueup.calibrators.temperature import Temperature
+from trueup.calibrators.temperature_search import few_of, inverse_temperature, scale_of, searched
+from trueup.core.arrays import as_tensors, viewed
+from trueup.core.bins import BINS, Bins
+from trueup.core.loss_sums import temperature_sums
+from trueup.core.optimize import Certificate, lbfgs
+from trueup.core.tally import Tally
+from trueup.io.predictions import Predictions
+from trueup.io.shards import Shards
+from trueup.metrics.sharded import tell_of
+
+_DECREMENT = 1e-12
+
+
+def fit(
+    method: str,
+    shards: Shards,
+    *,
+    executor: Executor | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> Calibrator:
+    """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
+
+    The same to 1e-9 in its temperature or what it minimises; weights along which that is flat, to about 1e-5.
+
+    >>> import tempfile, trueup
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 3)) * 3
+    >>> y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for i in range(4):
+    ...         trueup.save(f"{folder}/{i}.npz", (z[i::4], y[i::4]))
+    ...     fit("temperature", Shards.of(folder))
+    Temperature(temperature=1.95563)
+    >>> trueup.METHODS["temperature"](z, y)
+    Temperature(temperature=1.95563)
+    """
+    return fit_shards(method, shards, executor=executor, skip_bad=skip_bad, progress=progress).calibrator
+
+
+class Fitted(NamedTuple):
+    """A calibrator, and what it was fitted to."""
+
+    calibrator: Calibrator
+    rows: int
+    classes: int
+    bad: tuple[str, ...]
+    """Shards that were left out."""
+
+
+def fit_shards(
+    method: str,
+    shards: Shards,
+    *,
+    executor: Executor | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> Fitted:
+    """As `fit`, and tell how much it was."""
+    if method not in FITS:
+        raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
+    data = Data(shards, executor, skip_bad, progress)
+    found = FITS[method](data)
+    tell_of(data.bad)
+    return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
+
+
+def _temperature(data: Data) -> Temperature:
+    return Temperature.ended(*_inverse_temperature(data))
+
+
+def _inverse_temperature(data: Data) -> tuple[float, Certificate, float]:
+    """1/T, how it was found, and the scale of the logits."""
+    z, y = as_tensors(*data.sample)
+    scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
+    if scale == 0:
+        return *inverse_temperature(z, y), scale
+
+    def loss(beta: float, quick: bool = False) -> tuple[float, float, float]:
+        task = partial(_temperature_sums, beta=beta, quick=quick)
+        sums = data.sum(task, f"temperature {1 / beta:.4f}, shards")
+        value, slope, curvature = (sums / data.rows).tolist()
+        return value, slope, curvature
+
+    quick = None if z.dtype == torch.float64 else partial(loss, quick=True)
+    return *searched(loss, quick, few_of(z, y, scale), scale), scale
+
+
+def _spread(part: Predictions) -> float:
+    return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
+
+
+def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndarray:
+    return np.array(temperature_sums(*viewed(*part), beta, quick=quick))
+
+
+def _vector(data: Data) -> Linear:
+    return _linear(data, Vector, Penalty(diagonal=TINY, bias=TINY), vector=True)
+
+
+def _matrix(data: Data) -> Linear:
+    return _linear(data, Matrix, Penalty(off=SMALL, diagonal=SMALL, bias=SMALL), vector=False)
+
+
+def _structured(data: Data, *, vector: bool) -> Linear:
+    n, classes = data.rows, data.sample.logits.shape[1]
+    beta, _, _ = _inverse_temperature(data)
+    penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
+    return _linear(data, partial(Structured, 1 / beta), penalty, vector=vector, on="log_probs", scale=beta)
+
+
+def _linear(
+    data: Data,
+    make: Callable[..., Linear],
+    penalty: Penalty,
+    *,
+    vector: bool,
+    on: Literal["logits", "log_probs"] = "logits",
+    scale: float = 1.0,
+) -> Linear:
+    """Solve on some rows, and go on from there with sums over all."""
+    rows = data.rows  # all are looked over now, unless they were
+    z, y = as_tensors(*data.sample)
+    few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
+    weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
+    start = np.concatenate([weight.numpy().ravel(), bias.numpy()])
+
+    def likelihood(x: np.ndarray) -> np.ndarray:
+        task = partial(_linear_sums, x=x, penalty=penalty, on=on, scale=scale, vector=vector)
+        total: np.ndarray = data.sum(task, "fitting, shards")
+        return total
+
+    x, certificate = lbfgs(
+        few.penalised(likelihood, rows),
+        start,
+        decrement=_DECREMENT,
+        precondition=few.inverse(few.blocks(start)),
+        renew=lambda x: few.inverse(few.blocks(x, careful=True)),
+    )
+    x, classes = few.settled(x), z.shape[1]
+    weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
+    found = make(weight if vector else weight.reshape(classes, classes), bias)
+    found.certificate = certificate
+    return found
+
+
+def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
+    return Problem(*viewed(*part), **options).likelihood()(x)
+
+
+def _histogram(data: Data) -> Histogram:
+    tally = data.sum(partial(_bins, classwise=False), "counting, shards")
+    return Histogram.counted(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+
+
+def _histogram_ovr(data: Data) -> HistogramOvR:
+    tally = data.sum(partial(_bins, classwise=True), "counting, shards")
+    return HistogramOvR.counted(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+
+
+def _histogram_mass(data: Data) -> Histogram:
+    """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
+    grid = data.sum(_tally, "counting, shards").grid
+    tally = grid.binned(grid.equal_mass_of_cell())
+    return Histogram.counted(tally.count, tally.hits, tally.edges)
+
+
+def _bins(part: Predictions, *, classwise: bool) -> Bins:
+    return Bins.of(*part, classwise=classwise)
+
+
+def _tally(part: Predictions) -> Tally:
+    return Tally.of(*part)
+
+
+FITS: Mapping[str, Callable[[Data], Calibrator]] = {
+    "temperature": _temperature,
+    "vector": _vector,
+    "matrix": _matrix,
+    "svs": partial(_structured, vector=True),
+    "sms": partial(_structured, vector=False),
+    "histogram": _histogram,
+    "histogram_mass": _histogram_mass,
+    "histogram_ovr": _histogram_ovr,
+}
+"""Methods whose fit is a search over sums: the same as those of METHODS."""

@@ -1,0 +1,252 @@
+"""Searches for one inverse temperature β = 1/T: by likelihood, which is convex in it, Brier score and focal loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.core.arrays import computable
+from trueup.core.loss_sums import temperature_sums
+from trueup.core.optimize import Certificate, halley, newton
+
+Loss = Callable[[float], tuple[float, float, float]]
+
+FAR = 1e6
+"""How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
+COLD, HOT = 1e-3, 1e2
+"""Where the Brier score's T is searched, as multiples of the logits' own scale."""
+_FEW = 500  # rows that a search begins with
+_SUBSAMPLE = 2000
+_NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
+_THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
+_CHUNK = 1 << 20
+
+
+def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+    """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly."""
+    scale = scale_of(z)
+    if scale == 0:
+        return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
+    quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
+    return searched(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+
+
+def searched(loss: Loss, quick: Loss | None, few: Few | None, scale: float) -> tuple[float, Certificate]:
+    """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one.
+
+    Where some rows say nothing it may be at a bound.
+    """
+    low, high = 1 / (FAR * scale), FAR / scale
+    if few is None:
+        bound = _bound(loss, low, high)
+        if bound is None:
+            return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
+        value, slope, _ = loss(bound)
+        return bound, Certificate("bound", abs(slope), 0, 3, value)
+    near, passes = few.near, 0
+    if quick is not None:
+        near, (before, curvature_before), passes = _nearer(quick, few, low, high)
+        value, slope, curvature = loss(near)
+        third = (curvature - curvature_before) / (near - before) if near != before else 0.0
+        step = halley(slope, curvature, third)
+        if abs(step) <= _THIRD * near:
+            return near + step, Certificate("converged", abs(slope), 1, passes + 1, value)
+        near, passes = min(max(near + step, near / 2), 2 * near), passes + 1
+    beta, certificate = newton(loss, near, low=low, high=high, tolerance=_LAST)
+    return beta, replace(certificate, passes=certificate.passes + passes)
+
+
+def _nearer(loss: Loss, few: Few, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+    """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
+    noted, seen = _noted(loss)
+    _, slope, curvature = noted(few.near)
+    near = few.near + halley(slope, curvature, few.third * curvature)
+    if abs(near - few.near) > _THIRD_NEAR * few.near:
+        start = min(max(near, few.near / 2), 2 * few.near)
+        near, _ = newton(noted, start, low=low, high=high, tolerance=_NEAR)
+    return near, seen[-1], len(seen)
+
+
+def _noted(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
+    """A loss that notes where it was asked and the curvature there."""
+    seen: list[tuple[float, float]] = []
+
+    def noting(beta: float) -> tuple[float, float, float]:
+        found = loss(beta)
+        seen.append((beta, found[2]))
+        return found
+
+    return noting, seen
+
+
+def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
+    """1/T to a few percent, where a search of more than a temperature may begin."""
+    scale = scale_of(z)
+    if scale == 0:
+        return 1.0
+    few = _of_few(z, y, scale)
+    return inverse_temperature(z, y)[0] if few is None else few.near
+
+
+class Few(NamedTuple):
+    """What some rows say."""
+
+    near: float
+    """Where their best 1/T is."""
+    third: float
+    """The loss's third derivative over its second there, about."""
+
+
+def _of_few(z: Tensor, y: Tensor, scale: float) -> Few | None:
+    """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
+    # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
+    few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
+    if len(z) <= 4 * few:
+        return None
+    some = slice(None, None, len(z) // few)
+    if z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64):
+        rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
+    else:
+        rows = z[some].contiguous()
+    return few_of(rows, y[some].contiguous(), scale)
+
+
+def few_of(z: Tensor, y: Tensor, scale: float) -> Few | None:
+    """What some rows say; none if their best is at a bound."""
+    low, high = 1 / (FAR * scale), FAR / scale
+    if _bound(_mean_loss(z, y), low, high) is not None:
+        return None
+    loss, seen = _noted(_mean_loss(z, y))
+    near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
+    if found.status != "converged":
+        return None
+    (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
+    return Few(near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0)
+
+
+def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+    """1/T of least Brier score, in trusted tensors.
+
+    The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
+    """
+    every = max(1, len(z) // _SUBSAMPLE)
+    some, labels = z[::every], y[::every]
+    scale = scale_of(z)
+    if scale == 0:
+        return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
+    grid = np.geomspace(1 / HOT, 1 / COLD, 26) / scale
+    deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
+    low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
+    while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
+        low -= 1
+    while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
+        high += 1
+    return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
+
+
+def focal_inverse_temperature(
+    z: Tensor, y: Tensor, gamma: float, *, near: float | None = None
+) -> tuple[float, Certificate]:
+    """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted tensors; `near` is where it is searched first.
+
+    The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
+    bottom.
+    """
+    beta, certificate = inverse_temperature(z, y)
+    if certificate.status == "bound" or not scale_of(z):
+        return beta, certificate
+    grid = beta * np.geomspace(0.02, 20.0, 41) if near is None else near * np.geomspace(1 / 1.5, 1.5, 9)
+    values = [_focal(z, y, b, gamma)[0] for b in grid.tolist()]
+    at = int(np.argmin(values))
+    if at in (0, len(grid) - 1):
+        if near is not None:
+            return focal_inverse_temperature(z, y, gamma)
+        return float(grid[at]), Certificate("bound", abs(_focal(z, y, float(grid[at]), gamma)[1]), 0, 42, values[at])
+    return newton(lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1]))
+
+
+def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
+
+    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
+
+    >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
+    0.8466 -0.6534
+    """
+    p, rest = log_p.exp(), -torch.expm1(log_p)
+    safe = rest.clamp(min=1e-12)
+    ratio = torch.where(rest > 1e-12, -p * log_p / safe, torch.ones_like(p))
+    weight = rest**gamma * (1 + gamma * ratio)
+    turn = -gamma * safe ** (gamma - 1) * p * (2 + log_p + (gamma - 1) * ratio)
+    return weight, turn if gamma else torch.zeros_like(p)
+
+
+def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
+    """The mean focal loss of softmax(βz), and its first two derivatives in β."""
+    sums = np.zeros(3)
+    for part, labels in chunks_of(z, y):
+        log_p = torch.log_softmax(beta * part, dim=1)
+        p = log_p.exp()
+        mean = (p * part).sum(dim=1, keepdim=True)
+        off = mean - part.gather(1, labels)
+        variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
+        log_y = log_p.gather(1, labels)
+        weight, turn = focal_weight(log_y, gamma)
+        sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** gamma * log_y).sum())
+        sums[1] += float((weight * off).sum())
+        sums[2] += float((weight * variance - turn * off.square()).sum())
+    value, slope, curvature = (sums / len(z)).tolist()
+    return value, slope, curvature
+
+
+def _bound(loss: Loss, low: float, high: float) -> float | None:
+    """The end of the range towards which a convex loss falls all the way, if it does."""
+    if loss(high)[1] <= 0:
+        return high
+    return low if loss(low)[1] >= 0 else None
+
+
+def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
+    n = len(z)
+
+    def derivatives(beta: float) -> tuple[float, float, float]:
+        value, slope, curvature = temperature_sums(z, y, beta, quick=quick)
+        return value / n, slope / n, curvature / n
+
+    return derivatives
+
+
+def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
+    """The mean Brier score of softmax(βz), and its first two derivatives in β."""
+    sums = np.zeros(3)
+    for part, labels in chunks_of(z, y):
+        p = torch.softmax(beta * part, dim=1)
+        off = part - (p * part).sum(dim=1, keepdim=True)
+        rise = p * off
+        bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
+        p_y, rise_y, bend_y = (x.gather(1, labels).sum() for x in (p, rise, bend))
+        sums[0] += float((p * p).sum() - 2 * p_y) + len(part)
+        sums[1] += float(2 * (p * rise).sum() - 2 * rise_y)
+        sums[2] += float(2 * (rise * rise + p * bend).sum() - 2 * bend_y)
+    value, slope, curvature = (sums / len(z)).tolist()
+    return value, slope, curvature
+
+
+def scale_of(z: Tensor) -> float:
+    """The median standard deviation of a row's logits, of some hundred rows."""
+    few = computable(z[:: max(1, len(z) // 256)]).double().cpu().numpy()
+    return float(np.median(few.std(axis=1)))
+
+
+def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows in double, less their largest logit, with their labels as a column."""
+    step = max(1, _CHUNK // z.shape[1])
+    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
+        double = computable(part).double()
+        yield double - double.amax(dim=1, keepdim=True), labels[:, None]

@@ -1,0 +1,222 @@
+"""The calibration set: read once and kept where memory allows, else read again in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
+from copy import copy
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueup.core.distributed import everyone, reduced, together
+from trueup.models.batches import Batch, Device, batches, tensors_in
+
+MEMORY = 1 << 30
+"""Bytes of calibration data that are kept; more is read from the loader again in each pass."""
+
+
+Place = tuple[Any, ...]
+"""The keys in (args, kwargs) that lead to an argument."""
+
+
+class Inputs:
+    """Samples in an order that never changes, on the device that wants them.
+
+    An argument that has as many rows as there are labels in every batch has a row a sample; whatever once has not is
+    shared by the samples, and stays whole.
+
+    >>> x, y = torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 1])
+    >>> inputs = Inputs.read([(x[:3], y[:3]), (x[3:], y[3:])], device="cpu")
+    >>> [batch.labels.tolist() for batch in inputs.part(torch.tensor([0, 4]))]
+    [[0, 1]]
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[Any],
+        labels: Tensor,
+        device: Device,
+        *,
+        kept: bool,
+        shared: frozenset[Place] = frozenset(),
+        size: int = 0,
+    ) -> None:
+        self._chunks = chunks
+        self._shared = shared
+        self._kept = kept
+        self._size = size
+        self._index: Tensor | None = None
+        self.device = device
+        self.labels = labels
+        """Of this rank, on the CPU."""
+
+    @classmethod
+    def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> Inputs:
+        """Read a loader once; what it holds is kept if that is less than `limit` bytes."""
+        with together():
+            kept: list[Batch] | None = []
+            labels, held, size = [], 0, 1
+            shared: set[Place] = set()
+            for batch in batches(loader, device=device):
+                labels.append(batch.labels.cpu())
+                size = max(size, len(batch.labels))
+                shared |= {place for place, n in _lengths((batch.args, batch.kwargs)) if n != len(batch.labels)}
+                held += sum(tensor.nbytes for _, tensor in tensors_in((batch.args, batch.kwargs)))
+                if held > limit:
+                    kept = None
+                if kept is not None:
+                    # A loader may use the same memory for its next batch.
+                    kept.append(_each(batch, torch.clone, shared))
+            if kept is None and iter(loader) is loader:
+                raise ValueError(
+                    f"loader must be one that can be read again, since its {held} bytes exceed the {limit} that are "
+                    f"kept; got an iterator, {type(loader).__name__}"
+                )
+        y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
+        common = frozenset[Place]().union(*everyone(shared))  # one rank's batches may tell what another's do not
+        if kept is None:
+            return cls(loader, y, device, kept=False, shared=common)
+        return cls(_merged(kept, common), y, device, kept=True, shared=common, size=size)
+
+    @property
+    def n(self) -> int:
+        """Samples of this rank."""
+        return len(self.labels)
+
+    @property
+    def total(self) -> int:
+        """Samples of all ranks."""
+        return int(reduced(torch.tensor(self.n)))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._slices() if self._kept else self._again()
+
+    def part(self, index: Tensor) -> Inputs:
+        """These samples alone, in their own order."""
+        index = index.sort().values
+        labels = self.labels[index]
+        if not self._kept:
+            found = Inputs(self._chunks, labels, self.device, kept=False, shared=self._shared)
+            found._index = index if self._index is None else self._index[index]
+            return found
+        chunks, start = [], 0
+        for chunk in self._chunks:
+            rows = index[(index >= start) & (index < start + len(chunk.labels))] - start
+            start += len(chunk.labels)
+            if len(rows):
+                chunks.append(self._rows(chunk, rows))
+        return Inputs(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
+
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """One epoch of mini-batches in a new order.
+
+        Only a kept set of inputs of one shape can be dealt anew; inputs of several shapes come in their own batches, in
+        a new order of these, and a set that is not kept in the loader's order.
+        """
+        chunks = list(self._chunks) if self._kept else []
+        if len(chunks) == 1:
+            order = torch.randperm(self.n, generator=generator)
+            for index in torch.split(order, size):
+                yield self._rows(chunks[0], index)
+        elif chunks:
+            for number in torch.randperm(len(chunks), generator=generator).tolist():
+                yield chunks[number]
+        else:
+            yield from self
+
+    def _slices(self) -> Iterator[Batch]:
+        for chunk in self._chunks:
+            for start in range(0, len(chunk.labels), self._size):
+                yield _each(chunk, itemgetter(slice(start, start + self._size)), self._shared)
+
+    def _again(self) -> Iterator[Batch]:
+        """Read the loader once more, holding it to the labels it gave before."""
+        index = torch.arange(self.n) if self._index is None else self._index
+        start = 0
+        for batch in batches(self._chunks, device=self.device):
+            at = (index >= start) & (index < start + len(batch.labels))
+            rows = index[at] - start
+            start += len(batch.labels)
+            batch = batch if len(rows) == len(batch.labels) else self._rows(batch, rows)
+            if not torch.equal(batch.labels.cpu(), self.labels[at]):
+                raise ValueError(
+                    "loader must give the same samples in the same order each time it is read, since they are too many "
+                    "to be kept; got other labels than before: turn shuffling off"
+                )
+            if len(rows):
+                yield batch
+        if start <= int(index[-1:].sum()):
+            raise ValueError(f"loader must give as many samples each time it is read, got only {start} this time")
+
+    def _rows(self, batch: Batch, rows: Tensor) -> Batch:
+        return _each(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+
+
+def _lengths(value: Any, place: Place = ()) -> Iterator[tuple[Place, int]]:
+    """How many rows each tensor has, and how many entries each list of names and the like; a number has none."""
+    if isinstance(value, Tensor):
+        yield place, len(value) if value.ndim else -1
+    elif isinstance(value, Mapping | tuple | list):
+        if _is_plain(value):
+            yield place, len(value)
+        for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _lengths(entry, (*place, key))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(entry, Tensor) for entry in value)
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor], shared: AbstractSet[Place]) -> Batch:
+    """Change the labels and whatever has a row a sample; what the samples share stays."""
+
+    def changed(value: Any, place: Place) -> Any:
+        if isinstance(value, Tensor):
+            return value if place in shared else change(value)
+        if isinstance(value, MutableMapping):
+            new = copy(value)
+            for key, entry in value.items():
+                new[key] = changed(entry, (*place, key))
+            return new
+        if isinstance(value, Mapping):
+            named = {key: changed(entry, (*place, key)) for key, entry in value.items()}
+            return type(value)(named)  # type: ignore[call-arg]
+        if _is_plain(value) and place not in shared:
+            return [value[i] for i in change(torch.arange(len(value))).tolist()]
+        if isinstance(value, tuple | list):
+            entries = [changed(entry, (*place, i)) for i, entry in enumerate(value)]
+            return value._make(entries) if hasattr(value, "_make") else type(value)(entries)
+        return value
+
+    args, kwargs = changed((batch.args, batch.kwargs), ())
+    return Batch(args, kwargs, change(batch.labels))
+
+
+def _merged(chunks: list[Batch], shared: AbstractSet[Place]) -> list[Batch]:
+    """One chunk of all, if nothing but tensors of one shape is in them."""
+    kinds = {None if shared else _outline(chunk) for chunk in chunks}
+    if len(chunks) < 2 or len(kinds) > 1 or None in kinds:
+        return chunks
+    columns: dict[tuple[Any, ...], list[Tensor]] = {}
+    for chunk in chunks:
+        for place, tensor in tensors_in((chunk.args, chunk.kwargs)):
+            columns.setdefault(place, []).append(tensor)
+    first = chunks[0]
+    labels = torch.cat([chunk.labels for chunk in chunks])
+    chunks.clear()
+    joined = {}
+    for place in list(columns):
+        joined[place] = torch.cat(columns.pop(place))
+    args = tuple(joined[0, i] for i in range(len(first.args)))
+    return [Batch(args, {name: joined[1, name] for name in first.kwargs}, labels)]
+
+
+def _outline(batch: Batch) -> tuple[Any, ...] | None:
+    """What batches must agree on to be joined; None where something is not a tensor a sample."""
+    values = [*batch.args, *batch.kwargs.values()]
+    if not all(isinstance(value, Tensor) for value in values):
+        return None
+    return (tuple(batch.kwargs), *((value.shape[1:], value.dtype) for value in values))

@@ -1,0 +1,142 @@
+"""A clamped network's own part in a file: δ, T and the record of the fit in safetensors, never the network itself.
+
+The header is JSON, under the schema of calibrators' files: {"schema": 1, "clamped": {"before": "Shift", "record": …,
+"model": …}, "versions": …}. `model` holds the shape of every parameter and buffer of the network that was clamped, so
+that a file is not put before another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping.fit_record import Clamped, FitRecord
+from trueup.clamping.maps import Affine, Shift
+from trueup.core.version import __version__
+from trueup.io.artifacts import packed, unpacked
+from trueup.io.atomic import blaming, existing, replacing
+from trueup.io.headers import KEY, SCHEMA, content_of, safetensors_file
+from trueup.models.calibrated import device_of, unwrapped
+
+_TABLES = ("candidates", "gammas")
+_KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
+_SHOWN = 4
+
+
+def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
+    """Write δ, T and the record of a clamped network to a `.safetensors` file that is either complete or not there.
+
+    The network's own weights are not in it. Nothing is rounded: what is loaded is the same bit for bit.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from trueup.clamping.fit import clamp
+    >>> model, x, y = nn.Identity(), torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
+    >>> clamped = clamp(model, [(x, y)], lam=0.01)
+    >>> with TemporaryDirectory() as folder:
+    ...     save_clamped(clamped, f"{folder}/net.safetensors")
+    ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())
+    True
+    """
+    file = safetensors_file(path)
+    if not isinstance(clamped, Clamped):
+        raise ValueError(f"clamped must be what clamp returns, got {type(clamped).__name__}")
+    before, after = clamped.before, clamped.after
+    if _KINDS.get(type(before).__name__) is not type(before) or not isinstance(after, Temperature):
+        raise ValueError(
+            "clamped must have a Shift or Affine before and a Temperature after the model, "
+            f"got {type(before).__name__} and {type(after).__name__}"
+        )
+    tensors = {name: _stored(buffer) for name, buffer in before.named_buffers()}
+    record = asdict(clamped.fit_record)
+    for table in _TABLES:
+        record[table] = list(record[table].items())
+    content = {
+        "schema": SCHEMA,
+        "clamped": {
+            "before": type(before).__name__,
+            "record": packed(record, "record", None),
+            "model": _shapes(clamped.model),
+        },
+        "versions": {"trueup": __version__, "torch": str(torch.__version__)},
+    }
+    with replacing(file) as (draft,):
+        save_file(
+            {**tensors, "temperature": _stored(after.temperature)},
+            draft,
+            metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)},
+        )
+
+
+def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
+    """Put what `save_clamped` wrote around a model; if it was written for another one, an error names what differs."""
+    file = existing(Path(path))
+    with blaming(file), safe_open(file, framework="pt") as stored:
+        inside = _inside(stored)
+        _compare(inside["model"], _shapes(model))
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        before, after = _parts(inside["before"], tensors)
+        record = unpacked(inside["record"], {})
+        for table in _TABLES:
+            record[table] = dict(record[table])
+        found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
+        try:
+            found.fit_record = FitRecord(**record)
+        except TypeError as error:
+            raise ValueError(f"the record of the fit is none: {error}") from None
+    return found
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _shapes(model: nn.Module) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in unwrapped(model).state_dict().items()}
+
+
+def _inside(stored: Any) -> dict[str, Any]:
+    inside = content_of(stored, "clamped").get("clamped")
+    if not isinstance(inside, dict) or set(inside) != {"before", "record", "model"}:
+        raise ValueError("the header must tell of before, record and model")
+    return inside
+
+
+def _compare(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
+    """Refuse a model whose parameters have other names or shapes than those of the one that was clamped."""
+    differing = [
+        f"{name} {_shape(found, name)} instead of {_shape(wanted, name)}"
+        for name in {**wanted, **found}
+        if wanted.get(name) != found.get(name)
+    ]
+    if differing:
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise ValueError(f"model must be the one that was clamped, got {'; '.join(differing[:_SHOWN])}{more}")
+
+
+def _shape(shapes: Mapping[str, list[int]], name: str) -> str:
+    return f"{tuple(shapes[name])}" if name in shapes else "missing"
+
+
+def _parts(kind: str, tensors: dict[str, Tensor]) -> tuple[Shift, Temperature]:
+    if kind not in _KINDS:
+        raise ValueError(f"no input map is called {kind!r}; there are: {', '.join(_KINDS)}")
+    wanted = {"delta", "temperature"} | ({"scale"} if kind == "Affine" else set())
+    optional = {"low", "high"} if "low" in tensors or "high" in tensors else set()
+    if set(tensors) != wanted | optional:
+        raise ValueError(f"the tensors must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))}")
+    for name, tensor in tensors.items():  # a box may be open, at infinity
+        if not bool((torch.isfinite(tensor) if name in wanted else ~torch.isnan(tensor)).all()):
+            raise ValueError(f"the tensor {name} must be finite")
+    after = Temperature(tensors.pop("temperature"))
+    box = (tensors.pop("low"), tensors.pop("high")) if optional else None
+    return _KINDS[kind](**tensors, box=box), after

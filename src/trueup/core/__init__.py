@@ -1,0 +1,1 @@
+"""Private foundations: arrays, bins, one pass over logits, minimisers, splits. Everything else stands on them."""

@@ -1,0 +1,249 @@
+"""One pass over the logits: everything that is scored per row, and the class-wise tally, while a row is in the cache.
+
+The compiled pass (`_native.c`) and the torch pass give the same numbers; the torch one runs on accelerators, and where
+nothing was compiled. Results are float64 NumPy arrays: n numbers each, small beside the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.core import native
+from trueup.core.arrays import computable
+from trueup.core.native import CHUNK, address, double, in_threads
+
+_SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
+
+
+class Rows(NamedTuple):
+    """What the pass says of each row."""
+
+    confidence: np.ndarray
+    """The largest probability."""
+    predicted: np.ndarray
+    """Its class; of equal ones the lowest."""
+    correct: np.ndarray
+    """1.0 where predicted equals the label, else 0.0."""
+    nll: np.ndarray
+    brier: np.ndarray
+    entropy: np.ndarray
+    label_prob: np.ndarray
+    """The probability of the label."""
+    group: np.ndarray
+    """The group that the row was dealt to, where class-wise tallies were asked for."""
+
+    @classmethod
+    def empty(cls, n: int) -> Rows:
+        """Room for n rows."""
+        whole = np.empty(n, np.int64), np.zeros(n, np.int64)
+        return cls(np.empty(n), whole[0], np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), whole[1])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What a class-wise tally is to count: p lies in bin #{cuts < p}; rows are dealt to groups, or come with theirs."""
+
+    cuts: np.ndarray
+    groups: int = 1
+    group: np.ndarray | None = None
+
+
+class _How(NamedTuple):
+    """Options of the confidence pass."""
+
+    beta: float = 1.0
+    quick: bool = False
+
+
+class ClassTally(NamedTuple):
+    """Sums over the rows for each class and bin of its probability, arrays (classes, bins)."""
+
+    counts: np.ndarray
+    confidence: np.ndarray
+    hits: np.ndarray
+    gap: np.ndarray
+    """Sum of hits − probability, apart for each group of rows: (groups, classes, bins)."""
+
+
+class _Sums(NamedTuple):
+    """Class-wise sums as the passes add them up: bins before classes, so that bin 0 is one run of memory."""
+
+    counts: np.ndarray
+    hits: np.ndarray
+    gap: np.ndarray
+
+    @classmethod
+    def zero(cls, classes: int, cells: Cells | None) -> _Sums:
+        bins, groups = (0, 0) if cells is None else (len(cells.cuts) + 1, cells.groups)
+        return cls(np.zeros((bins, classes)), np.zeros((bins, classes)), np.zeros((groups, bins, classes)))
+
+    def add(self, other: _Sums) -> None:
+        for mine, theirs in zip(self, other, strict=True):
+            mine += theirs
+
+
+def rows(logits: Tensor, labels: Tensor) -> Rows:
+    """Score each row of a trusted pair."""
+    return _run(logits, labels, None)[0]
+
+
+def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
+    scored = _run(logits, None, None, _How(beta, quick))[0]
+    return scored.confidence, scored.predicted
+
+
+def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
+    confidence, predicted = confidences(logits, quick=quick)
+    return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
+
+
+def top_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
+    """Count, confidence and hits of the predicted class in the bins between cuts, (3, bins), by the quick pass."""
+    bins = len(cuts) + 1
+    if not native.usable(logits):
+        confidence, hits = confidences_and_hits(logits, labels, quick=True)
+        index = native.count_below(cuts, confidence)
+        return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
+    y = labels.contiguous()
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        mine = np.zeros((3, bins))
+        for at, chunk in chunks:
+            double_in = chunk.dtype == torch.float64
+            label = y.data_ptr() + 8 * at
+            native.compiled.run_top(
+                chunk.data_ptr(), double_in, label, *chunk.shape, address(cuts), bins, address(mine)
+            )
+        return mine
+
+    return sum(in_threads(logits, part), start=np.zeros((3, bins)))
+
+
+def rows_and_classes(logits: Tensor, labels: Tensor, cells: Cells) -> tuple[Rows, ClassTally]:
+    """Score each row and tally every class."""
+    scored, (count, hits, gap) = _run(logits, labels, cells)
+    # The passes leave bin 0, where nearly everything lies, to be had by subtraction.
+    count[0] = len(logits) - count[1:].sum(axis=0)
+    confidence = np.maximum(hits - gap.sum(axis=0), 0.0)
+    return scored, ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
+
+
+def log_normaliser(logits: Tensor) -> np.ndarray:
+    """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
+    confidence, predicted = confidences(logits)
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
+    return double(top) - np.log(confidence)
+
+
+def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
+    """Deal the rows to groups by a hash of what they hold, so that neither their order nor their chunks matter."""
+    mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
+    columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
+    for column, factor in zip(columns, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5), strict=True):
+        value = computable(logits.gather(1, column[:, None])[:, 0]).contiguous()
+        bits = value.view(torch.int64 if value.dtype == torch.float64 else torch.int32).cpu().numpy()
+        mixed = (mixed + bits.astype(np.int64).view(np.uint64)) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(29)
+    return (mixed % np.uint64(groups)).astype(np.int64)
+
+
+def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How | None = None) -> tuple[Rows, _Sums]:
+    scored, sums = Rows.empty(len(logits)), _Sums.zero(logits.shape[1], cells)
+    if cells is not None and cells.group is not None:
+        scored.group[:] = cells.group
+    one_pass = _native_pass if native.usable(logits) else _torch_pass
+    one_pass(logits, labels, cells, how or _How(), scored, sums)
+    if labels is not None:
+        np.equal(scored.predicted, labels.cpu().numpy(), out=scored.correct)
+    return scored, sums
+
+
+def _native_pass(
+    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+) -> None:
+    classes = logits.shape[1]
+    y = None if labels is None else labels.contiguous()
+
+    def part(chunks: Iterator[tuple[int, Tensor]]) -> _Sums:
+        mine = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        for at, chunk in chunks:
+            native.compiled.run_pass(
+                chunk.data_ptr(),
+                chunk.dtype == torch.float64,
+                len(chunk),
+                classes,
+                mine.counts.shape[0],
+                mine.gap.shape[0],
+                cells is not None and cells.group is None,
+                how.quick,
+                how.beta,
+                0 if y is None else y.data_ptr() + 8 * at,
+                address(scored.confidence, at),
+                address(scored.predicted, at),
+                address(scored.nll, at),
+                address(scored.brier, at),
+                address(scored.entropy, at),
+                address(scored.label_prob, at),
+                0 if cells is None else address(cells.cuts),
+                address(scored.group, at),
+                *(0 if cells is None else address(array) for array in mine),
+            )
+        return mine
+
+    # Each thread has sums of its own: with many classes let few threads hold them.
+    for mine in in_threads(logits, part, most=max(2, _SUMS // max(sums.gap.size, 1))):
+        sums.add(mine)
+
+
+def _torch_pass(
+    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+) -> None:
+    step = max(1, CHUNK // logits.shape[1])
+    for start in range(0, len(logits), step):
+        z = how.beta * computable(logits[start : start + step])
+        at = slice(start, start + len(z))
+        top, predicted = z.max(dim=1)
+        shifted = z - top[:, None]
+        e = torch.exp(shifted)
+        total = double(e.sum(dim=1))
+        scored.confidence[at] = 1 / total
+        scored.predicted[at] = predicted.cpu().numpy()
+        if labels is None:
+            continue
+        y = labels[at]
+        label_shift = double(shifted.gather(1, y[:, None])[:, 0])
+        scored.nll[at] = np.log(total) - label_shift
+        scored.label_prob[at] = np.exp(label_shift) / total
+        scored.brier[at] = double(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
+        scored.entropy[at] = np.log(total) - double((e * shifted).sum(dim=1)) / total
+        if cells is not None:
+            if cells.group is None:
+                scored.group[at] = hashed_groups(z, y, cells.groups)
+            probs = e / torch.from_numpy(total).to(e)[:, None]
+            _torch_classes(probs, y.cpu().numpy(), scored.group[at], cells.cuts, sums)
+
+
+def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.ndarray, sums: _Sums) -> None:
+    count, hits, gap = sums
+    members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
+    gap[:, 0] -= double(members @ probs)
+    if len(cuts):
+        # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
+        # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
+        row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
+        p = double(probs[row, k])
+        b = np.searchsorted(cuts, p, side="left")
+        np.add.at(count, (b, k), 1.0)
+        np.add.at(gap, (group[row], b, k), -p)
+        np.add.at(gap[:, 0], (group[row], k), p)
+    label_bin = np.searchsorted(cuts, double(probs[torch.arange(len(y)), y]), side="left")
+    np.add.at(hits, (label_bin, y), 1.0)
+    np.add.at(gap, (group, label_bin, y), 1.0)

@@ -1,0 +1,1 @@
+"""The toolkit in other people's hands: scikit-learn, torchmetrics, Lightning, transformers, ONNX, Prometheus."""

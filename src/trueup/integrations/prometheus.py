@@ -1,0 +1,58 @@
+"""A monitor's figures in the text format that Prometheus reads, through its client library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from trueup.monitor.monitor import Monitor
+
+GAUGES = {
+    "rows": "Predictions seen",
+    "accuracy": "Share of right predictions",
+    "confidence": "Mean confidence",
+    "nll": "Mean negative log-likelihood",
+    "ece": "Expected calibration error",
+    "evidence": "Wealth of those who bet against calibration; 1/alpha is proof",
+    "p_value": "Anytime-valid p-value of calibration",
+}
+SPANS = {"": "all", "recent_": "window", "fading_": "fading"}
+
+
+class Collector:
+    """What a registry of the client library asks; one monitor a name."""
+
+    def __init__(self, monitors: Mapping[str, Monitor]) -> None:
+        self._monitors = monitors
+
+    def collect(self) -> Iterable[Metric]:
+        """All gauges of all monitors."""
+        states = {name: monitor.status() for name, monitor in self._monitors.items()}
+        for gauge, text in GAUGES.items():
+            family = GaugeMetricFamily(f"trueup_{gauge}", text, labels=["monitor", "rows"])
+            for name, state in states.items():
+                for prefix, span in SPANS.items():
+                    value = getattr(state, prefix + gauge, None)
+                    if value is not None:
+                        family.add_metric([name, span], value)
+            yield family
+        alarm = GaugeMetricFamily("trueup_alarm", "1 once the alarm was raised", labels=["monitor"])
+        for name, state in states.items():
+            alarm.add_metric([name], float(state.alarm is not None))
+        yield alarm
+
+
+def prometheus_text(monitors: Mapping[str, Monitor], *more: Any) -> bytes:
+    """What `/metrics` answers; `more` are other collectors of the client library.
+
+    >>> text = prometheus_text({"net": Monitor(2)}).decode()
+    >>> 'trueup_alarm{monitor="net"} 0.0' in text
+    True
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in (Collector(monitors), *more):
+        registry.register(collector)
+    return generate_latest(registry)

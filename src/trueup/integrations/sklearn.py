@@ -1,0 +1,229 @@
+"""Calibrators as scikit-learn estimators: of scores that are there already, and around a classifier that gives them."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Self
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+
+from trueup.calibrators.base import Calibrator
+from trueup.core.arrays import from_binary, from_probs
+from trueup.registry import METHODS
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+    from sklearn.model_selection import check_cv, cross_val_predict
+    from sklearn.utils import get_tags
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+except ImportError:
+    raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
+
+
+class _Calibrated(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What follows from calibrated logits."""
+
+    classes_: np.ndarray
+
+    @abstractmethod
+    def _calibrated(self, X: Any) -> np.ndarray:
+        """Calibrated logits, a column for each class."""
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated probabilities, a column for each of `classes_`."""
+        return softmax(self._calibrated(X), axis=1)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms."""
+        return log_softmax(self._calibrated(X), axis=1)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Calibrated logits, a column for each of `classes_`; for two classes the second's less the first's, (n,)."""
+        z = self._calibrated(X)
+        return z[:, 1] - z[:, 0] if z.shape[1] == 2 else z
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of the largest probability; of equal ones the first."""
+        best = self._calibrated(X).argmax(axis=1)  # what is not fitted says so before it is asked for its classes
+        return self.classes_[best]
+
+
+class LogitCalibrator(_Calibrated):
+    """Calibrate scores: X holds a classifier's logits (with `input="probs"` its probabilities), a column a class.
+
+    One column is a binary score: the log-odds of the second class, or its probability. y holds labels of any kind; the
+    columns belong to them in sorted order, or to `classes` where y may lack some. `method` is a name of `METHODS` or a
+    function of (logits, labels) that returns a calibrator; `options` are its keywords. What was fitted is
+    `calibrator_`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 3))
+    >>> y = np.array(["cat", "dog", "eel"])[(z + rng.gumbel(size=z.shape)).argmax(axis=1)]
+    >>> overconfident = LogitCalibrator().fit(3 * z, y)
+    >>> overconfident.predict([[6.0, 0.0, 3.0]]), overconfident.predict_proba([[6.0, 0.0, 3.0]]).round(2)
+    (array(['cat'], dtype='<U3'), array([[0.68, 0.08, 0.24]]))
+    """
+
+    calibrator_: Calibrator
+
+    def __init__(
+        self,
+        method: str | Any = "temperature",
+        options: Mapping[str, Any] | None = None,
+        *,
+        input: Literal["logits", "probs"] = "logits",
+        classes: Sequence[Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.options = options
+        self.input = input
+        self.classes = classes
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit the calibrator to scores (n, classes) and the true labels (n,)."""
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        check_classification_targets(y)
+        z = self._logits(X)
+        self.classes_, labels = _encoded(column_or_1d(y), self.classes, z.shape[1])
+        self.calibrator_ = _fitted(self.method, self.options, z, labels)
+        return self
+
+    def _calibrated(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return _mapped(self.calibrator_, self._logits(X))
+
+    def _logits(self, X: np.ndarray) -> np.ndarray:
+        if self.input == "logits":
+            return X if X.shape[1] > 1 else from_binary(X)
+        if self.input == "probs":
+            return from_probs(X if X.shape[1] > 1 else np.hstack([1 - X, X]), name="X")
+        raise ValueError(f'input must be "logits" or "probs", got {self.input!r}')
+
+
+class CalibratedClassifier(MetaEstimatorMixin, _Calibrated):  # type: ignore[misc]
+    """Calibrate a classifier on rows it has not seen: one calibrator is fitted to its cross-validated scores.
+
+    The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. The classifier
+    that predicts, `estimator_`, is then fitted to all rows. For one that is fitted already, pass
+    `sklearn.frozen.FrozenEstimator(classifier)` and rows that it has not seen.
+
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.ensemble import RandomForestClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> forest = CalibratedClassifier(RandomForestClassifier(30, random_state=0)).fit(X[::2], y[::2])
+    >>> for model in (forest.estimator_, forest):
+    ...     confidence = model.predict_proba(X[1::2]).max(axis=1)
+    ...     print(f"says {confidence.mean():.3f}, is right {model.score(X[1::2], y[1::2]):.3f}")
+    says 0.731, is right 0.943
+    says 0.946, is right 0.943
+    """
+
+    calibrator_: Calibrator
+    estimator_: Any
+
+    def __init__(
+        self,
+        estimator: Any,
+        method: str | Any = "temperature",
+        options: Mapping[str, Any] | None = None,
+        *,
+        cv: Any = 5,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.method = method
+        self.options = options
+        self.cv = cv
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit the calibrator to scores of rows left out, then the classifier to all rows."""
+        if y is None:
+            raise ValueError("y must be given: it requires y to be passed, but the target y is None")
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        folds = check_cv(self.cv, y, classifier=True)
+        fewest = int(np.bincount(labels).min())
+        if fewest < (number := folds.get_n_splits(X, y)):
+            raise ValueError(
+                f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
+            )
+        response = _response(self.estimator)
+        scores = cross_val_predict(clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs)
+        z = _scores_as_logits(scores, response, self.classes_)
+        self.estimator_ = clone(self.estimator).fit(X, y)
+        self.calibrator_ = _fitted(self.method, self.options, z, labels)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimator_, name):
+                setattr(self, name, getattr(self.estimator_, name))
+        return self
+
+    def _calibrated(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        response = _response(self.estimator_)
+        scores = getattr(self.estimator_, response)(X)
+        return _mapped(self.calibrator_, _scores_as_logits(scores, response, self.classes_))
+
+    def __sklearn_tags__(self) -> Any:
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
+        tags.input_tags = inner.input_tags
+        return tags
+
+
+def _fitted(method: Any, options: Mapping[str, Any] | None, logits: np.ndarray, labels: np.ndarray) -> Calibrator:
+    fit = METHODS[method] if isinstance(method, str) else method
+    return partial(fit, **(options or {}))(logits, labels)
+
+
+def _mapped(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
+    result: np.ndarray = calibrator(logits.astype(np.float64))
+    return result
+
+
+def _encoded(y: np.ndarray, classes: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The label of each column, and y as columns' numbers."""
+    found, labels = np.unique(y, return_inverse=True)
+    if classes is None:
+        if len(found) != columns:
+            raise ValueError(
+                f"X must have a column for each class in y, got {columns} columns (one for a binary score counts as 2) "
+                f"and {len(found)} classes; where y lacks classes, name those of all columns by classes=…"
+            )
+        return found, labels
+    named = np.asarray(classes)
+    if len(np.unique(named)) != columns or len(named) != columns:
+        raise ValueError(f"classes must name each of the {columns} columns once, got {list(classes)}")
+    if strange := [label for label in found.tolist() if label not in named.tolist()]:
+        raise ValueError(f"y must hold the classes {named.tolist()} only, got {strange}")
+    order = np.argsort(named)
+    return named, order[np.searchsorted(named, found, sorter=order)][labels]
+
+
+def _response(estimator: Any) -> str:
+    for name in ("decision_function", "predict_proba"):
+        if hasattr(estimator, name):
+            return name
+    raise ValueError(f"estimator must have decision_function or predict_proba, got {type(estimator).__name__}")
+
+
+def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray) -> np.ndarray:
+    z = np.asarray(scores)
+    if response == "predict_proba":
+        with warnings.catch_warnings():  # zeros are ordinary in the votes of trees
+            warnings.filterwarnings("ignore", message=".*exact zeros", category=UserWarning)
+            z = from_probs(z)
+    elif z.ndim == 1:
+        z = from_binary(z)
+    if z.shape[1] != len(classes):
+        hint = (
+            "; decision_function_shape='ovr' gives that" if z.shape[1] == len(classes) * (len(classes) - 1) / 2 else ""
+        )
+        raise ValueError(f"{response} must have a column for each of {len(classes)} classes, got {z.shape[1]}{hint}")
+    return z

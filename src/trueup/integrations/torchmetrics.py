@@ -1,0 +1,192 @@
+"""Tallies as torchmetrics: updated batch by batch, reset by epoch, added up over processes.
+
+The states are the sums of a tally, so memory does not grow with the rows, and every number is the one that
+`trueup.metrics` gives of all rows at once. Logits come first, as everywhere; probabilities go through `from_probs`,
+tokens through `flatten`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS, Bins
+from trueup.core.row_scores import rows
+from trueup.core.tally import TABLE, Mean, Tally
+
+try:
+    from torchmetrics import Metric
+except ImportError:
+    raise ImportError("this module needs torchmetrics: pip install 'trueup[torchmetrics]'") from None
+
+_SETTINGS = ("edges", "bins", "closed")
+"""What of a tally is not a sum, but says what is counted."""
+
+
+class Streaming(Metric):
+    """A metric whose states are the sums of a tally, in float64."""
+
+    is_differentiable = False
+    higher_is_better: bool | None = False
+    full_state_update = False
+
+    def __init__(self, empty: Bins | Mean | Tally, **options: Any) -> None:
+        super().__init__(**options)
+        self._empty = empty
+        for name, total in _sums(empty):
+            self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def _of(self, logits: Any, labels: Any) -> Any:
+        """Tally a batch."""
+
+    def update(self, logits: Any, labels: Any) -> None:
+        """Add the rows of a batch: logits (n, classes) and labels (n,)."""
+        batch = self._empty + self._of(logits, labels)  # tallies of other classes or bins do not add, and say so
+        for name, total in _sums(batch):
+            state: Tensor = getattr(self, name)
+            setattr(self, name, state + torch.from_numpy(total).to(state.device))
+
+    @property
+    def tally(self) -> Any:
+        """The rows since the last reset as a tally: of this process, or inside `sync_context` of all."""
+        return _with(self._empty, {name: getattr(self, name).cpu().numpy() for name, _ in _sums(self._empty)})
+
+    def _number(self, value: float) -> Tensor:
+        return torch.tensor(value, dtype=torch.float64, device=self.device)
+
+
+class ECE(Streaming):
+    """Expected calibration error of the predicted class, in equal-width bins: Σ_b (n_b/n) |acc_b − conf_b|.
+
+    >>> metric = ECE()
+    >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    >>> metric.update(torch.tensor([[0.5, 0.0]]), torch.tensor([1]))
+    >>> f"{metric.compute():.4f}"
+    '0.3369'
+    """
+
+    def __init__(self, *, bins: int = BINS, **options: Any) -> None:
+        super().__init__(Bins.of(*_nothing(), bins=bins), **options)
+        self.bins = bins
+
+    def _of(self, logits: Any, labels: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins)
+
+    def compute(self) -> Tensor:
+        """The error of all rows; NaN of none."""
+        return self._number(self.tally.ece())
+
+
+class SCE(Streaming):
+    """Static calibration error: the mean over the classes of each one's calibration error.
+
+    >>> metric = SCE(2)
+    >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]]), torch.tensor([0, 1, 1]))
+    >>> f"{metric.compute():.4f}"
+    '0.3369'
+    """
+
+    def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
+        super().__init__(Bins.of(*_nothing(classes), bins=bins, classwise=True), **options)
+        self.bins = bins
+
+    def _of(self, logits: Any, labels: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins, classwise=True)
+
+    def compute(self) -> Tensor:
+        """The error of all rows; NaN of none."""
+        return self._number(self.tally.ece())
+
+
+class NLL(Streaming):
+    """Mean negative log-likelihood −ln p_y.
+
+    >>> metric = NLL()
+    >>> metric.update(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0]))
+    >>> f"{metric.compute():.4f}"
+    '0.5032'
+    """
+
+    _score = "nll"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(Mean(0.0, 0.0, 0.0), **options)
+
+    def _of(self, logits: Any, labels: Any) -> Mean:
+        return Mean.of(getattr(rows(*as_tensors(logits, labels)), self._score))
+
+    def compute(self) -> Tensor:
+        """The mean over all rows; NaN of none."""
+        return self._number(self.tally.value)
+
+
+class Brier(NLL):
+    """Mean Brier score Σ_k (p_k − e_k)².
+
+    >>> metric = Brier()
+    >>> metric.update(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+    >>> f"{metric.compute():.4f}"
+    '0.5000'
+    """
+
+    _score = "brier"
+
+
+class CalibrationTable(Streaming):
+    """The whole table of `evaluate`, as a dictionary of numbers, in one pass over each batch.
+
+    >>> metric = CalibrationTable(2)
+    >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]]), torch.tensor([0, 1, 1]))
+    >>> table = metric.compute()
+    >>> f"{table['accuracy']:.4f} {table['ece']:.4f}"
+    '0.6667 0.3369'
+    """
+
+    higher_is_better = None
+
+    def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
+        super().__init__(Tally.of(*_nothing(classes), bins=bins), **options)
+        self.bins = bins
+
+    def _of(self, logits: Any, labels: Any) -> Tally:
+        return Tally.of(logits, labels, bins=self.bins)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Every number of the table; NaN of no rows."""
+        tally = self.tally
+        return {name: self._number(tally.value(name)) for name in TABLE}
+
+
+def _nothing(classes: int = 2) -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
+
+
+def _sums(tally: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The sums of a tally and of the tallies in it, by names that a module's state can have."""
+    for field in fields(tally):
+        value = getattr(tally, field.name)
+        if is_dataclass(value):
+            yield from _sums(value, f"{prefix}{field.name}_")
+        elif field.name not in _SETTINGS:
+            yield f"{prefix}{field.name}_sum", np.asarray(value, dtype=np.float64)
+
+
+def _with(tally: Any, sums: Mapping[str, np.ndarray], prefix: str = "") -> Any:
+    """The same tally with these sums."""
+    changed: dict[str, Any] = {}
+    for field in fields(tally):
+        value = getattr(tally, field.name)
+        if is_dataclass(value):
+            changed[field.name] = _with(value, sums, f"{prefix}{field.name}_")
+        elif field.name not in _SETTINGS:
+            total = sums[f"{prefix}{field.name}_sum"]
+            changed[field.name] = total if isinstance(value, np.ndarray) else float(total)
+    return replace(tally, **changed)

@@ -1,0 +1,140 @@
+"""Tests of the hypothesis that a network is calibrated, on tallies as the intervals are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from trueup.core.bins import BINS, ERRORS
+from trueup.core.tally import Tally
+from trueup.metrics.resampling import check_resamples, gathered, membership, tail_of
+
+
+@dataclass(frozen=True, eq=False)
+class Consistency:
+    """A test of the hypothesis that a network is calibrated."""
+
+    statistic: float
+    p_value: float
+    expected: float
+    """The mean statistic of a calibrated network with these confidences: what is bias, not miscalibration."""
+    low: np.ndarray
+    """Lower end of each bin's band of accuracies under calibration; NaN where the bin is empty."""
+    high: np.ndarray
+    resamples: int
+
+    @property
+    def excess(self) -> float:
+        """The statistic less what a calibrated network would show."""
+        return self.statistic - self.expected
+
+
+class Spiegelhalter(NamedTuple):
+    """Spiegelhalter's test."""
+
+    z: float
+    p_value: float
+
+
+def consistency(
+    logits: Any,
+    labels: Any,
+    *,
+    metric: str = "ece",
+    bins: int = BINS,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Consistency:
+    """Test calibration of the predicted class by drawing right and wrong from the confidences themselves.
+
+    p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each prediction is right with its own confidence.
+    Bröcker & Smith (2007); Vaicenavicius et al. (2019).
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
+    True
+    """
+    return consistency_of(
+        Tally.of(logits, labels, bins=bins), metric=metric, level=level, resamples=resamples, seed=seed
+    )
+
+
+def consistency_of(
+    tally: Tally, *, metric: str = "ece", level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Consistency:
+    """Test calibration from a tally, as `consistency` does."""
+    tail = tail_of(level)
+    check_resamples(resamples, "resamples")
+    if metric not in (*ERRORS, "aece"):
+        raise ValueError(f"metric must be one of {', '.join((*ERRORS, 'aece'))}, got {metric!r}")
+    if not tally.n:
+        nothing = np.full(tally.grid.bins, np.nan)
+        return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, resamples)
+    index, count, confidence = gathered(tally.grid, metric == "aece")
+    error = ERRORS["ece" if metric == "aece" else metric]
+    both, sums = count.sum(axis=0), confidence.sum(axis=0)
+    chance = np.clip(sums / np.maximum(both, 1.0), 0.0, 1.0)
+    drawn = np.random.default_rng(seed).binomial(both.astype(np.int64), chance, size=(resamples, len(index)))
+    member = membership(index)
+    rows, claimed, right = both @ member, sums @ member, drawn @ member
+    statistic = float(error(rows, claimed, count[1] @ member))
+    simulated = error(rows, claimed, right)
+    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (resamples + 1)
+    low, high = np.quantile(right / np.where(rows > 0, rows, np.nan), [tail, 1 - tail], axis=0)
+    return Consistency(statistic, p_value, float(simulated.mean()), low, high, resamples)
+
+
+def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
+    """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
+
+    Above ½ a positive z means overconfidence, below ½ a negative one. NaN where every confidence is ½ or 1 and nothing
+    can be learnt. Spiegelhalter (1986).
+
+    >>> spiegelhalter([[0.0, 0.0]], [1]).z
+    nan
+    >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
+    1.7302
+    """
+    return spiegelhalter_of(Tally.of(logits, labels))
+
+
+def spiegelhalter_of(tally: Tally) -> Spiegelhalter:
+    """Spiegelhalter's test from a tally."""
+    variance = tally.calibration_variance.total
+    # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
+    z = tally.calibration_gap.total / math.sqrt(variance) if variance > 1e-24 * tally.n else float("nan")
+    return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether the confidences of a method could be those of a calibrated network."""
+
+    p_value: float
+    """Of the ECE under calibration, by consistency resampling."""
+    expected: float
+    """The ECE that a calibrated network with these confidences would show on average."""
+    spiegelhalter: float
+    """Spiegelhalter's z."""
+    spiegelhalter_p: float
+    lean: float
+    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
+    resamples: int = 1000
+    """Of the consistency test."""
+
+    @classmethod
+    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Judgement:
+        """Run both tests on a tally."""
+        found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
+        excess = tally.confidence.total - tally.accuracy.total
+        variance = tally.confidence.total - tally.confidence.squares
+        lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
+        lean = lean if tally.n else math.nan
+        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean, resamples)

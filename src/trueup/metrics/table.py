@@ -1,0 +1,296 @@
+"""The table: how calibrated a network is, how sure that is, and how methods differ."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS
+from trueup.core.formatting import Row, as_html, as_text, number, percent, span
+from trueup.core.tally import TABLE
+from trueup.metrics.hypothesis_tests import Judgement
+from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.registry import METRICS
+
+DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
+"""The rows of the table, unless said otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Metrics of one or several methods on the same rows, with intervals, tests and paired differences.
+
+    `scores["ece"]` is the Interval of the only method, `scores["temperature", "ece"]` of one of several.
+    """
+
+    rows: int
+    classes: int
+    bins: int
+    level: float
+    values: Mapping[str, Mapping[str, Interval]]
+    """By method, then by metric."""
+    tests: Mapping[str, Judgement]
+    changes: Mapping[str, Mapping[str, Interval]]
+    """By method but the first: how much each metric differs from the first method's, paired."""
+
+    def __getitem__(self, key: str | tuple[str, str]) -> Interval:
+        method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
+        if isinstance(key, str) and len(self.methods) > 1:
+            raise KeyError(
+                f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
+            )
+        return self.values[method][metric]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in order."""
+        return tuple(self.values)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics, in order."""
+        return tuple(self.values[self.methods[0]])
+
+    def verdict(self, method: str | None = None) -> str:
+        """One sentence on whether a method is calibrated."""
+        name = method or self.methods[0]
+        test, values = self.tests[name], self.values[name]
+        if math.isnan(test.p_value):
+            return "There are no rows to judge."
+        says = ""
+        if "confidence" in values and "accuracy" in values:
+            said, right = (percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            says = f"It says {said} on average and is right {right} of the time. "
+        chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
+        shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        if test.resamples < 19:
+            return f"{says}{test.resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05:
+            return f"{says}Nothing speaks against calibration ({shown})."
+        # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
+        side = "overconfident" if test.lean > 0 else "underconfident"
+        lean = f" and {side}" if abs(test.lean) > 1.96 else ""
+        return f"{says}It is miscalibrated{lean} ({shown})."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        return {
+            "schema": 1,
+            "rows": self.rows,
+            "classes": self.classes,
+            "bins": self.bins,
+            "level": self.level,
+            "methods": {
+                name: {
+                    "metrics": {metric: _plain(asdict(i)) for metric, i in self.values[name].items()},
+                    "test": _plain(asdict(self.tests[name])),
+                    "change": {metric: _plain(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
+                }
+                for name in self.methods
+            },
+        }
+
+    def to_json(self, **options: Any) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), **options)
+
+    def to_pandas(self) -> Any:
+        """A data frame with a row a method and metric (needs pandas)."""
+        import pandas as pd
+
+        nothing = Interval(math.nan, math.nan, math.nan)
+        records = []
+        for name in self.methods:
+            for metric, found in self.values[name].items():
+                change = self.changes.get(name, {}).get(metric, nothing)
+                records.append(
+                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
+                )
+        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
+        return pd.DataFrame(records, columns=columns)
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.caption(), as_text(self.table()), *self.notes()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        return f"<div><p>{html.escape(self.caption())}</p>{as_html(self.table())}{notes}</div>"
+
+    def caption(self) -> str:
+        """How much was scored."""
+        return f"{self.rows:,} rows, {self.classes} classes, {self.bins} bins"
+
+    def table(self) -> list[Row]:
+        """Its cells as text, the first row the heads."""
+        level = percent(self.level)
+        if len(self.methods) == 1:
+            found = self.values[self.methods[0]]
+            return [["metric", "value", f"{level} interval"]] + [
+                [metric, number(i.value), span(i.low, i.high)] for metric, i in found.items()
+            ]
+        if len(self.methods) == 2:
+            one, two = self.methods
+            rows = [["metric", one, two, "change", f"{level} interval"]]
+            for metric in self.metrics:
+                change = self.changes[two][metric]
+                values = [number(self.values[name][metric].value) for name in self.methods]
+                rows.append(
+                    [metric, *values, number(change.value, sign=True), span(change.low, change.high, sign=True)]
+                )
+            return rows
+        rows = [["method", *self.metrics]]
+        for name in self.methods:
+            marks = {
+                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
+            }
+            rows.append([name, *(number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
+        return rows
+
+    def notes(self) -> list[str]:
+        """What is said below the table."""
+        if len(self.methods) == 1:
+            notes = [self.verdict()]
+            if any(i.value > i.high for i in self.values[self.methods[0]].values()):
+                notes.append(
+                    "Noise makes binned errors larger than they are; their intervals are of the true error and may lie "
+                    "below the value."
+                )
+            return notes
+        notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
+        if len(self.methods) > 2:
+            notes.insert(0, f"* differs from {self.methods[0]}: the paired {percent(self.level)} interval excludes 0.")
+        return notes
+
+
+def evaluate(
+    logits: Any,
+    labels: Any,
+    *,
+    metrics: Iterable[str] = DEFAULT,
+    bins: int = BINS,
+    level: float = 0.95,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Scores:
+    """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
+
+    `metrics` are names of `METRICS`; those outside the default table come without an interval.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> evaluate(3 * z, y, metrics=("accuracy", "confidence", "ece"))
+    5,000 rows, 3 classes, 15 bins
+    <BLANKLINE>
+    metric       value     95 % interval
+    accuracy    0.5944  [0.5807, 0.6079]
+    confidence  0.8207  [0.8161, 0.8253]
+    ece         0.2263  [0.2130, 0.2396]
+    <BLANKLINE>
+    It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
+    """
+    return compare(
+        {"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, replicates=replicates, seed=seed
+    )
+
+
+def compare(
+    pairs: Mapping[str, tuple[Any, Any]] | None = None,
+    /,
+    *,
+    metrics: Iterable[str] = DEFAULT,
+    bins: int = BINS,
+    level: float = 0.95,
+    replicates: int = 1000,
+    seed: int = 0,
+    **methods: tuple[Any, Any],
+) -> Scores:
+    """Score several methods on the same rows, with paired differences from the first.
+
+    Methods are given by keyword, `compare(raw=test, temperature=after)`, or as one mapping; each is a pair
+    (logits, labels), and the labels must be the same.
+
+    >>> z = np.random.default_rng(0).normal(size=(500, 3))
+    >>> y = z.argmax(axis=1)
+    >>> compare(raw=(z, y), sharper=(4 * z, y)).changes["sharper"]["nll"].high < 0
+    True
+    """
+    named = {**(pairs or {}), **methods}
+    if not named:
+        raise ValueError("compare needs at least one method: compare(raw=(logits, labels), …)")
+    if isinstance(metrics, str):
+        raise ValueError(f"metrics must be several names, such as ({metrics!r},), got {metrics!r}")
+    wanted = tuple(metrics)
+    for metric in wanted:
+        if metric not in TABLE and metric not in METRICS:
+            raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
+    tabled = [metric for metric in wanted if metric in TABLE]
+    first: Scored | None = None
+    first_name = next(iter(named))
+    values: dict[str, dict[str, Interval]] = {}
+    tests, changes = {}, {}
+    labels = None
+    classes = 0
+    for name, pair in named.items():
+        z, y = _pair(name, pair)
+        if first is not None and labels is not None:
+            _check_same(first_name, labels, name, y.cpu().numpy())
+            if z.shape[1] != classes:
+                raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
+        scored = Scored.of(z, y, bins=bins, beside=first)
+        found = intervals(
+            scored.tally, {m: scored.value(m) for m in tabled}, level=level, replicates=replicates, seed=seed
+        )
+        for metric in wanted:
+            if metric not in TABLE:
+                found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
+        values[name] = {metric: found[metric] for metric in wanted}
+        tests[name] = Judgement.of(scored.tally, resamples=replicates, seed=seed)
+        if first is None:
+            first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
+            continue
+        change = differences(first, scored, tabled, level=level, replicates=replicates, seed=seed)
+        for metric in wanted:
+            if metric not in TABLE:
+                by = values[name][metric].value - values[first_name][metric].value
+                change[metric] = Interval(by, math.nan, math.nan, level)
+        changes[name] = {metric: change[metric] for metric in wanted}
+    assert first is not None
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes)
+
+
+def _pair(name: str, pair: Any) -> tuple[Any, Any]:
+    try:
+        logits, labels = pair
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
+    try:
+        return as_tensors(logits, labels)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray) -> None:
+    if len(expected) != len(labels):
+        raise ValueError(f"{name} must have the {len(expected)} rows that {first} has, got {len(labels)}")
+    differ = np.flatnonzero(expected != labels)
+    if len(differ):
+        row = int(differ[0])
+        raise ValueError(
+            f"{name} must have the labels of {first}, to be compared row by row: "
+            f"row {row} has {labels[row]} where {first} has {expected[row]} ({len(differ)} rows differ)"
+        )
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}

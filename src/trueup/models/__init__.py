@@ -1,0 +1,1 @@
+"""Live networks: their logits over a loader, calibrated networks, dropout passes, corruptions, small networks."""

@@ -1,0 +1,250 @@
+"""What touches a live network: its logits over a loader, and a calibrated network that is just a network."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from types import CodeType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from trueup.calibrators.base import Calibrator
+from trueup.core.arrays import as_tensors, computable
+from trueup.core.distributed import gathered, rank, together
+from trueup.core.progress import track
+from trueup.io.predictions import Predictions
+from trueup.models.batches import Batch, Device, batches, changed_at, logits_of, tensors_in, with_logits
+from trueup.models.freezing import frozen, unwrapped
+
+__all__ = [
+    "Batch",
+    "Calibrated",
+    "Device",
+    "batches",
+    "collect",
+    "device_of",
+    "embedding_of",
+    "frozen",
+    "logits_of",
+    "on_model",
+    "place_of",
+    "unwrapped",
+    "with_logits",
+]
+
+
+def collect(
+    model: nn.Module, loader: Iterable[Any], *, device: Device | None = None, progress: bool = True
+) -> Predictions:
+    """Ask a model for its logits on every batch of a loader, leaving it exactly as it was.
+
+    The batches may be tuples, mappings or dataclasses (see `batches`), and go to `device`, by default the model's own.
+    What comes back is on the CPU, in float32 where the model speaks half precision. In an initialised
+    `torch.distributed` group each rank gives its share of the data and gets the whole, in the order of the ranks.
+
+    >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
+    >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
+    Predictions(logits=tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]]), labels=tensor([0, 1, 1]))
+    """
+    model = unwrapped(model)
+    device = device_of(model) if device is None else device
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    with together(), frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
+        steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
+        for number, (args, kwargs, y) in enumerate(batches(steps, device=device)):
+            output = model(*args, **kwargs)
+            try:
+                # A copy, for a model or a loader may use the same memory for the next batch.
+                z, y = as_tensors(computable(logits_of(output)).to("cpu", copy=True), y.to("cpu", copy=True))
+                if logits and z.shape[1] != logits[0].shape[1]:
+                    raise ValueError(f"logits must have {logits[0].shape[1]} classes as before, got {z.shape[1]}")
+            except ValueError as error:
+                raise ValueError(f"batch {number}: {error}") from None
+            logits.append(z)
+            labels.append(y)
+    whole = gathered(torch.cat(logits) if logits else torch.empty(0, 0))
+    if not whole.shape[1]:
+        raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
+    return Predictions(whole, gathered(torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)))
+
+
+class _Bound:
+    """A bound `forward` that shows the signature of the model's own, as exporters and trainers read it."""
+
+    def __init__(self, function: Callable[..., Any], instance: Calibrated) -> None:
+        self.function = function
+        self.instance = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.instance, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.instance.model.forward)
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export asks for it
+        return self.function.__code__
+
+
+class _LikeTheModels:
+    """Binds `forward` as a method is bound, but under the signature of the instance's model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Calibrated | None, owner: type | None = None) -> Callable[..., Any]:
+        return self.function if instance is None else _Bound(self.function, instance)
+
+
+class Calibrated(nn.Module):
+    """A network with a map before it and a calibrator after it: after(model(before(x))), called as the model itself is.
+
+    `before` acts on the first floating-point tensor among the inputs; where these are tokens, on what the model's input
+    embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
+    stays. The model is shared, not copied, and its mode and gradients are left to the caller.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> Calibrated(nn.Identity(), after=Temperature(2.0))(torch.tensor([[4.0, 1.0]]))
+    tensor([[2.0000, 0.5000]])
+    """
+
+    def __init__(self, model: nn.Module, before: nn.Module | None = None, after: Calibrator | None = None) -> None:
+        super().__init__()
+        for name, module in (("model", model), ("before", before), ("after", after)):
+            if not isinstance(module, nn.Module) and (module is not None or name == "model"):
+                fact = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+                raise ValueError(f"{name} must be an nn.Module, got {fact}")
+        self.model = model
+        self.before = before
+        self.after = after
+        self.training = model.training
+
+    @_LikeTheModels
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for the mapped inputs, its logits calibrated."""
+        output = self.model(*args, **kwargs) if self.before is None else self._after_before(args, kwargs)
+        if self.after is None:
+            return output
+        logits = logits_of(output)
+        return with_logits(output, self.after(logits).to(logits.dtype))
+
+    def _after_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = place_of(self.model, args, kwargs)
+        if place is not None:
+            args, kwargs = changed_at((args, kwargs), place, self._mapped)
+            return self.model(*args, **kwargs)
+        caller, calls = get_ident(), []
+
+        def mapped(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+            if get_ident() != caller:  # another thread uses the same model
+                return None
+            calls.append(module)
+            return self._mapped(output)
+
+        handle = embedding_of(self.model).register_forward_hook(mapped)
+        try:
+            output = self.model(*args, **kwargs)
+        finally:
+            handle.remove()
+        if not calls:
+            raise ValueError(
+                "before must act on the output of the model's input embedding, but the model never called it"
+            )
+        return output
+
+    def _mapped(self, point: Tensor) -> Tensor:
+        return cast(nn.Module, self.before)(point).to(point.dtype)
+
+
+def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
+    """Lift a method on logits to one on networks, which puts fit(*collect(model, loader)) after the model.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> x, y = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 0, 1, 1])
+    >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
+    Temperature(temperature=3.64096)
+    """
+
+    def lifted(
+        model: nn.Module, loader: Iterable[Any], *, device: Device | None = None, progress: bool = True
+    ) -> Calibrated:
+        """Fit the method to the model's logits over the loader."""
+        calibrator = fit(*collect(model, loader, device=device, progress=progress))
+        return Calibrated(model, after=calibrator.to(device_of(model)))
+
+    return lifted
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: the device of its first parameter, or else buffer, or else the CPU.
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
+    return next((t.device for tensors in (model.parameters(), model.buffers()) for t in tensors), torch.device("cpu"))
+
+
+def place_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Find the tensor that `before` acts on: the keys in `(args, kwargs)` that lead to it, or None for tokens.
+
+    It is the first of floating point, positional ones before keywords; beside integers, one called a mask is not meant.
+
+    >>> place_of(nn.Identity(), ("text", torch.ones(1)), {})
+    (0, 1)
+    >>> place_of(nn.Embedding(9, 4), (torch.tensor([3]),), {"attention_mask": torch.ones(1)})
+    """
+    found = list(tensors_in((args, kwargs)))
+    places = [place for place, tensor in found if tensor.is_floating_point()]
+    tokens = any(not tensor.dtype.is_floating_point and tensor.dtype != torch.bool for _, tensor in found)
+    if tokens:
+        places = [place for place in places if not _is_mask(model, place)]
+    if places:
+        return places[0]
+    if tokens:
+        return None
+    given = [*(type(value).__name__ for value in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
+    raise ValueError(
+        f"the model's inputs must hold numbers for `before` to act on, got {', '.join(given) or 'nothing'}"
+    )
+
+
+def _is_mask(model: nn.Module, place: tuple[Any, ...]) -> bool:
+    names = [key for key in place if isinstance(key, str)]
+    if place[0] == 0:
+        parameters = list(inspect.signature(model.forward).parameters)
+        names += parameters[place[1] : place[1] + 1]
+    return any(name.removesuffix("s").endswith("mask") for name in names)
+
+
+def embedding_of(model: nn.Module) -> nn.Module:
+    """Find the module that turns a model's tokens into vectors.
+
+    It is what `get_input_embeddings()` returns, where the model or a part of it has one; else the only `nn.Embedding`.
+
+    >>> embedding_of(nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, 2)))
+    Embedding(100, 8)
+    """
+    for module in model.modules():
+        named = getattr(module, "get_input_embeddings", None)
+        try:
+            embedding = named() if callable(named) else None
+        except NotImplementedError:  # a base class that promises more than it has
+            continue
+        if isinstance(embedding, nn.Module):
+            return embedding
+    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    if len(found) != 1:
+        fact = f"{len(found)} of them: {', '.join(found)}" if found else "none"
+        raise ValueError(
+            "the model's inputs are integers, so the map acts on what its input embedding makes of them: model must "
+            f"have one nn.Embedding, got {fact}; a method get_input_embeddings() that returns the right module decides"
+        )
+    return next(iter(found.values()))

@@ -1,0 +1,269 @@
+"""What becomes of confidence when inputs shift, and whether doubt tells foreign inputs and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueup.core.arrays import as_logits, as_tensors, as_vector
+from trueup.core.bins import BINS
+from trueup.core.progress import track
+from trueup.core.row_scores import confidences_and_hits
+from trueup.metrics import binned, proper, ranking
+from trueup.metrics.ranking import RiskCoverage
+from trueup.models.batches import Device
+from trueup.models.calibrated import collect
+from trueup.models.corruptions import CORRUPTIONS, corrupt, defined_for
+
+Predict: TypeAlias = nn.Module | Callable[[Tensor], Any]
+
+SEVERITIES = (0, 1, 2, 3, 4, 5)
+SCORES: tuple[ranking.Score, ...] = ("entropy", "confidence")
+"""What the logits themselves say of doubt; "confidence" stands for 1 − confidence."""
+
+
+@dataclass(frozen=True)
+class ShiftRow:
+    """How a network does on images shifted in one way."""
+
+    corruption: str
+    severity: int
+    accuracy: float
+    nll: float
+    ece: float
+    entropy: float
+    """The mean entropy of the predictions, in nats."""
+
+
+@dataclass(frozen=True)
+class OODRow:
+    """How well a score tells foreign inputs from known ones; it is larger for what is more doubtful."""
+
+    score: str
+    auroc: float
+    """The chance that a foreign input scores above a known one."""
+    aupr: float
+    """Average precision, the foreign inputs being the positives; `share` if the score says nothing."""
+    fpr95: float
+    """The share of foreign inputs that the threshold lets pass which lets 95 % of the known ones pass."""
+    share: float
+    """The share of foreign inputs among all."""
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """How well a score tells wrong predictions from right ones; it is larger for what is more doubtful."""
+
+    score: str
+    auroc: float
+    aupr: float
+    """Average precision, the wrong predictions being the positives; `error` if the score says nothing."""
+    fpr95: float
+    aurc: float
+    """The area under the risk–coverage curve."""
+    eaurc: float
+    """That area beyond the least possible at this error rate."""
+    error: float
+    """The error rate."""
+
+
+def evaluate_shift(
+    model: Predict,
+    images: Tensor,
+    labels: Any,
+    *,
+    corruptions: Sequence[str] | None = None,
+    severities: Sequence[int] = SEVERITIES,
+    bins: int = BINS,
+    batch_size: int = 500,
+    seed: int = 0,
+    device: Device | None = None,
+    progress: bool = True,
+) -> list[ShiftRow]:
+    """Accuracy, NLL, ECE and entropy of a model at each severity of each corruption, one row each.
+
+    `images` (n, C, H, W) have pixels in [0, 1], or bytes; a network that wants them normalised begins with `Normalise`.
+    A model that is a function and no Module, from a batch of images to logits (those of Monte-Carlo dropout, say), is
+    called as it is. Severity 0 is the same for every corruption and computed once. By default, all corruptions that are
+    defined for so many channels.
+
+    >>> from trueup.models.networks import CNN
+    >>> x, y = torch.linspace(0, 1, 512).reshape(8, 1, 8, 8), torch.arange(8)
+    >>> rows = evaluate_shift(CNN(channels=1), x, y, corruptions=["contrast", "haze"], progress=False)
+    >>> len(rows), rows[0].corruption, rows[0].severity, rows[0].accuracy == rows[6].accuracy
+    (12, 'contrast', 0, True)
+
+    Ovadia et al., "Can you trust your model's uncertainty? Evaluating predictive uncertainty under dataset shift"
+    (2019).
+    """
+    x = _as_float(images)
+    names = defined_for(x.shape[1]) if corruptions is None else tuple(corruptions)
+    unknown = [name for name in names if name not in CORRUPTIONS]
+    if unknown:
+        raise ValueError(f"corruptions must be among {', '.join(CORRUPTIONS)}, got {unknown[0]!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    y = torch.as_tensor(labels)
+    if y.shape != (len(x),):
+        raise ValueError(f"labels must have shape ({len(x)},), one an image, got {tuple(y.shape)}")
+    network = model if isinstance(model, nn.Module) else _Function(model)
+
+    def measured(name: str, severity: int) -> tuple[float, float, float, float]:
+        def loader() -> Iterator[tuple[Tensor, Tensor]]:
+            for first in range(0, len(x), batch_size):
+                batch = slice(first, first + batch_size)
+                yield corrupt(x[batch], name, severity, seed=seed, first=first), y[batch]
+
+        pair = collect(network, loader(), device=device, progress=False)
+        return proper.accuracy(*pair), proper.nll(*pair), binned.ece(*pair, bins=bins), proper.entropy(*pair)
+
+    clean: tuple[float, float, float, float] | None = None
+    rows = []
+    steps = [(name, severity) for name in names for severity in severities]
+    for name, severity in track(steps, label="shifting images", enabled=progress):
+        if severity == 0:
+            clean = numbers = measured(name, 0) if clean is None else clean
+        else:
+            numbers = measured(name, severity)
+        rows.append(ShiftRow(name, severity, *numbers))
+    return rows
+
+
+def by_severity(rows: Iterable[ShiftRow]) -> list[ShiftRow]:
+    """The mean over corruptions at each severity, as rows of a corruption called "mean".
+
+    >>> rows = [ShiftRow("haze", 1, 0.5, 2.0, 0.1, 1.0), ShiftRow("jpeg", 1, 0.7, 1.0, 0.2, 0.8)]
+    >>> f"{by_severity(rows)[0].accuracy:.4f}"
+    '0.6000'
+    """
+    groups: dict[int, list[ShiftRow]] = {}
+    for row in rows:
+        groups.setdefault(row.severity, []).append(row)
+
+    def mean(group: list[ShiftRow], name: str) -> float:
+        return math.fsum(getattr(row, name) for row in group) / len(group)
+
+    return [
+        ShiftRow("mean", severity, *(mean(group, name) for name in ("accuracy", "nll", "ece", "entropy")))
+        for severity, group in sorted(groups.items())
+    ]
+
+
+def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]] | None = None) -> list[OODRow]:
+    """How well the entropy and 1 − confidence tell foreign inputs from known ones, one row a score.
+
+    `logits` are those of known inputs, `ood` those of foreign (out-of-distribution) ones. `scores` adds others, such as
+    mutual information, as a pair of vectors (of known, of foreign inputs), larger for what is more doubtful.
+
+    >>> import numpy as np
+    >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
+    >>> for row in evaluate_ood(known, foreign, scores={"mutual_information": ([0.0, 0.1], [0.2, 0.3])}):
+    ...     print(f"{row.score} {row.auroc:.4f} {row.aupr:.4f} {row.fpr95:.4f}")
+    entropy 0.7500 0.8333 0.5000
+    confidence 0.7500 0.8333 0.5000
+    mutual_information 1.0000 1.0000 0.0000
+
+    Hendrycks and Gimpel (2017); Liang, Li and Srikant (2018).
+    """
+    known, foreign = len(as_logits(logits)), len(as_logits(ood, "ood"))
+    share = foreign / (known + foreign) if known + foreign else math.nan
+    rows = [
+        OODRow(
+            score,
+            ranking.ood_auroc(logits, ood, score=score),
+            ranking.ood_aupr(logits, ood, score=score),
+            ranking.ood_fpr95(logits, ood, score=score),
+            share,
+        )
+        for score in SCORES
+    ]
+    mark = np.repeat([0.0, 1.0], [known, foreign])
+    for name, (of_known, of_foreign) in (scores or {}).items():
+        parts = ((of_known, known), (of_foreign, foreign))
+        doubt = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
+        rows.append(OODRow(name, *_told_apart(doubt, mark), share))
+    return rows
+
+
+def evaluate_errors(logits: Any, labels: Any, *, scores: Mapping[str, Any] | None = None) -> list[ErrorRow]:
+    """How well the entropy and 1 − confidence tell wrong predictions from right ones, one row a score.
+
+    `scores` adds others, such as mutual information, as vectors (n,), larger for what is more doubtful.
+
+    >>> import numpy as np
+    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> for row in evaluate_errors(logits, [0, 1, 0, 1], scores={"mutual_information": [0.0, 0.3, 0.1, 0.2]}):
+    ...     print(f"{row.score} {row.auroc:.4f} {row.aurc:.4f} {row.eaurc:.4f}")
+    entropy 0.7500 0.3333 0.1250
+    confidence 0.7500 0.3333 0.1250
+    mutual_information 1.0000 0.2083 0.0000
+
+    Hendrycks and Gimpel (2017); Geifman, Uziel and El-Yaniv (2019).
+    """
+    z, y = as_tensors(logits, labels)
+    wrong = 1.0 - confidences_and_hits(z, y)[1]
+    error = float(wrong.mean()) if len(wrong) else math.nan
+    rows = []
+    for score in SCORES:
+        told = (ranking.auroc(z, y, score=score), ranking.aupr(z, y, score=score), ranking.fpr95(z, y, score=score))
+        curve = ranking.risk_coverage(z, y, score=score)
+        rows.append(ErrorRow(score, *told, curve.area(), curve.excess(), error))
+    for name, values in (scores or {}).items():
+        doubt = as_vector(values, f"scores[{name!r}]", length=len(wrong)).numpy()
+        curve = risk_coverage_of(doubt, wrong)
+        rows.append(ErrorRow(name, *_told_apart(doubt, wrong), curve.area(), curve.excess(), error))
+    return rows
+
+
+def risk_coverage_of(doubt: Any, wrong: Any) -> RiskCoverage:
+    """The error rate among the k rows of least doubt, k = 1..n, for any score of doubt.
+
+    As `metrics.risk_coverage`, which ranks by the logits: equal doubts give the expectation over their orders.
+
+    >>> risk_coverage_of([0.0, 0.3, 0.1, 0.2], [0, 1, 0, 1]).risk.round(4)
+    array([0.    , 0.    , 0.3333, 0.5   ])
+
+    El-Yaniv and Wiener (2010).
+    """
+    u = as_vector(doubt, "doubt").numpy()
+    bad = as_vector(wrong, "wrong", length=len(u)).numpy()
+    order = np.argsort(u, kind="stable")
+    ends = np.flatnonzero(np.diff(u[order], append=np.inf) != 0) + 1.0
+    errors = np.cumsum(bad[order])[ends.astype(np.int64) - 1]
+    kept = np.arange(1.0, len(u) + 1)
+    expected = np.interp(kept, np.append(0.0, ends), np.append(0.0, errors))
+    return RiskCoverage(coverage=kept / max(len(u), 1), risk=expected / kept)
+
+
+def _told_apart(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
+    return (
+        ranking.roc_area(doubt, positive),
+        ranking.average_precision(doubt, positive),
+        ranking.false_positive_rate(-doubt, 1.0 - positive),
+    )
+
+
+def _as_float(images: Tensor) -> Tensor:
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+        images = images.float() / 255
+    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
+        fact = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a torch tensor (n, C, H, W) with at least one image, got {fact}")
+    return images
+
+
+class _Function(nn.Module):
+    """A function in the place of a network; its own modules are none of our business."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, images: Tensor) -> Any:
+        return self.function(images)

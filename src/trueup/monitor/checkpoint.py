@@ -1,0 +1,128 @@
+"""A monitor's checkpoint: a few kilobytes of safetensors with a JSON header, never a pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from copy import copy
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from trueup.core.bins import Bins, equal_width
+from trueup.io.atomic import blaming, brief, existing, replacing
+from trueup.io.headers import MONITOR_KEY, SCHEMA, content_of, safetensors_file
+from trueup.monitor.betting import Evidence
+from trueup.monitor.monitor import Alarm, Monitor
+from trueup.monitor.windows import Lately, Window
+
+
+def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
+    """Write a monitor to a `.safetensors` file that is either complete or not there.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> monitor = Monitor(2)
+    >>> _ = monitor.update([[1.0, 0.0]], [0])
+    >>> with TemporaryDirectory() as folder:
+    ...     save_monitor(monitor, f"{folder}/watch.safetensors")
+    ...     load_monitor(f"{folder}/watch.safetensors").rows
+    1
+    """
+    file = safetensors_file(path)
+    monitor = copy(monitor)  # which no thread changes meanwhile
+    tallies = [monitor.total, monitor.fading, *monitor.recent.pieces]
+    arrays = {
+        "wealth": monitor.evidence.wealth,
+        "tallies": np.stack([np.stack([t.bins.count, t.bins.confidence, t.bins.hits]) for t in tallies]),
+        "nll": np.array([t.nll for t in tallies]),
+        "peak": np.array([monitor.peak]),
+    }
+    evidence = monitor.evidence
+    header = {
+        "schema": SCHEMA,
+        "settings": monitor.settings(),
+        "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
+        "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
+    }
+    with replacing(file) as (draft,):
+        save_file(
+            {name: np.ascontiguousarray(a) for name, a in arrays.items()}, draft, {MONITOR_KEY: json.dumps(header)}
+        )
+
+
+def load_monitor(path: str | os.PathLike[str]) -> Monitor:
+    """Read a monitor, which goes on as if it had never stopped."""
+    file = existing(safetensors_file(path))
+    with blaming(file), safe_open(file, "np") as content:
+        header = content_of(content, "monitor")
+        arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        return _made(header, arrays)
+
+
+def settings_in(header: dict[str, Any]) -> dict[str, Any]:
+    """What the monitor of a checkpoint was made with, if the header says it as one could have."""
+    return _plain(header, "settings")
+
+
+def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
+    """An entry of the header that must name its parts."""
+    found = header.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"is no whole monitor ({name} must be named values, got {brief(repr(found), 300)})")
+    return found
+
+
+def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
+    try:
+        wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
+        settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
+        # Before anything is made in the sizes that the file gives.
+        if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["classes"] > wealth.size):
+            raise ValueError("its arrays do not fit its settings")
+        monitor = Monitor(**settings)
+        if wealth.shape != monitor.evidence.wealth.shape:
+            raise ValueError("its arrays do not fit its settings")
+        _check(arrays, seen, monitor.evidence.block)
+        monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
+        edges = equal_width(monitor.bins)
+        tallies = [Lately(Bins(edges, *each), float(loss)) for each, loss in zip(sums, nll, strict=True)]
+        monitor.total, monitor.fading, *pieces = tallies
+        monitor.recent = Window(monitor.recent.size, tuple(pieces))
+        monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
+        monitor.peak = float(arrays["peak"][0])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"is no whole monitor ({error})") from None
+    return monitor
+
+
+def _alarm(said: dict[str, Any], rows: int) -> Alarm:
+    """Refuse an alarm that no rows could have raised."""
+    alarm = Alarm(**said)
+    if type(alarm.row) is not int or not 0 <= alarm.row <= rows:
+        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {brief(repr(alarm.row), 300)}")
+    if type(alarm.evidence) is not float or not 0 < alarm.evidence < math.inf:
+        raise ValueError(f"the evidence of its alarm must be a positive number, got {brief(repr(alarm.evidence), 300)}")
+    if type(alarm.reason) is not str:
+        raise ValueError(f"the reason of its alarm must be text, got {brief(repr(alarm.reason), 300)}")
+    return alarm
+
+
+def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> None:
+    """Refuse numbers that no rows could have led to."""
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("its arrays must be finite")
+    least = {"rows": 0, "begun": 1, "streams": 1}
+    if any(type(seen[name]) is not int or not low <= seen[name] < 1 << 53 for name, low in least.items()):
+        raise ValueError(f"{', '.join(least)} must be whole numbers, got {brief(str(seen), 300)}")
+    if seen["begun"] > 1 + seen["rows"] // block:
+        raise ValueError(f"its betters cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
+    sums, nll = arrays["tallies"], arrays["nll"]
+    counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
+    within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()
+    losses = (nll > -1e-6).all() and (nll < hair * nll[0] + 1e-6).all()  # that of a row may round to just below 0
+    if not (within and losses and total[0].sum() == seen["rows"]):
+        raise ValueError("its tallies contradict each other")

@@ -1,0 +1,278 @@
+"""A monitor in a service: what the network said, what was true, and whether they still agree."""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+
+from trueup.core.arrays import as_tensors
+from trueup.core.bins import BINS
+from trueup.core.row_scores import rows as scored
+from trueup.monitor.betting import (
+    EVERYWHERE,
+    LOCAL_BINS,
+    LOCALLY,
+    OF_CLASS,
+    Evidence,
+    log_payoffs_of_classes,
+    log_payoffs_of_rows,
+)
+from trueup.monitor.windows import Lately, Window
+
+MOST_CLASSES = 100
+"""Up to how many classes each has its own betters, unless said otherwise."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When the evidence sufficed, and what it says."""
+
+    row: int
+    """How many rows had been seen."""
+    evidence: float
+    """Wealth, 1/α or more."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """How things stand; what has no rows yet is NaN."""
+
+    rows: int
+    accuracy: float
+    confidence: float
+    nll: float
+    ece: float
+    recent_rows: int
+    recent_accuracy: float
+    recent_confidence: float
+    recent_nll: float
+    recent_ece: float
+    fading_accuracy: float
+    fading_confidence: float
+    fading_nll: float
+    fading_ece: float
+    evidence: float
+    """Wealth of those who bet against calibration: 1 at the start, 1/α is proof at level α."""
+    p_value: float
+    """1 / the most that it ever was: valid whenever it is looked at."""
+    alarm: Alarm | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+
+
+class Monitor:
+    """Watch a network's calibration as predictions and their labels arrive.
+
+    `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
+    looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
+    probability p, given all that came before, is said with confidence p; of the predicted class, and with `classwise`
+    of every class. Threads may share one: each batch goes in whole, one after the other.
+
+    >>> rng = np.random.default_rng(0)
+    >>> def rows(n, temperature):
+    ...     z = 2 * rng.normal(size=(n, 5))
+    ...     return z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> monitor = Monitor(5, alpha=0.01)
+    >>> monitor.update(*rows(20_000, 1.0)).alarm is None
+    True
+    >>> print(monitor.update(*rows(2_000, 1.5)).alarm.reason)
+    It is too sure: with its log-odds times 0.70 and moved by -0.2 it would fit what was seen.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        alpha: float = 0.01,
+        bins: int = BINS,
+        window: int = 10_000,
+        half_life: float = 10_000.0,
+        block: int = 100,
+        classwise: bool | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("classes", classes, 2),
+            ("bins", bins, 1),
+            ("window", window, 1),
+            ("block", block, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
+        if not half_life > 0:
+            raise ValueError(f"half_life must be positive, got {half_life!r}")
+        self.classes, self.bins = int(classes), int(bins)
+        self.alpha, self.half_life = float(alpha), float(half_life)
+        self.classwise = self.classes <= MOST_CLASSES if classwise is None else bool(classwise)
+        self.evidence = Evidence.none(len(self.shares), int(block))
+        self.total = Lately.nothing(self.bins)
+        self.recent = Window(int(window), ())
+        self.fading = Lately.nothing(self.bins)
+        self.peak = 0.0
+        """The logarithm of the most that wealth ever was."""
+        self.alarm: Alarm | None = None
+        self._turn = RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All between two batches, for a copy: its parts are never changed, only exchanged."""
+        with self._turn:
+            return {name: value for name, value in vars(self).items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._turn = RLock()
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has seen."""
+        return self.evidence.rows
+
+    @property
+    def shares(self) -> np.ndarray:
+        """How the money is divided among the betters: half of it for classes if they are watched, else none."""
+        of_rows = np.concatenate(
+            [
+                np.full(len(EVERYWHERE), 0.5 / len(EVERYWHERE)),
+                np.full(LOCAL_BINS * len(LOCALLY), 0.5 / (LOCAL_BINS * len(LOCALLY))),
+            ]
+        )
+        if not self.classwise:
+            return of_rows
+        betters = self.classes * len(OF_CLASS)
+        return np.concatenate([0.5 * of_rows, np.full(betters, 0.5 / betters)])
+
+    def settings(self) -> dict[str, Any]:
+        """What another one must be made with to watch in the same way.
+
+        >>> Monitor(**Monitor(3, alpha=0.05).settings()).alpha
+        0.05
+        """
+        return {
+            "classes": self.classes,
+            "alpha": self.alpha,
+            "bins": self.bins,
+            "window": self.recent.size,
+            "half_life": self.half_life,
+            "block": self.evidence.block,
+            "classwise": self.classwise,
+        }
+
+    def update(self, logits: Any, labels: Any) -> Status:
+        """Take in predictions with their labels, in the order in which they were made.
+
+        What is wrong raises a `ValueError` and changes nothing.
+        """
+        z, y = as_tensors(logits, labels)
+        if z.shape[1] != self.classes:
+            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        rows = scored(z, y)
+        at, n = 0, len(y)
+        with self._turn:
+            while at < n:
+                step = min(n - at, self.evidence.left_in_block(), self.recent.room())
+                part = slice(at, at + step)
+                self._take(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
+                at += step
+            return self._status()
+
+    def status(self) -> Status:
+        """How things stand, between two batches."""
+        return copy(self)._status()
+
+    def _status(self) -> Status:
+        recent = self.recent.total(self.bins)
+        now = [_figures(tally) for tally in (self.total, recent, self.fading)]
+        log_wealth = self.evidence.log_wealth(self.shares)
+        return Status(
+            self.rows,
+            *now[0],
+            int(recent.rows),
+            *now[1],
+            *now[2],
+            evidence=_exp(log_wealth),
+            p_value=math.exp(-max(self.peak, 0.0)),
+            alarm=self.alarm,
+        )
+
+    def __add__(self, other: Monitor) -> Monitor:
+        """Two services' monitors as one: tallies add, wealth is averaged; windows and alarms stay with their services.
+
+        The chance of a false alarm of the sum is at most `alpha` too.
+        """
+        if not isinstance(other, Monitor):
+            return NotImplemented
+        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life) for m in (self, other))
+        if mine != theirs:
+            raise ValueError("monitors must have the same classes and settings to be added")
+        one, two = copy(self), copy(other)  # which no thread changes meanwhile
+        merged = Monitor(**self.settings())
+        merged.evidence = one.evidence + two.evidence
+        merged.total = one.total + two.total
+        merged.recent = replace(one.recent, pieces=())
+        merged.fading = one.fading + two.fading
+        merged._look()
+        return merged
+
+    def _take(
+        self, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, z: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        n = len(nll)
+        payoffs = log_payoffs_of_rows(confidence, correct)
+        if self.classwise:
+            said = torch.softmax(z.double(), dim=1).cpu().numpy()
+            payoffs = np.concatenate([payoffs, log_payoffs_of_classes(said, y.cpu().numpy())])
+        piece = Lately.of(confidence, correct, nll, self.bins)
+        self.total = self.total + piece
+        self.recent = self.recent.and_then(piece)
+        self.fading = self.fading * 0.5 ** (n / self.half_life) + Lately.faded(
+            confidence, correct, nll, self.bins, self.half_life
+        )
+        self.evidence = self.evidence.after(payoffs, n)
+        self._look()
+
+    def _look(self) -> None:
+        log_wealth = self.evidence.log_wealth(self.shares)
+        self.peak = max(self.peak, log_wealth)
+        if self.alarm is None and log_wealth >= -math.log(self.alpha):
+            reason = _reason(self.evidence.strongest(self.shares))
+            self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
+
+
+def _figures(tally: Lately) -> tuple[float, float, float, float]:
+    """Accuracy, confidence, NLL and ECE."""
+    b = tally.bins
+    return tally.mean(b.hits.sum()), tally.mean(b.confidence.sum()), tally.mean(tally.nll), b.ece()
+
+
+def _exp(log: float) -> float:
+    return math.exp(min(log, 700.0))
+
+
+def _reason(better: int) -> str:
+    """What the better who won most believes, in words."""
+    if better < len(EVERYWHERE):
+        slope, shift = EVERYWHERE[better]
+        how = "too sure" if 2 * slope + shift < 2 else "not sure enough"  # by what is believed where it says 88 %
+        moved = f" and moved by {shift:+.1f}" if shift else ""
+        return f"It is {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
+    better -= len(EVERYWHERE)
+    if better < LOCAL_BINS * len(LOCALLY):
+        part, belief = divmod(better, len(LOCALLY))
+        how = "less" if LOCALLY[belief][1] < 0 else "more"
+        return f"Where it says {part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}, it is right {how} often."
+    number, belief = divmod(better - LOCAL_BINS * len(LOCALLY), len(OF_CLASS))
+    slope, shift = OF_CLASS[belief]
+    if shift == 0:
+        how = "too extreme" if slope < 1 else "not extreme enough"
+        return f"What it says of class {number} is {how}."
+    return f"Class {number} comes {'less' if shift < 0 else 'more'} often than it says."

@@ -1,0 +1,88 @@
+"""Tallies of what came lately: of the last rows, and of all rows with older ones forgotten bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trueup.core.bins import Bins, equal_width, locate
+
+PIECES = 10
+"""Into how many pieces a window is divided; one goes when the next is full, so a window is a tenth longer at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lately:
+    """Rows, hits, confidence and NLL: with bins, so that a calibration error comes out."""
+
+    bins: Bins
+    nll: float
+    """Summed over the rows."""
+
+    @classmethod
+    def of(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int) -> Lately:
+        """Tally trusted arrays, one number a row."""
+        return cls(Bins.tallied(confidence, correct, equal_width(bins)), float(nll.sum()))
+
+    @classmethod
+    def faded(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, half_life: float) -> Lately:
+        """Tally with the weight ½ for what is `half_life` rows older than the last."""
+        weight = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
+        edges = equal_width(bins)
+        index = locate(confidence, edges)
+        count, said, hits = (
+            np.bincount(index, weights=weight * w, minlength=bins) for w in (np.ones(len(nll)), confidence, correct)
+        )
+        return cls(Bins(edges, count, said, hits), float(weight @ nll))
+
+    @classmethod
+    def nothing(cls, bins: int) -> Lately:
+        """No rows."""
+        none = np.zeros(0)
+        return cls.of(none, none, none, bins)
+
+    def __add__(self, other: Lately) -> Lately:
+        return Lately(self.bins + other.bins, self.nll + other.nll)
+
+    def __mul__(self, weight: float) -> Lately:
+        b = self.bins
+        return Lately(Bins(b.edges, weight * b.count, weight * b.confidence, weight * b.hits), weight * self.nll)
+
+    @property
+    def rows(self) -> float:
+        """How many rows, by weight."""
+        return self.bins.n
+
+    def mean(self, total: float) -> float:
+        """A sum over the rows as a mean; NaN of nothing."""
+        return float(total / self.rows) if self.rows else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The last rows, between `size` and a tenth more, in pieces."""
+
+    size: int
+    pieces: tuple[Lately, ...]
+
+    def and_then(self, piece: Lately) -> Window:
+        """With one piece more, of rows that fit into what `room` says; what has become too old goes."""
+        last = self.pieces[-1] if self.pieces else None
+        if last is not None and last.rows + piece.rows <= self.of_piece:
+            return replace(self, pieces=(*self.pieces[:-1], last + piece))
+        return replace(self, pieces=(*self.pieces, piece)[-(PIECES + 1) :])
+
+    @property
+    def of_piece(self) -> int:
+        """How many rows a piece holds."""
+        return max(1, self.size // PIECES)
+
+    def room(self) -> int:
+        """How many rows fit into the piece that is being filled."""
+        last = int(self.pieces[-1].rows) if self.pieces else 0
+        return self.of_piece - last if last < self.of_piece else self.of_piece
+
+    def total(self, bins: int) -> Lately:
+        """All of it."""
+        return sum(self.pieces, start=Lately.nothing(bins))

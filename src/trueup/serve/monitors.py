@@ -1,0 +1,251 @@
+"""Monitors that the server keeps: each updated whole or not at all, with a history, and in a folder if there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.exceptions import HTTPException
+
+from trueup.core.arrays import as_tensors
+from trueup.io.atomic import blaming, replacing
+from trueup.monitor import Monitor, Status, load_monitor, save_monitor
+from trueup.serve.settings import Settings
+
+log = logging.getLogger("trueup.serve")
+
+POINTS = 200
+"""How many points of a history one replayed log gives at most."""
+SERVER = {
+    "updates": "Updates and logs that monitors took in",
+    "refused_updates": "Updates and logs that did not fit their monitor, and changed nothing",
+    "failed_checkpoints": "Checkpoints that could not be written",
+}
+"""What the server counts of itself."""
+
+
+class History:
+    """Points along the rows: at most so many, evenly spaced, of which the last is always the newest.
+
+    >>> history = History(4)
+    >>> for rows in range(1, 10):
+    ...     history.add(rows, {"ece": rows / 100})
+    >>> history.columns()
+    {'rows': [1, 5, 9], 'ece': [0.01, 0.05, 0.09]}
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._gap = most, 0.0
+        self._points: list[tuple[int, dict[str, Any]]] = []
+
+    def add(self, rows: int, figures: dict[str, Any]) -> None:
+        """Append a point, or put it in place of the last if that is too near to the one before."""
+        if len(self._points) > 1 and self._points[-1][0] - self._points[-2][0] < self._gap:
+            self._points.pop()
+        self._points.append((rows, figures))
+        if len(self._points) > self._most:
+            self._points = self._points[-1::-2][::-1]
+            self._gap = 2 * (rows - self._points[0][0]) / self._most
+
+    def columns(self) -> dict[str, list[Any]]:
+        """One list a figure."""
+        points = list(self._points)
+        names = list(points[-1][1]) if points else []
+        return {"rows": [rows for rows, _ in points]} | {
+            name: [figures[name] for _, figures in points] for name in names
+        }
+
+
+@dataclass(eq=False)
+class Watch:
+    """A monitor with its name and history.
+
+    `monitor` is never changed but replaced by its successor, so whoever reads it needs no lock.
+    """
+
+    id: str
+    name: str
+    monitor: Monitor
+    history: History
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one update that runs; the next in line takes no thread while it waits."""
+    waiting: int = 0
+    updated: float | None = None
+    replaying: tuple[int, int] | None = None
+    """Rows taken in of the log that is being replayed, and all its rows."""
+    saved: Monitor | None = None
+    """What is in the folder."""
+    problem: str | None = None
+    gone: bool = False
+    writing: Lock = field(default_factory=Lock)
+
+    def update(self, logits: Any, labels: Any) -> None:
+        """Take in rows: all of them, or none if something is wrong."""
+        z, y = as_tensors(logits, labels)
+        draft = copy.copy(self.monitor)  # its parts are frozen
+        total, block = len(y), draft.evidence.block
+        # A look at the end of a block is one that the monitor takes itself, so pieces give the same as the whole.
+        piece = max(1, -(-total // (POINTS * block))) * block
+        ends = [*range(piece - draft.rows % block, total, piece), total]
+        points = []
+        try:
+            for start, end in pairwise([0, *ends]):
+                self.replaying = (start, total)
+                points.append(draft.update(z[start:end], y[start:end]))
+        finally:
+            self.replaying = None
+        self.monitor, self.updated = draft, time.time()
+        for status in points if total else ():
+            self.history.add(status.rows, _figures(status))
+
+
+class Watches:
+    """All monitors of a server, by random ids."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._folder = settings, settings.monitors_folder
+        self._all: dict[str, Watch] = {}
+        self._lock = Lock()
+        self.counts: Counter[str] = Counter(dict.fromkeys(SERVER, 0))
+        self._release = _claimed(self._folder) if self._folder else None
+        try:
+            for file in sorted(self._folder.glob("*.safetensors")) if self._folder else ():
+                self._load(file)
+        except Exception:
+            self.close()
+            raise
+
+    def add(self, name: str, monitor: Monitor) -> Watch:
+        """Keep a monitor; it is on disk when this returns."""
+        watch = self._watch(secrets.token_hex(8), name, monitor)
+        with self._lock:
+            if any(other.name == name for other in self._all.values()):
+                raise HTTPException(409, f"a monitor is called {name!r} already; choose another name")
+            if len(self._all) >= self._settings.monitors:
+                raise HTTPException(
+                    409, f"there are {len(self._all)} monitors already, as many as are kept; delete one"
+                )
+            self._all[watch.id] = watch
+        self.write(watch)
+        if watch.problem:
+            self.remove(watch.id)
+            raise HTTPException(507, f"the monitor was not made, for it cannot be kept: {watch.problem}")
+        return watch
+
+    def get(self, id: str) -> Watch:
+        """The monitor of that id."""
+        watch = self._all.get(id)
+        if watch is None:
+            raise HTTPException(404, "no monitor is kept here under that id")
+        return watch
+
+    def listed(self) -> list[Watch]:
+        """All of them, by name."""
+        return sorted(self._all.copy().values(), key=lambda watch: watch.name.casefold())
+
+    def remove(self, id: str) -> None:
+        """Forget a monitor, on disk too."""
+        watch = self.get(id)
+        with watch.writing:  # a checkpoint that is being written would come back
+            for file in self._files(watch.id) if self._folder else ():
+                file.unlink(missing_ok=True)
+            watch.gone = True
+        with self._lock:
+            self._all.pop(id, None)
+
+    def save(self) -> None:
+        """Write the monitors that have seen rows since they were last written."""
+        for watch in self.listed():
+            self.write(watch)
+
+    def close(self) -> None:
+        """Write what is not written, and let others use the folder."""
+        self.save()
+        if self._release:
+            self._release()
+
+    def collect(self) -> Iterable[Metric]:
+        """What the server counts of itself, for Prometheus."""
+        yield GaugeMetricFamily("trueup_monitors", "Monitors kept", value=len(self._all))
+        for name, text in SERVER.items():
+            yield CounterMetricFamily(f"trueup_{name}", text, value=self.counts[name])
+
+    def _watch(self, id: str, name: str, monitor: Monitor) -> Watch:
+        watch = Watch(id, name, monitor, History(self._settings.history))
+        if monitor.rows:
+            watch.history.add(monitor.rows, _figures(monitor.status()))
+        return watch
+
+    def _files(self, id: str) -> tuple[Path, Path]:
+        assert self._folder is not None
+        return self._folder / f"{id}.safetensors", self._folder / f"{id}.json"
+
+    def _load(self, file: Path) -> None:
+        """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
+        monitor, about = load_monitor(file), file.with_suffix(".json")
+        with blaming(about):
+            name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
+        while any(watch.name == name for watch in self._all.values()):
+            name += "′"
+        watch = self._watch(file.stem, name, monitor)
+        watch.saved = monitor
+        self._all[watch.id] = watch
+
+    def write(self, watch: Watch) -> None:
+        """Write a monitor, unless it is written."""
+        with watch.writing:
+            monitor = watch.monitor
+            if self._folder is None or watch.gone or watch.saved is monitor:
+                return
+            checkpoint, about = self._files(watch.id)
+            try:
+                if watch.saved is None:
+                    with replacing(about) as (draft,):
+                        draft.write_text(json.dumps({"name": watch.name}), encoding="utf-8")
+                save_monitor(monitor, checkpoint)
+            except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again
+                watch.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
+                with self._lock:
+                    self.counts["failed_checkpoints"] += 1
+                log.warning("the monitor %r cannot be written: %s", watch.name, watch.problem)
+            else:
+                watch.saved, watch.problem = monitor, None
+
+
+def _figures(status: Status) -> dict[str, Any]:
+    now = status.to_dict()
+    return {"evidence": now["evidence"]} | {name: now[f"recent_{name}"] for name in ("ece", "accuracy", "confidence")}
+
+
+def _claimed(folder: Path) -> Callable[[], None]:
+    """Make a folder this server's own, as two would overwrite each other's monitors; the answer gives it back."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ValueError(f"{folder}: monitors cannot be kept there: {error.strerror}") from None
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - Windows has no such locks
+        return lambda: os.close(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"{folder}: another server keeps its monitors there") from None
+    except OSError:  # a file system without locks
+        log.warning("%s cannot be locked: no other server must use it", folder)
+    return lambda: os.close(handle)

@@ -1,0 +1,1 @@
+"""CLUE: training for uncertainty that equals the error."""

@@ -1,0 +1,298 @@
+"""What the rows of the CLUE study say: its methods by name, the choice on validation, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trueup.models.shift import ShiftRow
+from trueup.report import canvas
+from trueup.report.drawings import draw
+from trueup.report.studies import shift_curves
+from trueup.study.grid import Options, Rows, product
+from trueup.study.pairs import LEVEL, paired
+from trueup.study.tables import Column, Table, tabulate
+
+PASSES_IN_TRAINING = 5
+CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
+PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
+"""The loss of one pass; that of the mean of several, which is CLUE with α = 1; the Gaussian; of a variance head."""
+CHOSEN = "chosen"
+LANGUAGES = ("descriptions", "tinyshakespeare")
+"""Data sets whose rows are characters, each foretold from those before it."""
+CLASSIFIERS = (PLAIN, AVERAGED, *CLUES)
+REGRESSORS = (PLAIN, AVERAGED, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
+ALIGNED = (
+    Column("gap", "|mean e − mean u|"),
+    Column("alignment", "alignment error"),
+    Column("correlation", "corr(u, e)", better="higher", digits=3),
+    Column("auroc", "AUROC of u", better="higher", digits=3),
+)
+CLASSES = (
+    Column("accuracy", "accuracy, %", better="higher", scale=100, digits=2),
+    Column("nll", "NLL"),
+    Column("ece", "ECE, %", scale=100, digits=2),
+    Column("uce", "UCE, %", scale=100, digits=2),
+    *ALIGNED,
+    Column("nll_after", "NLL after TS"),
+    Column("ece_after", "ECE after TS, %", scale=100, digits=2),
+)
+NUMBERS = (
+    Column("rmse", "RMSE"),
+    Column("nll", "NLL"),
+    Column("crps", "CRPS"),
+    Column("ence", "ENCE", digits=3),
+    Column("coverage", "95 % interval covers, %", better="", scale=100, digits=1),
+    *ALIGNED,
+    Column("nll_after", "NLL after scaling"),
+)
+KINDS = {"classification": CLASSES, "language": CLASSES, "regression": NUMBERS}
+SHIFT = (
+    Column("accuracy", "accuracy, %", better="higher", scale=100, digits=2),
+    Column("nll", "NLL"),
+    Column("ece", "ECE, %", scale=100, digits=2),
+    Column("entropy", "mean entropy", better="", digits=3),
+)
+FOREIGN = (
+    Column("auroc", "AUROC", better="higher", digits=3),
+    Column("aupr", "AUPR", better="higher", digits=3),
+    Column("fpr95", "FPR at 95 %", digits=3),
+)
+MEASURED = (
+    "e is the error of a row, −ln p̄ of its label or (y − μ̄)², and u the uncertainty that the passes give, the entropy "
+    "of p̄ or the variance; the alignment error is mean |mean e − mean u| over ten parts of equal size in the order of "
+    "u. AUROC tells wrong from right, of numbers errors above their median. In nats, and in standard deviations of the "
+    "training targets. What is fitted after training (temperature, or a factor on σ) is fitted on validation."
+)
+
+
+def title(method: str, kind: str = "classification") -> str:
+    """A method's name for a reader.
+
+    >>> title("group_0.5"), title("batch_0.9_head"), title("plain", "regression")
+    ('CLUE group, α 0.5', 'CLUE batch, α 0.9, variance head', 'squared error')
+    """
+    task = "squared error" if kind == "regression" else "cross-entropy"
+    head = ", variance head" if method.endswith(HEAD) else ""
+    names = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
+    names |= {name: f"CLUE {each['level']}, α {each['alpha']:g}" for name, each in CLUES.items()}
+    names |= {CHOSEN: "CLUE, chosen on validation"}
+    return names[method.removesuffix(HEAD)] + head
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    """Which table a row of figures is for."""
+    return "regression" if "rmse" in row else "language" if row["data"] in LANGUAGES else "classification"
+
+
+def chosen(rows: Rows, *, head: bool = False, oracle: bool = False) -> str | None:
+    """CLUE's level and α of least mean NLL on validation over the seeds, of one data set; an oracle takes the test's.
+
+    >>> chosen([{"method": "batch_0.5", "val_nll": 0.3}, {"method": "group_0.9", "val_nll": 0.2}])
+    'group_0.9'
+    """
+    key = "nll" if oracle else "val_nll"
+    alike = {name + HEAD * head: _values(rows, name + HEAD * head, key) for name in CLUES}
+    most = max(map(len, alike.values()))
+    means = {name: float(values.mean()) for name, values in alike.items() if most and len(values) == most}
+    return min(means, key=means.__getitem__, default=None)
+
+
+def tables(rows: Rows, options: Options) -> dict[str, Table]:
+    """Figures of every task, differences from the baselines and between levels, shift, foreign images and cost."""
+    by_data = _by_data(rows)
+    choices = {name: _choices(found, options) for name, found in by_data.items()}
+    found: dict[str, Table] = {}
+    for kind, columns in KINDS.items():
+        mine = {name: each for name, each in by_data.items() if kind_of(each[0]) == kind}
+        if mine:
+            found[kind] = _figures_table(kind, columns, mine, choices, options)
+            found[f"{kind}-differences"] = _differences_table(kind, columns, mine, choices)
+            found[f"{kind}-levels"] = _levels_table(kind, columns, mine)
+    shown = [row for row in rows if row["method"] in _shown(choices, row["data"])]
+    titles = {name: title(name) for name in CLASSIFIERS}
+    said = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."
+    order: dict[str, Any] = {"by": "method", "titles": titles}
+    if shifted := [row for row in shown if row["part"] == "shift"]:
+        groups = ["data", "severity"]
+        named = [{**row, "severity": f"severity {row['severity']}"} for row in shifted]
+        found["shift"] = tabulate(named, group=groups, columns=SHIFT, notes=[said], title="Shifted images", **order)
+    if others := [row for row in shown if row["part"] == "ood" and row["score"] != "confidence"]:  # entropy says it all
+        told = f"How well a score tells foreign images from known ones. CLUE as it was {_how(options)}."
+        groups, heading = ["data", "foreign", "score"], "Foreign images"
+        found["ood"] = tabulate(others, group=groups, columns=FOREIGN, notes=[told], title=heading, **order)
+    if by_data:
+        found["overhead"] = _cost_table(by_data)
+    return found
+
+
+def figures(rows: Rows, options: Options) -> dict[str, Any]:
+    """Error against uncertainty on every data set; ECE and NLL along the severity of a shift."""
+    drawings: dict[str, Any] = {}
+    by_data = _by_data(rows)
+    for name, found in by_data.items():
+        shown = _shown({name: _choices(found, options)}, name)
+        drawings[f"alignment-{name}"] = _alignment(name, [row for row in found if row["method"] in shown])
+        for metric in ("ece", "nll"):
+            curves = {
+                title(method): [ShiftRow(**{key: row[key] for key in ShiftRow.__annotations__}) for row in alike]
+                for method in shown
+                if (alike := [r for r in rows if (r["part"], r["data"], r["method"]) == ("shift", name, method)])
+            }
+            if curves:
+                drawings[f"shift-{name}-{metric}"] = draw(shift_curves(curves, metric)).figure
+    return drawings
+
+
+def _alignment(name: str, rows: Rows) -> Any:
+    """Mean error against mean uncertainty in parts of equal size; of an honest network they are the same."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    ax = canvas.axes_for(None, height=3.0)
+    kind, ends = kind_of(rows[0]), []
+    for place, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        curve = np.mean([np.array(row["curve"])[:, :2] for row in rows if row["method"] == method], axis=0)
+        ax.plot(*np.maximum(curve, 1e-6).T, **canvas.line_style(place), label=title(method, kind))
+        ends.append(np.maximum(curve, 1e-6))
+    low, high = float(np.min(ends)), float(np.max(ends))
+    ax.plot([low, high], [low, high], color=canvas.ink(ax), linewidth=0.6, linestyle=":", zorder=0)
+    ax.set(xscale="log", yscale="log")
+    subs = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)  # more would run into each other
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    canvas.dress(ax, f"Error and uncertainty: {name}", "mean uncertainty u", "mean error e")
+    canvas.legend(ax, at="lower right")
+    return ax.figure
+
+
+def _figures_table(
+    kind: str,
+    columns: Sequence[Column],
+    by_data: Mapping[str, Rows],
+    choices: Mapping[str, Sequence[str]],
+    options: Options,
+) -> Table:
+    names = REGRESSORS if kind == "regression" else CLASSIFIERS
+    rows = [row for found in by_data.values() for row in found]
+    notes = [
+        f"{name}: {' and '.join(title(m, kind) for m in choices[name])}, {_how(options)}."
+        for name in by_data
+        if choices[name]
+    ]
+    notes.append(MEASURED)
+    order = [name for name in names if any(row["method"] == name for row in rows)]
+    titles = {name: title(name, kind) for name in names}
+    return tabulate(
+        rows,
+        by="method",
+        group="data",
+        columns=columns,
+        order=order,
+        titles=titles,
+        title=kind.capitalize(),
+        notes=notes,
+    )
+
+
+def _differences_table(
+    kind: str, columns: Sequence[Column], by_data: Mapping[str, Rows], choices: Mapping[str, Sequence[str]]
+) -> Table:
+    """The chosen CLUE less each baseline."""
+    pairs = {
+        name: {
+            f"{title(CHOSEN + HEAD * ours.endswith(HEAD))} − {title(base, kind)}": (ours, base)
+            for ours in choices[name]
+            for base in (PLAIN, AVERAGED, GAUSSIAN)
+        }
+        for name in by_data
+    }
+    return _paired_table(f"{kind.capitalize()}: CLUE less each baseline", columns, by_data, pairs)
+
+
+def _levels_table(kind: str, columns: Sequence[Column], by_data: Mapping[str, Rows]) -> Table:
+    """What a finer level than the batch's mean brings at the same α."""
+    names = [name for name in CLUES if not name.startswith("batch")]
+    heads = ("", HEAD) if kind == "regression" else ("",)
+    pairs = {
+        f"{title(name + head)} − batch": (name + head, f"batch_{CLUES[name]['alpha']}{head}")
+        for head in heads
+        for name in names
+    }
+    return _paired_table(
+        f"{kind.capitalize()}: finer levels less batch means", columns, by_data, dict.fromkeys(by_data, pairs)
+    )
+
+
+def _paired_table(
+    heading: str,
+    columns: Sequence[Column],
+    by_data: Mapping[str, Rows],
+    pairs: Mapping[str, Mapping[str, tuple[str, str]]],
+) -> Table:
+    groups = {
+        name: {
+            words: entries
+            for words, (ours, theirs) in pairs[name].items()
+            if (entries := paired(rows, ours, theirs, columns))
+        }
+        for name, rows in by_data.items()
+    }
+    plain = tuple(Column(c.name, c.title, better="", scale=c.scale, digits=c.digits) for c in columns)
+    said = f"Differences seed by seed, mean ± std; an arrow where a paired t-test tells them from none (p < {LEVEL:g})."
+    return Table(heading, "difference", plain, groups, (said,))
+
+
+def _cost_table(by_data: Mapping[str, Rows]) -> Table:
+    lines = []
+    for name, rows in by_data.items():
+        kind = kind_of(rows[0])
+        one = {row["method"]: row["operations"] for row in rows}
+        base = one.get(PLAIN)
+        lines += [
+            {
+                "data": name,
+                "method": title(method, kind),
+                "operations": count / 1e6,
+                "ratio": count / base if base else None,
+            }
+            for method, count in one.items()
+        ]
+    columns = [
+        Column("operations", "operations of a step, millions", better="", digits=2),
+        Column("ratio", "in steps of the plain loss", better="", digits=2),
+    ]
+    said = (
+        f"CLUE takes {PASSES_IN_TRAINING} passes in training, of the head alone where what comes before draws nothing. "
+    )
+    said += "torch counts matrix products alone; drawing masks and what is element by element come on top."
+    return tabulate(lines, by="method", group="data", columns=columns, title="Cost of a training step", notes=[said])
+
+
+def _by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["part"] == "figures":
+            found.setdefault(row["data"], []).append(row)
+    return found
+
+
+def _choices(rows: Rows, options: Options) -> list[str]:
+    found = [chosen(rows, head=head, oracle=options.oracle) for head in (False, True)]
+    return [name for name in found if name is not None]
+
+
+def _shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:
+    """The baselines, and what was chosen."""
+    return list(dict.fromkeys([PLAIN, AVERAGED, GAUSSIAN, *choices.get(data, ())]))
+
+
+def _how(options: Options) -> str:
+    return "chosen by NLL on the test part, as an oracle" if options.oracle else "chosen by NLL on validation"
+
+
+def _values(rows: Rows, method: str, key: str) -> np.ndarray:
+    return np.array([row[key] for row in rows if row["method"] == method], dtype=float)

@@ -1,0 +1,1 @@
+"""Neural Clamping: an input shift and a temperature, learned together."""

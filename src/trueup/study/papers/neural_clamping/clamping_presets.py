@@ -1,0 +1,91 @@
+"""Which networks the study of Neural Clamping takes, and how much it does with each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueup.clamping.ablation import GAMMAS
+from trueup.study.grid import Options
+from trueup.study.trained_networks import digest
+from trueup.training.data.sources import folder_of
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Networks, and how much is done with each."""
+
+    networks: Sequence[Mapping[str, Any]]
+    """Each `data`, `network` and `how`; a file of weights in the folder of data goes before training."""
+    batch: int
+    """Of the descent over the calibration set."""
+    epochs: int = 100
+    gammas: Sequence[float] = GAMMAS
+    val_rows: int | None = None
+    """Calibration images, drawn anew in each run; all of them if None."""
+    retrained: bool = False
+    """Whether each run has a network and a split of its own."""
+
+
+def _pretrained(name: str) -> dict[str, Any]:
+    return {"data": "imagenet", "network": f"timm:{name}", "how": {"options": {"pretrained": True}}}
+
+
+_PLAIN = {"epochs": 60, "batch": 32, "rate": 0.05, "decay": 0.0}
+_CIFAR = {"epochs": 200, "batch": 128, "rate": 0.1, "decay": 5e-4, "schedule": "steps", "augment": True}
+_BLOOD = {"epochs": 100, "batch": 128, "optimiser": "adamw", "rate": 1e-3, "schedule": "steps"}
+PRESETS = {
+    "digits": Preset(
+        [
+            {
+                "data": "digits",
+                "network": "cnn",
+                "how": {"options": {"width": 8, "batch_norm": False}, "sizes": [400, 700, 697], **_PLAIN},
+            }
+        ],
+        batch=70,  # ten steps an epoch, as 512 of the paper's 5,000 images make
+        retrained=True,
+    ),
+    "cifar10": Preset(
+        # The paper's thousand steps, over a fifth of the images in a fifth of the epochs: an hour instead of days.
+        [{"data": "cifar10", "network": "resnet20", "how": {"weights": "weights/cifar10_resnet20.th"}}],
+        batch=20,
+        epochs=20,
+        gammas=(0.0, 0.25, 0.5, 0.75, 1.0),
+        val_rows=1000,
+    ),
+    "paper": Preset(
+        [
+            {"data": "bloodmnist", "network": "timm:resnet50", "how": _BLOOD},
+            {"data": "cifar100", "network": "resnet110", "how": _CIFAR},
+            {"data": "cifar100", "network": "wrn40x10", "how": _CIFAR},
+            *map(_pretrained, ("resnet101", "vit_small_patch16_224", "mixer_b16_224")),
+        ],
+        batch=512,
+    ),
+}
+"""By name; without one, that which has the data set asked for."""
+
+
+def preset_of(options: Options) -> Preset:
+    """The preset that was asked for, or the first with the data set that was."""
+    name = options.preset
+    if name is None:
+        data = options.data or "digits"
+        name = next((n for n, p in PRESETS.items() if any(net["data"] == data for net in p.networks)), data)
+    if name not in PRESETS:
+        known = dict.fromkeys(net["data"] for preset in PRESETS.values() for net in preset.networks)
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, or data of {', '.join(known)}, got {name!r}")
+    return PRESETS[name]
+
+
+def how_made(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """How to come by a network: by a file of weights, if it is there, told by its content."""
+    how, folder = net["how"], folder_of(options.data_dir)
+    file = how.get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th")
+    if (folder / file).exists():
+        return {"options": {}, "weights": file, "digest": digest(folder / file)}
+    if "weights" in how:
+        raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")
+    return dict(how)

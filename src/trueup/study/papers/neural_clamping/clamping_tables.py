@@ -1,0 +1,164 @@
+"""Rows of the study of Neural Clamping as the paper's tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from trueup.clamping.ablation import Row
+from trueup.report.drawings import draw
+from trueup.report.records import Reliability
+from trueup.report.studies import gamma_sweep, starts
+from trueup.study.grid import Options, Rows
+from trueup.study.papers.neural_clamping.clamping_presets import preset_of
+from trueup.study.tables import Column, Table, tabulate
+
+BINS = (5, 10, 15, 20, 25, 30, 50)
+PASS_BACK = 2
+"""Forward passes that a backward one is counted for: what it takes by the clock is not the same twice."""
+
+TITLES = {
+    "uncalibrated": "Uncalibrated",
+    "temperature": "Temperature Scaling",
+    "temperature_steps": "Temperature Scaling, 1,000 steps",
+    "temperature_ece": "TS by Grid Search",
+    "vector": "Vector Scaling",
+    "matrix": "Matrix Scaling",
+    "ms_odir": "MS-ODIR",
+    "dirichlet_odir": "Dir-ODIR",
+    "nc_ce": "Neural Clamping (CE)",
+    "nc_fl": "Neural Clamping (FL)",
+    "nc_code": "Neural Clamping, released code",
+    "nc_converged": "Neural Clamping (CE), converged",
+    "closed": "Neural Clamping, closed form",
+    "closed_scaled": "Neural Clamping, closed form, scaled",
+    "ours": "trueup clamp",
+}
+ABLATION = {
+    "uncalibrated": "Uncalibrated",
+    "temperature": "Temperature Scaling",
+    "temperature (focal)": "Temperature Scaling (FL)",
+    "input only": "Input Calibration w/ delta*",
+    "output only": "Output Calibration w/ T*",
+    "both": "Neural Clamping",
+}
+COSTS = {"nc_short": "Neural Clamping (CE), 1 epoch", **TITLES}
+TEMPERATURE, DELTA = Column("temperature", "T", better="", digits=3), Column("delta_norm", "‖δ‖", better="", digits=3)
+FIGURES = (
+    Column("accuracy", "accuracy, %", better="higher", scale=100, digits=2),
+    Column("entropy", "entropy", better=""),
+    Column("ece", "ECE, %", scale=100, digits=2),
+    Column("aece", "AECE, %", scale=100, digits=2),
+    Column("sce", "SCE, ×10⁻²", scale=100),
+    Column("nll", "NLL"),
+)
+TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
+"""Whose costs are compared."""
+
+
+def tables(rows: Rows, options: Options) -> dict[str, Table]:
+    """The paper's tables, and the numbers of its figures."""
+    fixed = [row for row in rows if row["part"] == "method"]
+    swept = [row for row in rows if row["part"] == "sweep"]
+    begun = [row for row in rows if row["part"] == "starts"]
+    best = chosen(swept)
+    scored = [*fixed, *({**row, "method": "nc_fl"} for row in best if row["method"] == "both")]
+    scored += [{**r, "method": "nc_ce"} for r in swept if r["exponent"] == 0 and r["method"] == "both"]
+    shown = [row for row in scored if row["method"] in TITLES]
+    group: dict[str, Any] = {"group": ("data", "network")}
+    order = [name for name in TITLES if any(row["method"] == name for row in scored)]
+    notes = _notes(rows, best, options)
+    bins = [Column(f"ece_{count}", f"{count} bins, %", scale=100, digits=2) for count in BINS]
+    paid = [row for row in scored if row["method"] in TIMED]
+    passes = (Column("cost", "passes", better="", digits=1), *FIGURES[2:], TEMPERATURE, DELTA)
+    cost = f"A pass is one forward over the calibration images; a backward one counts for {PASS_BACK}."
+    along = (TEMPERATURE, DELTA, FIGURES[1], *FIGURES[2:], Column("loss", "objective", better=""))
+    found = {
+        "methods": tabulate(
+            shown, by="method", columns=(*FIGURES, TEMPERATURE), order=order, titles=TITLES, notes=notes, **group
+        ),
+        "bins": tabulate(shown, by="method", columns=bins, order=order, titles=TITLES, notes=notes[:1], **group),
+    }
+    if paid:
+        order = [name for name in TIMED if any(row["method"] == name for row in paid)]
+        found["efficient"] = tabulate(
+            paid, by="method", columns=passes, order=order, titles=COSTS, notes=[cost, notes[0]], **group
+        )
+    if best:
+        found["ablation"] = tabulate(
+            best,
+            by="method",
+            columns=(*FIGURES, TEMPERATURE),
+            order=list(ABLATION),
+            titles=ABLATION,
+            notes=notes,
+            **group,
+        )
+    both = [{**row, "γ": f"{row['exponent']:g}"} for row in swept if row["method"] == "both"]
+    if both:
+        found["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
+    if begun:
+        said = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
+        found["starts"] = tabulate(begun, by="start", columns=along, notes=[said], **group)
+    return found
+
+
+def chosen(swept: Rows) -> list[Mapping[str, Any]]:
+    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal."""
+    runs: dict[tuple[Any, ...], dict[float, list[Mapping[str, Any]]]] = {}
+    for row in swept:
+        if row["exponent"] > 0:
+            key = row["data"], row["network"], row["seed"]
+            runs.setdefault(key, {}).setdefault(row["exponent"], []).append(row)
+    found: list[Mapping[str, Any]] = []
+    for by in runs.values():
+        errors = {g: next(row["fit_ece"] for row in rows if row["method"] == "both") for g, rows in by.items()}
+        found += by[min(errors, key=lambda g: (errors[g], g))]
+    return found
+
+
+def figures(rows: Rows, options: Options) -> dict[str, Any]:
+    """The exponents, the starts, and a reliability diagram of each method in the first run."""
+    found: dict[str, Any] = {}
+    for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
+        own = [row for row in rows if (row["data"], row["network"]) == (data, network)]
+        name = f"{data}-{network.replace(':', '-')}"
+        swept = [row for row in own if row["part"] == "sweep"]
+        if both := [_row(row) for row in swept if row["method"] == "both"]:
+            found[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
+        if begun := [_row(row) for row in own if row["part"] == "starts"]:
+            found[f"starts-{name}"] = draw(starts(begun), title=f"{data}, {network}").figure
+        shown = [row for row in own if row["part"] == "method" and row["method"] in TITLES]
+        shown += [{**row, "method": "nc_fl"} for row in chosen(swept) if row["method"] == "both"]
+        for row in shown:
+            if row["seed"] == 0:
+                record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
+                found[f"reliability-{name}-{row['method']}"] = draw(record, title=TITLES[row["method"]]).figure
+    return found
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    return Row(**{field.name: row[field.name] for field in fields(Row)})
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value, dtype=float) if isinstance(value, list) else value
+
+
+def _notes(rows: Rows, best: Rows, options: Options) -> list[str]:
+    preset = preset_of(options)
+    sizes = dict.fromkeys((row["data"], row["fit_rows"], row["test_rows"]) for row in rows)
+    said = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
+    same = "each with a network and a split of its own" if preset.retrained else "all of the same network"
+    runs = len({row["seed"] for row in rows})
+    notes = [f"{said}. Mean ± standard deviation of {runs} runs, {same}; 15 bins unless said otherwise."]
+    if best:
+        exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
+        notes.append(
+            f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
+            f"least ECE on the calibration images: {exponents}."
+        )
+    return notes

@@ -1,0 +1,1 @@
+"""Every post-hoc method on every file of logits."""

@@ -1,0 +1,1 @@
+"""Rethinking Calibration: calibrated is not calibratable."""

@@ -1,0 +1,177 @@
+"""Are regularised networks calibrated but less calibratable? Losses × coefficients × seeds, a network each.
+
+Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trueup.study.grid import Options, Rows, Study
+from trueup.study.papers.rethinking.rethinking_presets import (
+    CANDIDATES,
+    DATA_TITLES,
+    REFERENCE,
+    SWEEP,
+    TITLES,
+    Plan,
+    plans,
+)
+from trueup.study.tables import Column, Table, tabulate
+from trueup.training.data.sources import folder_of
+
+USABLE = 0.5
+"""Of the reference's validation accuracy, or of the best where the reference was not run.
+
+A network below has learned nothing, and its ECE says nothing.
+"""
+
+
+def grid(options: Options) -> Iterator[dict[str, Any]]:
+    """A cell for each data set, size of the training set, loss, coefficient and seed."""
+    if unknown := [name for name in options.methods if name not in TITLES]:
+        raise ValueError(f"methods must be among {', '.join(TITLES)}, got {unknown[0]!r}")
+    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing is told without the reference
+    for plan in plans(options):
+        seeds = options.seeds or plan.seeds
+        candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
+        several = dict.fromkeys([*candidates, *SWEEP])
+        runs = [(plan.sizes[0], loss, value, seed) for loss, value in several for seed in range(seeds)]
+        if plan.growth is not None:
+            pairs = [(loss, value) for loss, values in plan.growth.coefficients.items() for value in values]
+            few = range(min(options.seeds or plan.growth.seeds, plan.growth.seeds))
+            runs += [(size, *pair, seed) for size in plan.growth.sizes for pair in pairs for seed in few]
+        for size, loss, value, seed in runs:
+            if loss in wanted:
+                named = {"data": plan.data, "network": plan.network, "options": plan.options, "how": plan.how}
+                sizes = [size, *plan.sizes[1:]]
+                fixed = {"sizes": sizes, "pooled": plan.pooled, "epochs": plan.epochs}
+                yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed}
+
+
+def local(options: Options) -> dict[str, Any]:
+    """Where the data are."""
+    return {} if options.data_dir is None else {"data_dir": str(folder_of(options.data_dir).expanduser().resolve())}
+
+
+def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
+    """Those of the whole training set."""
+    return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
+
+
+def choose(
+    rows: Rows, by: str, candidates: Mapping[str, Sequence[float]] = CANDIDATES
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Loss → the rows of the coefficient whose figure is least on average, of those that lack no seed and learned.
+
+    >>> seen = (1, 0.03), (3, 0.02)
+    >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in seen]
+    >>> [row["coefficient"] for row in choose(rows, "val_ece")["focal"]]
+    [3]
+    """
+    groups: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["coefficient"] in candidates.get(row["loss"], ()):
+            groups.setdefault(row["loss"], {}).setdefault(row["coefficient"], []).append(row)
+    most = max((len(alike) for tried in groups.values() for alike in tried.values()), default=0)
+    known = [row for row in rows if row["loss"] == REFERENCE]
+    least = USABLE * (_mean(known, "val_accuracy") if known else max((row["val_accuracy"] for row in rows), default=0))
+    found = {}
+    for loss in (name for name in TITLES if name in groups):
+        fit = [alike for alike in groups[loss].values() if len(alike) == most and _mean(alike, "val_accuracy") >= least]
+        if fit:
+            found[loss] = min(fit, key=lambda alike: _mean(alike, by))
+    return found
+
+
+def selectors(options: Options) -> tuple[str, str]:
+    """By what coefficients are chosen where no repair follows, and where one does."""
+    return ("ece", "ece_temperature") if options.oracle else ("val_ece", "val_ece_temperature")
+
+
+def tables(rows: Rows, options: Options) -> dict[str, Table]:
+    """The paper's two tables, one with coefficients chosen for what a repair leaves, and the coefficients."""
+    raw, repaired = selectors(options)
+    before = (
+        Column("ece", "ECE, %", scale=100, digits=2),
+        Column("accuracy", "accuracy, %", better="higher", scale=100, digits=2),
+    )
+    after = (
+        Column("ece_temperature", "ECE with TS, %", scale=100, digits=2),
+        Column("temperature", "temperature", better="", digits=2),
+        Column("ece_histogram", "ECE with HB, %", scale=100, digits=2),
+    )
+    where = "test" if options.oracle else "validation"
+    words = {
+        raw: f"on {where} samples{', as in the paper' if options.oracle else ''}",
+        repaired: f"with TS on {where} samples",
+    }
+    marks = "↑ and ↓: higher or lower than cross-entropy by a two-sample t-test at 5 %; ± is over seeds."
+    found = {}
+    for name, title, by, columns in (
+        ("table_1", "Before a repair", raw, before),
+        ("table_2", "After a repair", raw, after),
+        ("table_3", "After a repair, coefficients chosen for it", repaired, (*after, *before[1:])),
+    ):
+        lines, notes = _lines(rows, options, by)
+        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks]
+        found[name] = tabulate(
+            lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
+        )
+    picks = {
+        "val_ece": "validation",
+        "ece": "test",
+        "val_ece_temperature": "validation, TS",
+        "ece_temperature": "test, TS",
+    }
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for by in picks:
+        for row in _lines(rows, options, by)[0]:
+            line = merged.setdefault((row["set"], row["loss"]), {"set": row["set"], "loss": row["loss"]})
+            line[by] = row["coefficient"]
+    shown = tuple(Column(by, f"least ECE, {on}", better="", digits=3) for by, on in picks.items())
+    kept = [line for line in merged.values() if line["loss"] != REFERENCE]
+    found["coefficients"] = tabulate(
+        kept, by="loss", group="set", columns=shown, titles=TITLES, title="Which coefficient each choice takes"
+    )
+    return found
+
+
+def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of the chosen coefficients, and which these are."""
+    lines, notes = [], []
+    for plan in plans(options):
+        title = DATA_TITLES.get(plan.data, plan.data)
+        chosen = choose(main_rows(rows, plan), by, plan.candidates)
+        lines += [{**row, "set": title} for alike in chosen.values() for row in alike]
+        named = [f"{TITLES[loss]} {alike[0]['coefficient']:g}" for loss, alike in chosen.items() if loss != REFERENCE]
+        if named:
+            notes.append(f"{title}: {', '.join(named)}")
+    return lines, notes
+
+
+def _mean(rows: Rows, name: str) -> float:
+    return float(np.mean([row[name] for row in rows]))
+
+
+def figures(rows: Rows, options: Options) -> dict[str, Any]:
+    """The paper's six figures of each data set."""
+    from trueup.study.papers.rethinking import rethinking_figures
+
+    return rethinking_figures.figures(rows, options)
+
+
+STUDY = Study(
+    "rethinking",
+    1,
+    grid=grid,
+    work="trueup.study.papers.rethinking.rethinking_runs:work",
+    tables=tables,
+    figures=figures,
+    local=local,
+    title="Calibrated or calibratable: what losses leave for a repair",
+    paper="rethinking",
+)

@@ -1,0 +1,52 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import os
+
+from trueup.registry import Lazy
+from trueup.training.data.dataset import Data, Kind
+from trueup.training.data.sources import folder_of
+
+__all__ = ["DATASETS", "Data", "Kind", "load_data"]
+
+DATASETS = Lazy(
+    "data set",
+    {
+        **{
+            name: f"trueup.training.data.images:{name}"
+            for name in ("digits", "fashion_mnist", "cifar10", "cifar100", "svhn", "bloodmnist")
+        },
+        "imagenet": "trueup.training.data.image_folder:imagenet",
+        **{name: f"trueup.training.data.text:{name}" for name in ("newsgroups20", "trec", "sst5", "tinyshakespeare")},
+        **{
+            name: f"trueup.training.data.tabular:{name}"
+            for name in ("uci_boston", "uci_concrete", "uci_energy", "uci_wine", "uci_yacht")
+        },
+    },
+)
+"""Data set → the function of (folder, seed) that reads it; each says in its docstring how it is split."""
+
+
+def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, seed: int = 0) -> Data:
+    """Read a data set in three parts, train, val and test, fetching its files if they are not there.
+
+    Files are looked for in `data_dir` and its folders `images`, `text`, `tabular` and that of the data set's name, in
+    the formats of their own libraries and sites; by default in the folder that the variable TRUEUP_DATA names, else in
+    `~/.cache/trueup/data`. Where they cannot be fetched either, FileNotFoundError says which were wanted where.
+    The seed draws the validation part from the training part where the files do not name it; the test part does not
+    depend on it, save for the tables of UCI, which have none of their own: there the seed is the number of the split.
+
+    >>> data = load_data("digits")
+    >>> len(data.train), len(data.val), len(data.test), data.kind, len(data.classes)
+    (1078, 360, 359, 'image', 10)
+    >>> image, label = data.train[0]
+    >>> image.shape
+    torch.Size([1, 8, 8])
+    """
+    if name not in DATASETS:
+        raise ValueError(f"name must be one of {', '.join(DATASETS)}, got {name!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number in 0..2³²−1, got {seed!r}")
+    data: Data = DATASETS[name](folder_of(data_dir), seed)
+    return data

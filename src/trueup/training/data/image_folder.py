@@ -1,0 +1,89 @@
+"""ImageNet, or any other folder of pictures with a folder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from trueup.io.atomic import blaming, existing
+from trueup.training.data.dataset import Data, held_out
+from trueup.training.data.images import IMAGENET, pixels
+from trueup.training.data.sources import Source, library, obtain
+
+ENDINGS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+SHORT, CROP = 256, 224
+"""The shorter side is scaled to SHORT pixels, and the CROP × CROP pixels in the middle are taken."""
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Pictures that are read when they are asked for."""
+
+    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
+        self.files = tuple(files)
+        self.labels = tuple(labels)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return cropped(decoded(self.files[index])), self.labels[index]
+
+
+def imagenet(folder: Path, seed: int) -> Data:
+    """ILSVRC 2012 as torchvision's folders `train/<class>` and `val/<class>` (Russakovsky et al. 2015).
+
+    The images of `val` are halved, always in the same way: one half for validation, one for testing.
+    """
+    files, labels, classes = obtain("imagenet", folder, [Source(("train/*/*", "val/*/*"), _listed)])
+    val, test = held_out(len(files["val"]), share=0.5, seed=0)
+
+    def part(key: str, index: np.ndarray) -> Pictures:
+        return Pictures([files[key][i] for i in index], [labels[key][i] for i in index])
+
+    train = part("train", np.arange(len(files["train"])))
+    return Data(
+        "imagenet", "image", train, part("val", val), part("val", test), classes=classes, normalisation=IMAGENET
+    )
+
+
+def _listed(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], tuple[str, ...]]:
+    classes = tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
+    files: dict[str, list[Path]] = {}
+    labels: dict[str, list[int]] = {}
+    for key in ("train", "val"):
+        found = sorted(path for path in (place / key).glob("*/*") if path.suffix.lower() in ENDINGS)
+        strange = next((path for path in found if path.parent.name not in classes), None)
+        if strange is not None:
+            raise ValueError(f"{strange}: there is no class {strange.parent.name} in {place / 'train'}")
+        if not found:
+            raise ValueError(f"{place / key}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
+        files[key], labels[key] = found, [classes.index(path.parent.name) for path in found]
+    return files, labels, classes
+
+
+def decoded(path: Path) -> np.ndarray:
+    """The pixels of a picture, (H, W, 3) bytes, by Pillow."""
+    pillow = library("PIL.Image", "pillow")
+    with blaming(existing(path)), pillow.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def cropped(picture: np.ndarray) -> Tensor:
+    """Scale the shorter side to 256 pixels and take the 224 × 224 in the middle, (3, 224, 224) in [0, 1].
+
+    >>> cropped(np.zeros((300, 400, 3), np.uint8)).shape
+    torch.Size([3, 224, 224])
+    """
+    x = pixels(picture[None])
+    height, width = x.shape[2:]
+    scale = SHORT / min(height, width)
+    size = (max(SHORT, round(scale * height)), max(SHORT, round(scale * width)))
+    x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)
+    top, left = ((side - CROP) // 2 for side in size)
+    return torch.clone(x[0, :, top : top + CROP, left : left + CROP])

@@ -1,0 +1,114 @@
+"""Where the files of a data set may be, and what to say when they are not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from trueup.io.atomic import replacing
+from trueup.training.data.dataset import Parts
+
+PLACES = (".", "{name}", "images", "text", "tabular")
+"""Where files are looked for inside the folder of data, `{name}` being the data set's."""
+PATIENCE = 30.0
+"""Seconds to wait for a server."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files in one format, all of which must be there (as patterns, inside one folder), and how they are read."""
+
+    files: tuple[str, ...]
+    read: Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A way to fetch the files into a folder; it raises ImportError without its library, OSError without a network."""
+
+    by: str
+    fetch: Callable[[Path], Parts | None]
+    """Fetches files that one of the sources reads, and returns None; or returns the parts themselves."""
+
+
+def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder of data: the one named, else that of the variable TRUEUP_DATA, else one in the user's cache."""
+    named = data_dir if data_dir is not None else os.environ.get("TRUEUP_DATA")
+    folder = Path(named) if named else Path.home() / ".cache" / "trueup" / "data"
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"data_dir must be a folder, got the file {folder}")
+    return folder
+
+
+def obtain(name: str, folder: Path, sources: Sequence[Source], download: Download | None = None) -> Any:
+    """Read the first source whose files are there, after fetching them if none is; else say what was wanted where."""
+    found = _found(name, folder, sources)
+    why = "and there is no library to fetch them with"
+    if found is None and download is not None:
+        target = folder / name
+        new = not target.exists()
+        parts = None
+        why = f"and {download.by} fetched others"
+        try:
+            parts = download.fetch(target)
+        except ImportError as error:
+            why = f"and {download.by}, which would fetch them, cannot be imported: {error}"
+        except (
+            OSError,
+            HTTPException,
+            RuntimeError,
+        ) as error:  # torchvision's, where a file does not come, is the last
+            reason = " ".join(str(error).split()) or type(error).__name__
+            why = f"and fetching them by {download.by} failed: {reason}"
+            if new:
+                with suppress(OSError):
+                    target.rmdir()  # only if nothing came
+        if parts is not None:
+            return parts
+        found = _found(name, folder, sources)
+    if found is not None:
+        source, place = found
+        return source.read(place)
+    wishes = "; or ".join(" + ".join(source.files) for source in sources)
+    places = ", ".join(dict.fromkeys(str(folder / p.format(name=name)) for p in PLACES))
+    raise FileNotFoundError(f"{name}: wanted {wishes}; in one of {places}; none is there, {why}")
+
+
+def library(module: str, package: str) -> Any:
+    """Import a module that only some data sets need."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"reading this data set needs {package}: pip install {package} ({error})") from None
+
+
+def files_by_url(urls: Mapping[str, str]) -> Download:
+    """Fetch plain files, each whole or not at all, from where they are published."""
+
+    def fetch(folder: Path) -> None:
+        for file, url in urls.items():
+            if (folder / file).exists():
+                continue
+            with urlopen(url, timeout=PATIENCE) as answer:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                with replacing(folder / file) as [draft], draft.open("wb") as out:
+                    shutil.copyfileobj(answer, out)
+
+    return Download(by="https from " + next(iter(urls.values())).split("/")[2], fetch=fetch)
+
+
+def _found(name: str, folder: Path, sources: Sequence[Source]) -> tuple[Source, Path] | None:
+    for source in sources:
+        for place in PLACES:
+            path = folder / place.format(name=name)
+            if path.is_dir() and all(any(path.glob(pattern)) for pattern in source.files):
+                return source, path
+    return None

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import torch
+
+from strategies import calibrated
+from trueup import METHODS, metrics
+from trueup.calibrators.auto import CHOICES
+from trueup.calibrators.compose import Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement, simplest
+from trueup.calibrators.temperature import Temperature
+
+LOGITS, LABELS = calibrated(600, 4, temperature=2.0)
+
+
+def test_a_chain_fits_each_step_on_what_came_before():
+    found = chain("temperature", "histogram")(LOGITS, LABELS)
+    first, second = found.steps
+    assert np.allclose(found(LOGITS), second(first(LOGITS)))
+    alone = METHODS["histogram"](first(LOGITS), LABELS)
+    assert np.allclose(second(LOGITS), alone(LOGITS))
+    assert found.keeps_argmax
+    assert np.allclose(METHODS["temperature_histogram"](LOGITS, LABELS)(LOGITS), found(LOGITS))
+
+
+def test_a_chain_knows_what_it_keeps():
+    assert Chain([Temperature(1.0)]).shift_invariant
+    matrix = METHODS["matrix"](LOGITS, LABELS)
+    assert not Chain([Temperature(1.0), matrix]).keeps_argmax
+
+
+def test_one_vs_rest_of_two_classes_is_the_method_itself():
+    z, y = calibrated(500, 2, temperature=2.0)
+    direct = torch.softmax(torch.tensor(Temperature.fit(z, y)(z)), dim=1)
+    lifted = torch.softmax(torch.tensor(one_vs_rest("temperature")(z, y)(z)), dim=1)
+    assert torch.allclose(direct, lifted, atol=1e-6)
+
+
+def test_one_vs_rest_repairs_each_class():
+    found = one_vs_rest("temperature")(LOGITS, LABELS)
+    assert metrics.nll(found(LOGITS), LABELS) < metrics.nll(LOGITS, LABELS)
+    assert len(found.calibrators) == 4
+
+
+def test_cross_fitted_rows_are_calibrated_by_strangers():
+    seen = []
+
+    def spy(logits, labels):
+        seen.append(logits.clone())
+        return Temperature(2.0)
+
+    out = cross_fit(spy, folds=3)(LOGITS, LABELS)
+    assert np.allclose(out, LOGITS / 2)
+    assert len(seen) == 3
+    assert sum(len(part) for part in seen) == 2 * len(LOGITS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_is_cross_fitted_and_judged(dtype):
+    z, y = torch.tensor(LOGITS).to(dtype), torch.tensor(LABELS)
+    out = cross_fit("temperature")(z, y)
+    assert out.dtype == (np.float16 if dtype == torch.float16 else np.float32)
+    assert np.allclose(out, cross_fit("temperature")(z.float(), y), rtol=0.01)
+    assert refinement(z, y) == pytest.approx(refinement(z.float(), y), abs=0.005)
+    assert choose(["identity", "temperature"])(z, y).choice.chosen == "temperature"
+
+
+def test_the_simplest_within_a_standard_error_of_the_best():
+    rng = np.random.default_rng(0)
+    best, noise = rng.normal(size=400), rng.normal(size=400)
+    noise -= noise.mean()
+    error = noise.std() / 20
+    near, far = best + noise + 0.9 * error, best + noise + 1.1 * error
+    assert simplest({"near": near, "best": best}) == "near"
+    assert simplest({"far": far, "best": best}) == "best"
+    assert simplest({"far": far, "near": near, "best": best}) == "near"
+    assert simplest({"best": best, "near": near}) == "best"
+    assert simplest({"far": far, "best": best}, standard_errors=1.2) == "far"
+    assert simplest({"near": near, "best": best}, standard_errors=0.0) == "best"
+
+
+def test_choose_takes_the_simplest_that_is_as_good():
+    calibrated_pair = calibrated(800, 3)
+    assert choose(["identity", "temperature", "sms"])(*calibrated_pair).choice.chosen == "identity"
+    found = choose(["identity", "temperature", "sms"])(LOGITS, LABELS)
+    assert found.choice.chosen == "temperature"
+    assert found.choice.scores["identity"] > found.choice.scores["temperature"]
+    assert isinstance(found, Temperature)
+    assert choose(["identity", "temperature"], score="brier")(LOGITS, LABELS).choice.chosen == "temperature"
+
+
+def test_a_method_that_cannot_be_fitted_is_passed_over_with_its_reason():
+    def broken(logits, labels):
+        raise ValueError("it needs 10**9 rows")
+
+    found = choose({"broken": broken, "temperature": Temperature.fit})(LOGITS, LABELS)
+    assert found.choice.chosen == "temperature"
+    assert found.choice.reasons == {"broken": "it needs 10**9 rows"}
+    assert found.choice.scores["broken"] == float("inf")
+    with pytest.raises(ValueError, match="none of the methods could be fitted"):
+        choose({"broken": broken})(LOGITS, LABELS)
+
+
+def test_grid_keeps_the_option_of_least_loss():
+    found = grid("matrix", penalty=[1e-6, 1e3])(LOGITS, LABELS)
+    assert found.choice.chosen == "{'penalty': 1e-06}"
+    assert len(grid("temperature_ece", temperatures=[[1.0], [2.0]], bins=[10, 15])(LOGITS, LABELS).choice.scores) == 4
+
+
+def test_auto_chooses_from_the_stated_list():
+    found = METHODS["auto"](LOGITS, LABELS)
+    assert set(found.choice.scores) == set(CHOICES)
+    assert metrics.nll(found(LOGITS), LABELS) < metrics.nll(LOGITS, LABELS)
+
+
+def test_refinement_adds_up():
+    for score in ("nll", "brier"):
+        parts = refinement(LOGITS, LABELS, score=score)
+        assert parts.calibration + parts.refinement == pytest.approx(parts.score)
+        assert parts.calibration > 0
+        assert parts.score == pytest.approx(metrics.METRICS[score](LOGITS, LABELS))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match='score must be "nll" or "brier"'):
+        choose(["temperature"], score="ece")
+    with pytest.raises(KeyError, match="no method is called 'nonsense'"):
+        chain("nonsense")
+    with pytest.raises(ValueError, match="logits must have at least 10 rows, got 4"):
+        choose(["temperature"])(LOGITS[:4], LABELS[:4])

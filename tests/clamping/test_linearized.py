@@ -1,0 +1,158 @@
+"""The linear model of a network: derivatives, small problems and cross-validation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from trueup.clamping import linearized as linear
+from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.coordinates import Chart, channel_spread
+from trueup.clamping.linearized import Linear, differentiate, room, validate
+from trueup.clamping.network import Network
+from trueup.clamping.objective import Loss, Penalty
+from trueup.models.networks import MLP
+
+
+def drawn(n=400, classes=4, coordinates=3, signal=0.0, seed=0):
+    """Logits and derivatives, with labels that follow logits moved by a multiple of the derivatives."""
+    rng = np.random.default_rng(seed)
+    z, jacobian = rng.normal(size=(n, classes)) * 2, rng.normal(size=(n, classes, coordinates))
+    moved = z + jacobian @ np.full(coordinates, signal)
+    y = (moved / 1.5 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return Linear(torch.from_numpy(z), torch.from_numpy(jacobian), torch.from_numpy(y))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.7])
+@pytest.mark.parametrize(("norm", "lam"), [("l2sq", 0.01), ("l2sq", 0.0), ("l2", 0.01)])
+def test_a_small_problem_is_solved(gamma, norm, lam):
+    given = drawn(signal=0.5)
+    loss, penalty = Loss(gamma), Penalty(lam, norm)
+    temperature = loss.temperature(given.logits, given.labels)
+    features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
+
+    def objective(x):
+        logits = given.logits + given.jacobian @ torch.from_numpy(x[1:])
+        return loss.mean(logits, given.labels, math.exp(x[0])) + penalty.value(x[1:])
+
+    start = np.concatenate([[1 / temperature], np.zeros(3)])
+    weights = linear._solve(features, given.labels, loss, penalty, start)
+    mine = np.concatenate([[-math.log(weights[0])], weights[1:] / weights[0]])
+    wanted = minimize(objective, np.concatenate([[math.log(temperature)], np.full(3, 0.1)]), tol=1e-10)
+    assert objective(mine) == pytest.approx(wanted.fun, abs=1e-7)
+    np.testing.assert_allclose(mine, wanted.x, atol=1e-3)
+
+
+def test_the_plain_norm_may_hold_everything_at_zero():
+    given = drawn()
+    features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
+    start = np.array([1 / Loss().temperature(given.logits, given.labels), 0.0, 0.0, 0.0])
+    weights = linear._solve(features, given.labels, Loss(), Penalty(1.0, "l2"), start)
+    assert not weights[1:].any()
+
+
+def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is():
+    lams = (1e-1, 1e-2, 1e-4)
+    nothing = validate(drawn(), Loss(), "l2sq", lams, folds=5)
+    gain, error = nothing.gain(nothing.best())
+    assert gain <= error
+    something = validate(drawn(signal=0.5), Loss(), "l2sq", lams, folds=5)
+    assert something.best() == 1e-2
+    gain, error = something.gain(1e-2)
+    assert gain > 4 * error > 0
+    assert set(something.candidates()) == {math.inf, *lams}
+    assert something.gain(math.inf) == (0.0, 0.0)
+
+
+def test_rows_are_judged_by_fits_that_did_not_see_them():
+    given = drawn(n=50)
+    found = validate(given, Loss(), "l2sq", (1e-3,), folds=5)
+    fold = np.arange(50) % 5
+    features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
+    for f in range(5):
+        out = torch.from_numpy(fold == f)
+        temperature = Loss().temperature(given.logits[~out], given.labels[~out])
+        np.testing.assert_allclose(
+            found.plain[fold == f], Loss().rows(given.logits[out], given.labels[out], temperature), rtol=1e-9
+        )
+        start = np.concatenate([[1 / temperature], np.zeros(3)])
+        weights = linear._solve(features[~out], given.labels[~out], Loss(), Penalty(1e-3), start)
+        judged = Loss().rows(features[out] @ torch.from_numpy(weights), given.labels[out], 1.0)
+        np.testing.assert_allclose(found.rows[0, fold == f], judged, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_differences_are_derivatives(scaled):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 5, generator=generator).double(), torch.randint(0, 3, (30,), generator=generator)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    network = Network(model.requires_grad_(False), Inputs.read([(x, y)], device="cpu"))
+    basis = torch.linalg.qr(torch.randn(5, 2, generator=generator).double())[0].T
+    chart = Chart(network, basis, channel_spread(network), scaled=scaled)
+    part = network.inputs.part(torch.arange(10))
+    found = differentiate(chart, part, network.plain()[:10], y[:10], relative=1e-6)
+    assert found.jacobian.shape == (10, 3, 7 if scaled else 2)
+    theta = torch.zeros(chart.size, dtype=torch.float64)
+
+    def logits(theta):
+        moved = x[:10] + theta[:2] @ basis
+        return model(moved if not scaled else x[:10] * torch.exp(theta[2:] / chart.spread) + theta[:2] @ basis)
+
+    wanted = torch.autograd.functional.jacobian(logits, theta)
+    torch.testing.assert_close(found.jacobian, wanted, atol=1e-5, rtol=1e-4)
+    # So are each sample's gradient and the curvature.
+    scores, by_inverse = found.scores(Loss(), 1.3)
+
+    def losses(theta, beta=1 / 1.3):
+        return nn.functional.cross_entropy(logits(theta) * beta, y[:10], reduction="none")
+
+    np.testing.assert_allclose(scores, torch.autograd.functional.jacobian(losses, theta), atol=1e-5)
+    beta = torch.tensor(1 / 1.3, dtype=torch.float64)
+    np.testing.assert_allclose(
+        by_inverse, torch.autograd.functional.jacobian(lambda b: losses(theta, b), beta), atol=1e-5
+    )
+    curvature = found.curvature(1.3)
+    p = torch.softmax(logits(theta) / 1.3, dim=1)
+    whole = np.zeros((chart.size + 1, chart.size + 1))
+    for i in range(10):
+        rows = torch.cat([logits(theta)[i][:, None], wanted[i] / 1.3], dim=1).numpy()
+        q = p[i].numpy()
+        whole += rows.T @ (np.diag(q) - np.outer(q, q)) @ rows / 10
+    np.testing.assert_allclose(curvature, np.linalg.inv(np.linalg.inv(whole)[1:, 1:]), rtol=1e-3, atol=1e-6)
+
+
+def test_memory_limits_the_samples():
+    assert room(10**6, 1000, 13) == linear.MEMORY // (8 * 1000 * 14)
+    assert room(50, 10, 13) == 50
+
+
+def test_the_gradient_of_a_chart_is_that_of_its_map():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 2, 3, 3, generator=generator).double(), torch.randint(0, 3, (20,), generator=generator)
+    model = MLP(3, inputs=18, hidden=(8,)).double().requires_grad_(False)
+    network = Network(model, Inputs.read([(x, y)], device="cpu"))
+    basis = torch.linalg.qr(torch.randn(18, 4, generator=generator).double())[0].T.reshape(4, 2, 3, 3)
+    spread = channel_spread(network)
+    torch.testing.assert_close(spread, x.square().sum(dim=(2, 3)).mean(dim=0).sqrt())
+    for chart in (
+        Chart(network, basis, spread, scaled=True),
+        Chart(network, None, spread, scaled=True),
+        Chart(network, basis, spread),
+    ):
+        theta = np.random.default_rng(0).normal(size=chart.size)
+
+        def value(theta, chart=chart):
+            return float(nn.functional.cross_entropy(network.logits(chart.map(theta)[0]), y, reduction="sum"))
+
+        before, leaves = chart.map(theta)
+        _, gradients = network.pull(before, leaves, lambda z, y: torch.softmax(z, dim=1) - nn.functional.one_hot(y, 3))
+        mine = chart.gradient(theta, gradients)
+        for j, step in enumerate(1e-6 * np.eye(chart.size)):
+            assert mine[j] == pytest.approx((value(theta + step) - value(theta - step)) / 2e-6, abs=1e-5)
+    delta = torch.randn(2, 3, 3, generator=generator).double()
+    assert Chart(network, basis, spread).place(delta) == pytest.approx(
+        (basis.reshape(4, -1) @ delta.reshape(-1)).numpy()
+    )

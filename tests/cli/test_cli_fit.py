@@ -1,0 +1,91 @@
+"""fit and apply."""
+
+import numpy as np
+import pytest
+
+import trueup
+from trueup.io.artifacts import header
+
+
+def test_fit_saves_what_the_library_fits(folder, command):
+    out = command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors").stdout
+    wanted = trueup.METHODS["temperature"](*trueup.load("val.npz"))
+    assert out == f"{wanted!r}\n\nWritten: cal.safetensors\n"
+    assert trueup.load_calibrator("cal.safetensors").config() == wanted.config()
+    told = header("cal.safetensors")
+    assert told.classes == 3
+    assert told.summary == {"method": "temperature", "fitted to": "val.npz", "rows": 300}
+
+
+def test_of_a_file_with_halves_val_is_fitted_to(folder, asked):
+    one = asked("fit", "both.npz", "-m", "temperature", "-o", "one.safetensors")
+    other = asked("fit", "val.npz", "-m", "temperature", "-o", "other.safetensors")
+    third = asked("fit", "both.npz", "-m", "temperature", "-o", "third.safetensors", "--split", "test")
+    assert one["calibrator"] == other["calibrator"] != third["calibrator"]
+
+
+def test_cross_validation_chooses_unless_told(folder, command, asked):
+    out = command("fit", "val.npz", "-o", "cal.safetensors").stdout
+    assert "cross-validated NLL" in out
+    assert "Chosen: temperature, the simplest within a standard error of the best." in out
+    found = asked("fit", "val.npz", "-m", "identity", "-m", "vector", "-o", "cal.safetensors")
+    assert list(found["losses"]) == ["identity", "vector"]
+    assert found["chosen"] == "vector"
+    assert found["losses"]["vector"] < found["losses"]["identity"]
+
+
+def test_apply_calibrates_and_keeps_the_labels(folder, command):
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+    out = command("apply", "cal.safetensors", "test.npz", "-o", "after.csv").stdout
+    assert out == "Temperature on 400 rows of 3 classes\n\nWritten: after.csv\n"
+    before, after = trueup.load("test.npz"), trueup.load("after.csv")
+    wanted = trueup.load_calibrator("cal.safetensors")(before.logits)
+    assert np.array_equal(after.logits.astype(np.float32), wanted)
+    assert np.array_equal(after.labels, before.labels)
+
+
+def test_apply_takes_a_half(folder, command):
+    command("fit", "both.npz", "-m", "temperature", "-o", "cal.safetensors")
+    command("apply", "cal.safetensors", "both.npz", "--split", "test", "-o", "one.npz")
+    command("apply", "cal.safetensors", "test.npz", "-o", "two.npz")
+    assert np.array_equal(trueup.load("one.npz").logits, trueup.load("two.npz").logits)
+
+
+def test_quiet_prints_nothing(folder, command):
+    assert command("fit", "val.npz", "-m", "vector", "-o", "cal.safetensors", "-q").output == ""
+    assert command("apply", "cal.safetensors", "test.npz", "-o", "after.npz", "-q").output == ""
+
+
+def test_another_number_of_classes_is_refused(folder, command):
+    command("fit", "val.npz", "-m", "vector", "-o", "cal.safetensors")
+    trueup.save("four.npz", (np.zeros((5, 4)), [0, 1, 2, 3, 0]))
+    line = command("apply", "cal.safetensors", "four.npz", "-o", "after.npz", code=2).stderr
+    assert "3" in line
+    assert "4" in line
+    assert not (folder / "after.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["val.npz", "./val.npz", "link.npz"])
+def test_an_input_is_never_overwritten(folder, command, name):
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+    (folder / "link.npz").symlink_to(folder / "val.npz")
+    before = (folder / "val.npz").read_bytes()
+    line = command("apply", "cal.safetensors", "val.npz", "-o", name, code=2).stderr
+    assert "would overwrite the input val.npz" in line
+    assert (folder / "val.npz").read_bytes() == before
+
+
+def test_the_labels_beside_an_array_are_an_input_too(folder, command):
+    trueup.save("x.npy", trueup.load("val.npz"))
+    command("fit", "x.npy", "-m", "temperature", "-o", "cal.safetensors")
+    line = command("apply", "cal.safetensors", "x.npy", "-o", "x.labels.npy", code=2).stderr
+    assert "would overwrite the input x.npy" in line
+
+
+def test_a_calibrator_is_no_file_of_logits(folder, command):
+    assert "holds no calibrator" in command("apply", _safetensors(), "test.npz", "-o", "after.npz", code=2).stderr
+
+
+def _safetensors():
+    trueup.save("logits.safetensors", trueup.load("val.npz"))
+    return "logits.safetensors"

@@ -1,0 +1,44 @@
+"""serve and demo: that they start what they should, with what was asked for."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What was started, and with what."""
+    calls = []
+
+    def put(name, run):
+        room = ModuleType(name)
+        room.run = run
+        monkeypatch.setitem(sys.modules, name, room)
+
+    def serve(host="127.0.0.1", port=8000, *, hosts=(), open_browser=False, on_listening=None):
+        calls.append((host, port, hosts, open_browser))
+        if on_listening is not None:
+            on_listening(f"http://{host}:{port}/")
+
+    def demo(folder="demo", *, seed=0, quiet=False):
+        calls.append((folder, seed, quiet))
+        return Path(folder) / "report.html"
+
+    put("trueup.serve.server", serve)
+    put("trueup.demo", demo)
+    return calls
+
+
+def test_serve(command, started):
+    assert command("serve").stderr == "trueup: serving http://127.0.0.1:8000/ until Ctrl-C\n"
+    command("serve", "--host", "0.0.0.0", "-p", 9000, "--name", "lab", "--name", "lab.local", "--open", "-q")
+    assert started == [("127.0.0.1", 8000, (), False), ("0.0.0.0", 9000, ("lab", "lab.local"), True)]
+
+
+def test_demo(command, asked, started):
+    command("demo")
+    assert asked("demo", "-o", "first", "--seed", 3)["output"] == "first/report.html"
+    command("demo", "--quiet")
+    assert started == [("demo", 0, False), (Path("first"), 3, True), ("demo", 0, True)]

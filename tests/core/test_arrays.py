@@ -1,0 +1,237 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from trueup import flatten, from_binary, from_probs
+from trueup.core.arrays import as_matrix, as_pair, as_tensors, as_vector
+
+
+def refused(message, call, *args, **options):
+    with pytest.raises(ValueError) as error:
+        call(*args, **options)
+    assert message in str(error.value), str(error.value)
+
+
+Z = np.zeros((3, 4))
+Y = np.array([0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("message", "logits", "labels"),
+    [
+        ("logits must have shape (n, classes), got (3,); a binary score (n,) goes through from_binary", Z[:, 0], Y),
+        ("logits must have shape (n, classes), got (3, 4, 1); tokens or pixels go through flatten", Z[..., None], Y),
+        ("logits must have at least 2 classes, got shape (3, 1)", Z[:, :1], Y),
+        ("logits must be floating point, got int64", Z.astype(np.int64), Y),
+        ("logits must be an array of real numbers", Z.astype(complex), Y),
+        ("logits must be an array of real numbers", np.array([["a", "b"]]), [0]),
+        ("logits must be a rectangular array", [[1.0, 2.0], [1.0]], [0, 1]),
+        (
+            "logits must be finite, got nan at [1, 2] and 1 such in all",
+            np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 0.0),
+            Y,
+        ),
+        ("come through from_probs", np.where(np.arange(12).reshape(3, 4) == 6, -np.inf, 0.0), Y),
+        ("labels must have shape (3,), got (3, 1)", Z, Y[:, None]),
+        ("labels must have 3 entries, one for each row of logits, got 2", Z, Y[:2]),
+        ("labels must be integers, got float64", Z, Y.astype(float)),
+        ("labels must lie in 0..3, got 1..4", Z, Y * 0 + [1, 2, 4]),
+        ("labels must lie in 0..3, got -100..1; flatten leaves out an ignore_index", Z, np.array([0, 1, -100])),
+        ("soft labels are defined for nll and brier only", Z, np.full((3, 4), 0.25)),
+    ],
+)
+def test_refusals_name_argument_wish_and_fact(message, logits, labels):
+    refused(message, as_pair, logits, labels)
+    if isinstance(logits, np.ndarray) and logits.dtype.kind in "fiuc":
+        refused(message, as_pair, torch.tensor(logits), torch.tensor(labels))
+
+
+def test_at_least_names_the_number_needed():
+    refused("logits must have at least 5 rows, got 3", as_pair, Z, Y, at_least=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_torch_stays_torch_with_its_dtype_and_memory(dtype):
+    logits = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    z, y = as_pair(logits, torch.tensor(Y, dtype=torch.uint8))
+    assert z.dtype == dtype
+    assert z.data_ptr() == logits.data_ptr()
+    assert not z.requires_grad
+    assert y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numpy_stays_numpy_with_its_dtype_and_memory(dtype):
+    logits = Z.astype(dtype)
+    z, y = as_pair(logits, Y.astype(np.int16))
+    assert isinstance(z, np.ndarray)
+    assert z.dtype == dtype
+    assert np.shares_memory(z, logits)
+    assert y.dtype == np.int64
+
+
+def test_odd_memory_is_read_right_and_without_a_warning(tmp_path):
+    base = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    np.save(tmp_path / "z.npy", base)
+    odd = {
+        "transposed": np.asfortranarray(base),
+        "reversed": base[::-1][:, ::-1][::-1][:, ::-1],
+        "strided": np.repeat(base, 2, axis=1)[:, ::2],
+        "big-endian": base.astype(">f4"),
+        "memory map": np.load(tmp_path / "z.npy", mmap_mode="r"),
+        "list": base.tolist(),
+    }
+    for name, logits in odd.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            z, _ = as_tensors(logits, np.zeros(6, dtype=int))
+        assert np.array_equal(z.numpy(), base), name
+
+
+def test_what_was_read_only_stays_so():
+    frozen = np.zeros((3, 4))
+    frozen.flags.writeable = False
+    assert not as_pair(frozen, Y)[0].flags.writeable
+    assert as_pair(Z, Y)[0].flags.writeable
+
+
+def test_huge_finite_logits_are_not_mistaken_for_infinite_ones():
+    huge = np.full((3, 4), 3e38, dtype=np.float32)
+    assert as_pair(huge, Y)[0].shape == (3, 4)
+    assert as_pair(np.full((3, 4), 6e4, dtype=np.float16), Y)[0].shape == (3, 4)
+
+
+def test_soft_labels_are_distributions():
+    as_pair(Z, np.full((3, 4), 0.25), soft=True)
+    refused("soft labels must have the logits' shape (3, 4), got (3, 3)", as_pair, Z, np.full((3, 3), 1 / 3), soft=True)
+    refused("soft labels must be distributions", as_pair, Z, np.full((3, 4), 0.3), soft=True)
+    refused("soft labels must be distributions", as_pair, Z, np.tile([1.5, -0.5, 0, 0], (3, 1)), soft=True)
+
+
+class TestFromProbs:
+    def test_round_trip(self):
+        p = np.random.default_rng(0).dirichlet(np.ones(5), size=20)
+        for kind in (p, p.astype(np.float32), torch.tensor(p), torch.tensor(p, dtype=torch.float32)):
+            z = from_probs(kind)
+            assert type(z) is type(kind)
+            assert z.dtype == kind.dtype
+            back = torch.softmax(torch.as_tensor(z).double(), dim=1).numpy()
+            assert np.allclose(back, p, atol=1e-6)
+
+    def test_zeros_get_the_floor_and_one_warning_counts_them(self):
+        with pytest.warns(UserWarning, match="3 exact zeros among 6 probabilities were raised to 1e-30") as caught:
+            z = from_probs(np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]))
+        assert len(caught) == 1
+        assert z[0, 1] == np.log(1e-30)
+
+    def test_rounding_is_tolerated_and_worse_is_not(self):
+        from_probs(np.array([[0.5 + 9e-7, 0.5]]))
+        with pytest.warns(UserWarning, match="1 exact zeros"):
+            from_probs(np.array([[1.0 + 5e-7, -5e-7]]))
+        refused(
+            "probs must sum to 1 in each row, got 1.000002 in row 1",
+            from_probs,
+            np.array([[0.5, 0.5], [0.500002, 0.5]]),
+        )
+        refused(
+            "probs must lie in [0, 1], got -0.1..1.1; logits need no from_probs", from_probs, np.array([[1.1, -0.1]])
+        )
+        refused("probs must be finite, got nan", from_probs, np.array([[np.nan, 1.0]]))
+        refused("probs must have shape (n, classes)", from_probs, np.array([0.5, 0.5]))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_judged_by_its_own_rounding(self, dtype):
+        p = torch.softmax(torch.randn(50, 10, generator=torch.Generator().manual_seed(0)), dim=1).to(dtype)
+        z = from_probs(p)
+        assert z.dtype == dtype
+        assert torch.allclose(torch.softmax(z.float(), dim=1), p.float(), atol=0.02)
+
+
+def test_from_binary_is_the_log_odds_of_class_one():
+    x = torch.tensor([0.3, -2.0])
+    z = from_binary(x)
+    assert torch.allclose(torch.softmax(z, dim=1)[:, 1], torch.sigmoid(x))
+    assert np.array_equal(from_binary(np.array([[1.0], [2.0]])), [[0, 1], [0, 2]])
+    refused("scores must have shape (n,) or (n, 1), got (1, 2)", from_binary, np.zeros((1, 2)))
+
+
+class TestFlatten:
+    def test_first_and_last_agree(self):
+        rng = np.random.default_rng(0)
+        last = rng.normal(size=(2, 3, 4, 5))
+        labels = rng.integers(0, 5, (2, 3, 4))
+        labels[0, 1] = 255
+        z1, y1 = flatten(last, labels, classes="last", ignore_index=255)
+        z2, y2 = flatten(np.moveaxis(last, -1, 1), labels, classes="first", ignore_index=255)
+        assert z1.shape == (20, 5)
+        assert np.array_equal(z1, z2)
+        assert np.array_equal(y1, y2)
+        expected = [(last[i], labels[i]) for i in np.ndindex(2, 3, 4) if labels[i] != 255]
+        assert np.array_equal(z1, [z for z, _ in expected])
+        assert np.array_equal(y1, [y for _, y in expected])
+
+    def test_torch_stays_torch(self):
+        z, y = flatten(torch.zeros(2, 3, 4, dtype=torch.float16), torch.zeros(2, 3, dtype=torch.int64), classes="last")
+        assert z.dtype == torch.float16
+        assert z.shape == (6, 4)
+        assert isinstance(y, torch.Tensor)
+
+    def test_refusals(self):
+        refused(
+            'classes must be "first" (n, K, …) or "last" (n, …, K)', flatten, np.zeros((2, 3, 4)), np.zeros((2, 3), int)
+        )
+        refused(
+            "labels must have shape (2, 3) to match the logits, got (2, 4)",
+            flatten,
+            np.zeros((2, 3, 4)),
+            np.zeros((2, 4), int),
+            classes="last",
+        )
+        refused("labels must lie in 0..3, got -1..0", flatten, np.zeros((2, 4)), np.array([0, -1]))
+
+
+def test_vectors_and_matrices():
+    assert as_vector([1, 0, True], "hits").dtype == torch.float64
+    refused("hits must have shape (n,), got (1, 2)", as_vector, [[1, 2]], "hits")
+    refused("hits must have 3 entries, one a row, got 2", as_vector, [1, 2], "hits", length=3)
+    refused("hits must be finite, got inf", as_vector, [1, np.inf], "hits")
+    refused("features must have shape (3, width), got (2, 5)", as_matrix, np.zeros((2, 5)), "features", rows=3)
+
+
+def test_a_float32_softmax_of_a_vocabulary_is_taken():
+    # The sum of so many float32 numbers is off by more than 1e-6 through no fault of the user's.
+    probs = np.full((1, 100_000), 1e-5)
+    probs[0, 0] += 5e-5
+    assert from_probs(probs).shape == (1, 100_000)
+    probs[0, 0] += 1e-3
+    refused("probs must sum to 1 in each row", from_probs, probs)
+    refused("probs must sum to 1 in each row", from_probs, np.array([[0.5, 0.5 + 5e-6]]))
+
+
+def test_whole_numbers_in_lists_are_numbers():
+    assert from_binary([1, -2]).tolist() == [[0, 1], [0, -2]]
+    with pytest.warns(UserWarning, match="1 exact zeros among 2"):
+        assert from_probs([[1, 0]])[0, 0] == 0
+
+
+def test_fields_of_a_record_array_are_taken():
+    records = np.zeros(3, dtype=[("id", "i1"), ("logits", "f8", 4), ("label", "i2")])
+    records["label"] = Y
+    logits, labels = as_pair(records["logits"], records["label"])
+    assert np.array_equal(logits, Z)
+    assert np.array_equal(labels, Y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_checked_without_a_copy(dtype):
+    z = torch.full((1000, 100), 6e4, dtype=dtype)  # whose sum overflows
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        as_tensors(z, torch.zeros(1000, dtype=torch.int64))
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < z.numel()
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        z[7, 3] = bad
+        refused(
+            f"logits must be finite, got {bad} at [7, 3] and 1 such in all", as_tensors, z, torch.zeros(1000).long()
+        )

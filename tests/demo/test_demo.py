@@ -1,0 +1,296 @@
+"""The demonstration: that it happens, that what it says is what it found, and that what it writes can be used."""
+
+import contextlib
+import io
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import trueup
+from trueup import demo, metrics
+from trueup.io.artifacts import header
+
+pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+pytest.importorskip("plotly", reason="plotly is not installed")
+
+from trueup.demo import camera, story, words
+from trueup.demo.digits import CALIBRATE, LEARN, digits, loader, trained
+from trueup.demo.pictures import repairs
+from trueup.demo.section import camera_html
+from trueup.demo.story import COMPARED, FILES
+from trueup.report.drawings import draw
+
+METHODS = ("temperature", "svs", "histogram")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run printed, where it ran, and what it made on the way."""
+
+    out: str
+    place: Path
+    path: Path
+    touched: bool
+    """Whether the global random state is another than before."""
+    network: torch.nn.Module
+    shifts: list[camera.Shifted]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> Told:
+    """A run with few methods, and with no way out of the machine."""
+
+    def refused(*args, **kwargs):
+        raise AssertionError("the demo asked for a connection")
+
+    made = {"trained": [], "shifted": []}
+
+    def watched(function):
+        def called(*args, **options):
+            made[function.__name__].append(function(*args, **options))
+            return made[function.__name__][-1]
+
+        return called
+
+    out, place = io.StringIO(), tmp_path_factory.mktemp("told")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(socket, "create_connection", refused)
+        patch.setattr(socket.socket, "connect", refused)
+        patch.setattr(story, "trained", watched(trained))
+        patch.setattr(camera, "shifted", watched(camera.shifted))
+        patch.chdir(place)
+        Path("demo").mkdir()
+        state = torch.get_rng_state()
+        path = story.tell(Path("demo"), methods=METHODS)
+        touched = not torch.equal(torch.get_rng_state(), state)
+    return Told(out.getvalue(), place, path, touched, *made["trained"], made["shifted"])
+
+
+@pytest.fixture(scope="module")
+def network(told):
+    return told.network
+
+
+@pytest.fixture(scope="module")
+def found(told):
+    return told.shifts
+
+
+def test_the_parts_are_apart_and_dealt_by_the_seed():
+    one, two = digits(0), digits(1)
+    assert [len(labels) for _, labels in (one.learn, one.val, one.test)] == [LEARN, CALIBRATE, 1797 - LEARN - CALIBRATE]
+    together = torch.cat([images for images, _ in (one.learn, one.val, one.test)]).flatten(1)
+    other = torch.cat([images for images, _ in (two.learn, two.val, two.test)]).flatten(1)
+    assert torch.equal(together.sum(0), other.sum(0))  # the same digits, each once: sums of sixteenths are exact
+    assert not torch.equal(one.learn[0], two.learn[0])
+    assert float(together.min()) == 0
+    assert float(together.max()) == 1
+
+
+def test_training_is_repeatable_and_seeded():
+    learn = digits().learn
+    one, two, other = (trained(learn, epochs=2, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_network_is_good_but_too_sure(network):
+    data = digits()
+    assert metrics.accuracy(*trueup.collect(network, loader(data.learn))) == 1
+    scores = trueup.evaluate(*trueup.collect(network, loader(data.test)))
+    assert 0.9 < scores["accuracy"].value < 0.96
+    assert scores["accuracy"].high < scores["confidence"].low
+    assert "overconfident" in scores.verdict()
+
+
+def test_every_method_is_compared_but_the_four_with_a_reason():
+    assert set(trueup.METHODS) - set(COMPARED) == {"identity", "auto", "matrix", "dirichlet"}
+    assert len(set(COMPARED)) == len(COMPARED)
+    assert COMPARED[0] == "temperature"
+
+
+def test_the_camera_damages_and_clamping_repairs(found):
+    for each in found:
+        accuracy = {name: each.scores[name, "accuracy"].value for name in words.ROLES}
+        assert accuracy["raw"] < 0.7 < 0.9 < accuracy["clean"]
+        assert accuracy["raw"] == accuracy["temperature"]
+        assert accuracy["clamping"] > accuracy["raw"] + 0.2
+        assert each.scores.changes["clamping"]["nll"].high < 0
+        assert each.scores.changes["clamping"]["ece"].high < 0
+        assert each.scores["temperature", "nll"].value < each.scores["kept", "nll"].value
+
+
+def test_shifted_scores_are_those_of_the_networks(network, found):
+    data = digits()
+    for each, setting in zip(found, ("(x − ½)·0.4 + ½", "x + 0.4"), strict=True):
+        assert each.setting == setting
+        pixels = data.test[0]
+        seen = (pixels - 0.5) * 0.4 + 0.5 if each.corruption == "contrast" else (pixels + 0.4).clamp(max=1)
+        with torch.no_grad():
+            raw, clamped = network(seen), each.clamped(seen)
+        assert each.clamped.fit_record.samples == CALIBRATE
+        val = trueup.collect(network, loader(camera.changed(data.val, each.corruption, each.severity)))
+        alone = trueup.METHODS["temperature"](*val)(raw)
+        for name, logits in (("raw", raw), ("temperature", alone), ("clamping", clamped)):
+            assert each.scores[name, "nll"].value == pytest.approx(metrics.nll(logits, data.test[1]), rel=1e-5)
+
+
+def test_pictures_are_of_the_first_of_each_class(network, found):
+    images, labels = digits().test
+    record = repairs(network, (images, labels), found)
+    clean, dim, repaired, *others = record.strips
+    assert [strip.name for strip in record.strips] == ["clean", "contrast", "+ δ", "brightness", "+ δ"]
+    for k in range(10):
+        first = np.flatnonzero(labels.numpy() == k)[0]
+        assert np.array_equal(clean.images[k], images[first, 0].numpy())
+        assert clean.right[k] == (clean.label[k] == k)
+    np.testing.assert_allclose(dim.images, (clean.images - 0.5) * 0.4 + 0.5, atol=1e-6)
+    np.testing.assert_allclose(repaired.images, dim.images + repaired.delta, atol=1e-6)
+    assert record.reach == max(np.abs(repaired.delta).max(), np.abs(others[-1].delta).max())
+    with torch.no_grad():
+        p = torch.softmax(found[0].clamped(torch.tensor(dim.images)[:, None]), dim=1).max(dim=1).values
+    np.testing.assert_allclose(repaired.probability, p, atol=1e-6)
+
+
+def test_the_drawing_says_what_the_record_holds(network, found):
+    import matplotlib.pyplot as plt
+
+    record = repairs(network, digits().test, found)
+    ax = draw(record, title="Digits")
+    said = [text.get_text() for text in ax.texts]
+    assert len(ax.images) == 5 * 10 + 2
+    assert sum(text.startswith("≠") for text in said) == sum(int((~strip.right).sum()) for strip in record.strips)
+    assert f"{record.strips[0].label[0]}, {100 * record.strips[0].probability[0]:.0f} %" in said
+    assert ax.get_title(loc="left") == "Digits"
+    assert plt.get_fignums() == []
+    assert draw(record, ax) is ax
+
+
+def test_the_section_tells_the_picture_in_words(network, found):
+    record = repairs(network, digits().test, found)
+    page = camera_html(found, record, b"\x89PNG")
+    counts = [int(strip.right.sum()) for strip in record.strips]
+    assert f"clean {counts[0]}, contrast {counts[1]}, + δ {counts[2]}, brightness {counts[3]}, + δ {counts[4]}." in page
+    assert 'src="data:image/png;base64,iVBORw=="' in page
+    assert page.count("<table>") == page.count("earn its place? Yes") == 2
+    assert words.number(found[1].scores["clamping", "ece"].value) in page
+
+
+def test_verdicts_tell_what_is_clear_from_what_is_not(found):
+    each = found[0]
+    clear = words.camera_verdict(each)
+    values = (each.scores[name, "nll"].value for name in ("temperature", "clamping"))
+    assert "NLL goes from {:.4f} to {:.4f}".format(*values) in clear
+    same = replace(
+        each.scores,
+        changes={"clamping": {m: replace(i, low=-1, high=1) for m, i in each.scores.changes["clamping"].items()}},
+    )
+    assert words.camera_verdict(replace(each, scores=same)).count("does not clearly change") == 3
+
+
+def test_the_global_random_state_is_left_alone(told):
+    assert not told.touched
+
+
+def test_everything_is_written(told):
+    place = told.place
+    assert told.path == Path("demo/report.html")
+    names = {name for names in FILES for name in names.split(", ")}
+    assert {file.name for file in (place / "demo").iterdir()} == names
+    assert (place / "demo/repair.png").read_bytes().startswith(b"\x89PNG")
+    page = (place / "demo/report.html").read_text(encoding="utf-8")
+    assert "What if the camera changes?" in page
+    assert "data:image/png;base64," in page
+    assert header(place / "demo/calibrator.safetensors").classes == 10
+
+
+def test_what_is_printed_fits_a_terminal(told):
+    out = told.out
+    assert max(map(len, out.splitlines())) <= 79
+    for part in ("1. Train", "2. Repair", "3. Change", "4. Take"):
+        assert f"\n{part}" in out
+    assert "150 times over 200 handwritten digits" in out
+
+
+def test_what_is_printed_is_what_the_files_hold(told):
+    out, place = told.out, told.place
+    line = next(line for line in out.splitlines() if line.startswith("> "))
+    _, name, loss, *values = line.replace("*", "").split()
+    test = trueup.load(place / "demo/test.npz")
+    calibrated = trueup.load_calibrator(place / "demo/calibrator.safetensors")(test.logits)
+    for metric, value in zip(words.SHOWN, values, strict=True):
+        assert trueup.METRICS[metric](calibrated, test.labels) == pytest.approx(float(value), abs=6e-5)
+    assert f"Chosen without a look at the test: {name};" in out
+    held_out = trueup.cross_fit(name)(*trueup.load(place / "demo/val.npz"))
+    assert metrics.nll(held_out, trueup.load(place / "demo/val.npz").labels) == pytest.approx(float(loss), abs=6e-5)
+
+
+def test_the_three_lines_run(told, monkeypatch):
+    out, place = told.out, told.place
+    after = out.split("The calibrator in three lines of Python:\n")[1].splitlines()[:3]
+    lines = [line.removeprefix("    ") for line in after]
+    assert lines == words.usage(Path("demo"))
+    monkeypatch.chdir(place)
+    names: dict = {}
+    exec("\n".join(lines), names)
+    assert metrics.nll(names["honest"], names["labels"]) < metrics.nll(names["logits"], names["labels"])
+
+
+def test_the_table_goes_by_cross_validated_loss_with_what_has_none_last(told):
+    out = told.out
+    table = out.split("  method ")[1].split("\n\n")[0].splitlines()[1:]
+    names = [line[2:].split()[0] for line in table]
+    losses = [line[2:].split()[1] for line in table]
+    assert sorted(names) == sorted(("raw", *METHODS, "clamping"))
+    assert names[-1] == "clamping"
+    assert losses[-1] == "–"
+    assert [float(loss) for loss in losses[:-1]] == sorted(float(loss) for loss in losses[:-1])
+
+
+def test_the_choice_is_explained():
+    pair = np.array([[2.0, 0.0], [0.0, 1.0]] * 20), np.array([0, 1, 1, 1] * 10)
+    found = trueup.report.audit.audit(pair, pair, methods=["temperature"], progress=False)
+    found = replace(found, losses={"raw": (0.5, 0.1), "temperature": (0.4, 0.1)})
+    assert "temperature; its cross-validated loss is the least." in words.choice(replace(found, chosen="temperature"))
+    assert "raw; of all that are within a standard error of the best (temperature)" in words.choice(
+        replace(found, chosen="raw")
+    )
+    failed = words.compared(replace(found, failures={"svs": "too few"}), "No.")
+    assert "svs could not be fitted: too few" in failed
+
+
+def test_the_front_door_passes_on_its_arguments(monkeypatch, tmp_path, capsys):
+    calls = []
+    monkeypatch.setattr("trueup.demo.story.tell", lambda *args, **options: calls.append((args, options)))
+    demo.run(tmp_path / "new" / "folder", seed=3, quiet=True)
+    assert calls == [((tmp_path / "new" / "folder",), {"seed": 3, "quiet": True})]
+    assert (tmp_path / "new" / "folder").is_dir()
+    assert capsys.readouterr().out == ""
+    demo.run(tmp_path)
+    assert calls[1][1] == {"seed": 0, "quiet": False}
+    assert capsys.readouterr().out.startswith("Is a network's confidence honest")
+
+
+def test_quiet_is_quiet(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(camera, "SHIFTS", ())
+    story.tell(tmp_path, quiet=True, epochs=1, methods=("temperature",))
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_what_is_missing_is_told_before_anything_is_done(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "find_spec", lambda module: None)
+    with pytest.raises(ImportError, match=r"needs sklearn, matplotlib, plotly: pip install 'trueup\[sklearn,report\]'"):
+        demo.run(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path):
+    (tmp_path / "demo").write_text("")
+    with pytest.raises(ValueError, match="folder must be a folder, or not be there yet, got the file"):
+        demo.run(tmp_path / "demo")

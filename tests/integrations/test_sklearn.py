@@ -1,0 +1,233 @@
+import pickle
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import check_estimator
+
+from strategies import calibrated
+from trueup import METHODS, metrics
+from trueup.calibrators.temperature import Temperature
+from trueup.integrations.sklearn import CalibratedClassifier, LogitCalibrator
+
+NAMES = np.array(["ant", "bee", "cat", "dog"])
+
+OTHER_WIDTH = "the check's X has another number of columns than y has classes, and here a column is a class"
+EXCEPTIONS = dict.fromkeys(
+    [
+        "check_classifiers_classes",
+        "check_classifiers_train",
+        "check_dtype_object",
+        "check_estimators_dtypes",
+        "check_estimators_fit_returns_self",
+        "check_estimators_nan_inf",
+        "check_estimators_overwrite_params",
+        "check_estimators_pickle",
+        "check_n_features_in_after_fitting",
+        "check_pipeline_consistency",
+        "check_positive_only_tag_during_fit",
+        "check_readonly_memmap_input",
+    ],
+    OTHER_WIDTH,
+)
+
+
+class AnyWidth(LogitCalibrator):
+    """Takes X of any width, making a column for each class of it, so that the excepted checks reach our code too."""
+
+    def fit(self, X, y):
+        self._columns = max(2, len(np.unique(y)) if isinstance(y, (list, np.ndarray)) else 2)
+        return super().fit(X, y)
+
+    def _logits(self, X):
+        k = np.arange(self._columns)
+        return super()._logits(X @ np.cos(np.outer(np.arange(X.shape[1]), k) + k))
+
+
+def checks(estimator, **options):
+    found = check_estimator(estimator, on_fail=None, on_skip=None, **options)
+    assert len(found) > 50
+    return {
+        (result["check_name"], result["status"]): str(result["exception"])
+        for result in found
+        if result["status"] != "passed" and result["check_name"] != "check_array_api_input"  # needs SCIPY_ARRAY_API
+    }
+
+
+@pytest.mark.filterwarnings("ignore")  # the checks provoke warnings on purpose
+class TestChecks:
+    def test_logit_calibrator_but_for_the_width(self):
+        found = checks(LogitCalibrator(), expected_failed_checks=EXCEPTIONS)
+        assert set(found) == {(name, "xfail") for name in EXCEPTIONS}
+
+    def test_logit_calibrator_of_any_width(self):
+        assert checks(AnyWidth()) == {}
+
+    @pytest.mark.parametrize("estimator", [RidgeClassifier(), GaussianNB()], ids=["decision", "proba"])
+    def test_calibrated_classifier(self, estimator):
+        # One check has fewer than five rows in a class, so that five folds are refused by right.
+        assert checks(CalibratedClassifier(estimator, cv=3)) == {}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.filterwarnings("ignore")  # how a fit ends on little data is other tests' matter
+def test_every_method(method):
+    z, y = calibrated(80, 3, temperature=2.0)
+    found = LogitCalibrator(method).fit(z, NAMES[y])
+    expected = found.calibrator_(z)
+    np.testing.assert_array_equal(found.decision_function(z), expected)
+    np.testing.assert_allclose(found.predict_proba(z), softmax(expected, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.predict_log_proba(z), log_softmax(expected, axis=1), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found.predict(z), NAMES[expected.argmax(axis=1)])
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again.predict_proba(z), found.predict_proba(z))
+
+
+def test_is_the_method_itself():
+    z, y = calibrated(600, 4, temperature=2.0)
+    found = LogitCalibrator("matrix", {"penalty": 0.1}).fit(z, NAMES[y])
+    np.testing.assert_array_equal(found.decision_function(z), METHODS["matrix"](z, y, penalty=0.1)(z))
+    np.testing.assert_array_equal(clone(found).fit(z, NAMES[y]).predict_proba(z), found.predict_proba(z))
+
+
+def test_probabilities_are_read_as_such():
+    z, y = calibrated(500, 3, temperature=2.0)
+    by_logits = LogitCalibrator().fit(z, y)
+    by_probs = LogitCalibrator(input="probs").fit(softmax(z, axis=1), y)
+    np.testing.assert_allclose(by_probs.predict_proba(softmax(z, axis=1)), by_logits.predict_proba(z), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"X must lie in \[0, 1\]"):
+        LogitCalibrator(input="probs").fit(z, y)
+    with pytest.raises(ValueError, match='input must be "logits" or "probs", got \'guess\''):
+        LogitCalibrator(input="guess").fit(z, y)
+
+
+def test_one_column_is_a_binary_score():
+    z, y = calibrated(500, 2, temperature=2.0)
+    score = (z[:, 1] - z[:, 0])[:, None]
+    whole, single = LogitCalibrator().fit(z, y), LogitCalibrator().fit(score, y)
+    np.testing.assert_allclose(single.predict_proba(score), whole.predict_proba(z), rtol=1e-9)
+    assert single.decision_function(score).shape == (500,)
+    p = softmax(z, axis=1)[:, 1:]
+    np.testing.assert_allclose(
+        LogitCalibrator(input="probs").fit(p, y).predict_proba(p), whole.predict_proba(z), rtol=1e-6
+    )
+
+
+def test_classes_name_the_columns_where_labels_are_missing():
+    z, y = calibrated(400, 4)
+    z, y = z[y != 2], y[y != 2]
+    with pytest.raises(ValueError, match=r"a column for each class in y, got 4 columns .* and 3 classes"):
+        LogitCalibrator().fit(z, NAMES[y])
+    # In an order of their own.
+    own = NAMES[[3, 0, 2, 1]]
+    found = LogitCalibrator(classes=list(own)).fit(z, own[y])
+    np.testing.assert_array_equal(found.classes_, own)
+    np.testing.assert_array_equal(found.predict(z), own[z.argmax(axis=1)])
+    assert found.calibrator_.temperature == Temperature.fit(z, y).temperature
+    with pytest.raises(ValueError, match=r"y must hold the classes \['ant', .*\] only, got \['yak'\]"):
+        LogitCalibrator(classes=list(NAMES)).fit(z, np.where(y == 0, "yak", NAMES[y]))
+    with pytest.raises(ValueError, match="classes must name each of the 4 columns once"):
+        LogitCalibrator(classes=["ant", "ant", "cat", "dog"]).fit(z, NAMES[y])
+
+
+def test_parameters():
+    found = LogitCalibrator(method=Temperature.fit, options={})
+    assert set(found.get_params()) == {"method", "options", "input", "classes"}
+    z, y = calibrated(300, 3)
+    assert isinstance(found.fit(z, y).calibrator_, Temperature)
+    with pytest.raises(KeyError, match="no method is called 'nonsense'"):
+        LogitCalibrator("nonsense").fit(z, y)
+    with pytest.raises(TypeError, match="nonsense"):
+        LogitCalibrator(options={"nonsense": 1}).fit(z, y)
+    with pytest.raises(NotFittedError):
+        LogitCalibrator().predict(z)
+
+
+def overconfident(n=900, classes=3):
+    X, y = make_classification(n, 20, n_informative=6, n_classes=classes, flip_y=0.2, class_sep=1.0, random_state=0)
+    return X, NAMES[y]
+
+
+def test_works_in_a_pipeline():
+    X, y = overconfident()
+    network = LogisticRegression().fit(X[:450], y[:450])
+    pipeline = make_pipeline(FunctionTransformer(network.decision_function), LogitCalibrator()).fit(X[450:], y[450:])
+    expected = LogitCalibrator().fit(network.decision_function(X[450:]), y[450:])
+    np.testing.assert_array_equal(pipeline.predict_proba(X), expected.predict_proba(network.decision_function(X)))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classifier_is_calibrated_on_rows_it_has_not_seen(classes):
+    X, y = overconfident(classes=classes)
+    forest, folds = RandomForestClassifier(20, random_state=0), StratifiedKFold(4, shuffle=True, random_state=0)
+    found = CalibratedClassifier(forest, cv=folds).fit(X, y)
+    left_out = cross_val_predict(forest, X, y, cv=folds, method="predict_proba")
+    labels = np.searchsorted(found.classes_, y)
+    expected = Temperature.fit(np.log(np.where(left_out > 0, left_out, 1e-30)), labels)
+    assert found.calibrator_.temperature == expected.temperature
+    raw = forest.fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(
+        found.predict_proba(X), softmax(expected(np.log(np.where(raw > 0, raw, 1e-30))), axis=1), rtol=1e-12
+    )
+    assert found.n_features_in_ == 20
+
+
+def test_agrees_with_scikit_learn_on_temperature():
+    X, y = overconfident(2000)
+    train, test = slice(1000), slice(1000, None)
+    machine = SVC(gamma="scale")
+    ours = CalibratedClassifier(machine).fit(X[train], y[train]).predict_proba(X[test])
+    theirs = CalibratedClassifierCV(machine, method="temperature", ensemble=False).fit(X[train], y[train])
+    np.testing.assert_allclose(ours, theirs.predict_proba(X[test]), atol=2e-3)
+
+
+def test_improves_a_classifier():
+    X, y = overconfident(2000)
+    train, test = slice(1000), slice(1000, None)
+    found = CalibratedClassifier(GaussianNB()).fit(X[train], y[train])
+    labels = np.searchsorted(found.classes_, y[test])
+    before, after = (
+        metrics.nll(np.log(m.predict_proba(X[test]).clip(1e-30)), labels) for m in (found.estimator_, found)
+    )
+    assert after < before - 0.02
+
+
+def test_frozen_classifiers_are_not_fitted_again():
+    X, y = overconfident()
+    network = LogisticRegression().fit(X[:450], y[:450])
+    found = CalibratedClassifier(FrozenEstimator(network)).fit(X[450:], y[450:])
+    expected = Temperature.fit(network.decision_function(X[450:]), np.searchsorted(network.classes_, y[450:]))
+    assert found.calibrator_.temperature.item() == pytest.approx(expected.temperature.item(), rel=1e-9)
+
+
+def test_classifiers_are_searched_and_cross_validated():
+    X, y = overconfident(300)
+    model = CalibratedClassifier(make_pipeline(StandardScaler(), LogisticRegression()), cv=3)
+    search = GridSearchCV(model, {"estimator__logisticregression__C": [0.1, 1.0]}, cv=2).fit(X, y)
+    assert pickle.loads(pickle.dumps(search)).score(X, y) == search.score(X, y)
+    assert cross_val_score(clone(model), X, y, cv=2).shape == (2,)
+
+
+def test_what_cannot_be_calibrated_is_refused():
+    X, y = overconfident(300)
+    with pytest.raises(ValueError, match="must have decision_function or predict_proba, got LinearRegression"):
+        CalibratedClassifier(LinearRegression()).fit(X, y)
+    few = np.append(np.flatnonzero(y != "cat"), np.flatnonzero(y == "cat")[:4])
+    with pytest.raises(ValueError, match="at least 5 rows for 5 folds, got one class with 4"):
+        CalibratedClassifier(LogisticRegression()).fit(X[few], y[few])
+    X, y = overconfident(300, classes=4)
+    pairwise = SVC(decision_function_shape="ovo")
+    with pytest.raises(ValueError, match="a column for each of 4 classes, got 6; decision_function_shape='ovr'"):
+        CalibratedClassifier(pairwise).fit(X, y)

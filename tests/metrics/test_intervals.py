@@ -1,0 +1,265 @@
+import numpy as np
+import pytest
+
+from reference import equal_mass_index, top_label
+from strategies import calibrated
+from trueup import Tally, metrics
+from trueup.core.bins import Bins, equal_width
+from trueup.core.tally import TABLE
+from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.metrics.resampling import Classwise, Noisy, solve
+
+
+def true_ece(temperature, classes=5, scale=2.0, n=400_000):
+    """The binned error of the distribution itself, which a sample only estimates; and the class-wise one."""
+    z = np.random.default_rng(99).normal(size=(n, classes)) * scale
+    said, meant = (np.exp(v - v.max(axis=1, keepdims=True)) for v in (z, z / temperature))
+    said, meant = said / said.sum(axis=1, keepdims=True), meant / meant.sum(axis=1, keepdims=True)
+    best = said.argmax(axis=1)[:, None]
+    top = Bins.tallied(said.max(axis=1), np.take_along_axis(meant, best, 1)[:, 0], equal_width(15)).ece()
+    each = [Bins.tallied(said[:, k], meant[:, k], equal_width(15)).ece() for k in range(classes)]
+    return top, float(np.mean(each))
+
+
+@pytest.mark.parametrize(("temperature", "n"), [(1.0, 300), (1.0, 2000), (1.1, 2000), (1.5, 2000)])
+def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
+    ece, sce = true_ece(temperature)
+    covered = {"ece": 0, "sce": 0}
+    for seed in range(100):
+        tally = Tally.of(*calibrated(n, 5, temperature=temperature, seed=seed))
+        for name, found in intervals(tally, ("ece", "sce"), replicates=200, seed=seed).items():
+            covered[name] += found.low <= {"ece": ece, "sce": sce}[name] <= found.high
+    assert covered["ece"] >= 88  # 95 expected; 88 is three standard deviations below
+    assert covered["sce"] >= 88
+
+
+def test_intervals_of_means_are_those_of_the_bootstrap():
+    logits, labels = calibrated(400, 4, temperature=2)
+    scored = Scored.of(logits, labels)
+    found = intervals(scored.tally)
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 400, size=(4000, 400))
+    columns = {"accuracy": "correct"}
+    for name in ("accuracy", "confidence", "nll", "brier", "entropy"):
+        replicas = getattr(scored.rows, columns.get(name, name))[index].mean(axis=1)
+        low, high = np.quantile(replicas, [0.025, 0.975])
+        width = high - low
+        assert found[name].low == pytest.approx(low, abs=0.1 * width)
+        assert found[name].high == pytest.approx(high, abs=0.1 * width)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
+    logits, labels = calibrated(1500, 4, temperature=1.5)
+    c, a = top_label(logits, labels)
+    grid = Tally.of(logits, labels).grid
+    noisy = Noisy.of_grid(grid, adaptive, 4000, 0)
+    index = equal_mass_index(c, 15) if adaptive else np.ceil(c * 15).astype(int) - 1
+    rng = np.random.default_rng(1)
+    sums = np.stack(
+        [np.bincount(index[i], weights=(a - c)[i], minlength=15) for i in rng.integers(0, 1500, size=(2000, 1500))]
+    )
+    full = sums.std(axis=0) > 0.5
+    assert noisy.noise.std(axis=0)[full] == pytest.approx(sums.std(axis=0)[full], rel=0.12)
+    assert np.abs(noisy.noise.mean(axis=0)).max() < 0.5
+    assert noisy.observed("ece") == pytest.approx(grid.aece() if adaptive else metrics.ece(logits, labels))
+
+
+def test_low_end_is_zero_exactly_when_the_test_does_not_reject():
+    for seed in range(6):
+        for temperature in (1.0, 1.05, 1.5):
+            pair = calibrated(1000, 4, temperature=temperature, seed=seed)
+            p = metrics.consistency(*pair).p_value
+            low = metrics.bootstrap(*pair).low
+            if p < 0.01:
+                assert low > 0
+            if p > 0.05:
+                assert low == 0
+
+
+def test_p_values_are_uniform_under_calibration_and_small_without():
+    p = np.sort([metrics.consistency(*calibrated(500, 4, seed=s), resamples=199, seed=s).p_value for s in range(200)])
+    distance = np.abs(p - (np.arange(200) + 0.5) / 200).max()
+    assert distance < 1.63 / np.sqrt(200)  # Kolmogorov–Smirnov at 1 %
+    assert metrics.consistency(*calibrated(2000, 4, temperature=1.5)).p_value == pytest.approx(1 / 1001)
+
+
+@pytest.mark.parametrize("metric", ["ece", "mce", "rmsce", "aece"])
+def test_bands_hold_the_accuracy_of_a_calibrated_network(metric):
+    inside = total = 0
+    for seed in range(20):
+        logits, labels = calibrated(2000, 4, seed=seed)
+        found = metrics.consistency(logits, labels, metric=metric, seed=seed)
+        scored = Scored.of(logits, labels)
+        index, edges = scored.bin_of_row(adaptive=metric == "aece")
+        accuracy = Bins.indexed(index, scored.rows.confidence, scored.rows.correct, edges).accuracy
+        low, high = found.low[: len(accuracy)], found.high[: len(accuracy)]
+        full = ~np.isnan(accuracy) & ~np.isnan(low)
+        inside += ((low <= accuracy + 0.01) & (accuracy - 0.01 <= high))[full].sum()
+        total += full.sum()
+        assert found.excess == pytest.approx(found.statistic - found.expected)
+    assert inside / total > 0.9
+
+
+def test_expected_is_the_mean_of_calibrated_networks():
+    means = [metrics.ece(*calibrated(800, 4, seed=s)) for s in range(100)]
+    assert metrics.consistency(*calibrated(800, 4)).expected == pytest.approx(np.mean(means), rel=0.1)
+
+
+def test_spiegelhalter_is_standard_normal_under_calibration():
+    z = [metrics.spiegelhalter(*calibrated(500, 4, seed=s)).z for s in range(300)]
+    assert abs(np.mean(z)) < 4 / np.sqrt(300)
+    assert np.std(z) == pytest.approx(1, abs=0.15)
+    found = metrics.spiegelhalter(*calibrated(2000, 4, temperature=1.5))
+    assert found.z > 3
+    assert found.p_value < 0.01
+    assert metrics.spiegelhalter(*calibrated(2000, 4, temperature=0.7)).z < -3
+
+
+def test_spiegelhalter_by_hand():
+    logits, labels = calibrated(50, 3)
+    c, a = top_label(logits, labels)
+    expected = ((a - c) * (1 - 2 * c)).sum() / np.sqrt(((1 - 2 * c) ** 2 * c * (1 - c)).sum())
+    assert metrics.spiegelhalter(logits, labels).z == pytest.approx(expected)
+
+
+class TestPaired:
+    def test_the_true_difference_is_covered(self):
+        truth = true_ece(1.0)[0] - true_ece(1.6)[0]
+        covered = dict.fromkeys(("ece", "sce", "nll"), 0)
+        sce_truth = true_ece(1.0)[1] - true_ece(1.6)[1]
+        for seed in range(60):
+            logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
+            one = Scored.of(logits, labels)
+            two = Scored.of(logits / 1.6, labels, beside=one)
+            found = differences(one, two, ("ece", "sce", "nll"), replicates=200, seed=seed)
+            # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
+            covered["ece"] += found["ece"].low <= truth <= found["ece"].high
+            covered["sce"] += found["sce"].low <= sce_truth <= found["sce"].high
+            covered["nll"] += found["nll"].high < 0
+        assert covered["ece"] >= 50
+        assert covered["sce"] >= 48
+        assert covered["nll"] >= 55
+
+    def test_pairing_is_narrower_than_two_samples(self):
+        logits, labels = calibrated(2000, 5, temperature=1.6)
+        paired = metrics.paired_bootstrap((logits, labels), (logits / 1.2, labels))
+        alone = metrics.bootstrap(logits, labels)
+        assert paired.high - paired.low < alone.high - alone.low
+
+    def test_a_method_does_not_differ_from_itself(self):
+        pair = calibrated(500, 4)
+        for metric in TABLE:
+            found = metrics.paired_bootstrap(pair, pair, metric=metric)
+            assert found.value == found.low == found.high == pytest.approx(0, abs=1e-12), metric
+
+    def test_rows_must_be_the_same(self):
+        with pytest.raises(ValueError, match=r"the same \(rows, classes, bins\), got \(50, 3, 15\) and \(40, 3, 15\)"):
+            metrics.paired_bootstrap(calibrated(50, 3), calibrated(40, 3))
+
+    def test_classes_must_be_the_same(self):
+        logits, labels = calibrated(50, 3)
+        wider = np.pad(logits, [(0, 0), (0, 2)])
+        with pytest.raises(ValueError, match=r"got \(50, 3, 15\) and \(50, 5, 15\)"):
+            metrics.paired_bootstrap((logits, labels), (wider, labels))
+
+
+def test_seeds_decide_and_the_global_generator_is_left_alone():
+    pair = calibrated(500, 4)
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    first, same, other = (metrics.bootstrap(*pair, seed=seed) for seed in (1, 1, 2))
+    assert first == same
+    assert first != other
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+@pytest.mark.parametrize("metric", TABLE)
+@pytest.mark.parametrize("n", [0, 1, 2, 10])
+def test_tiny_sets(metric, n):
+    logits, labels = calibrated(10, 3)
+    found = metrics.bootstrap(logits[:n], labels[:n], metric=metric)
+    assert isinstance(found, Interval)
+    if n == 0:
+        assert np.isnan([found.value, found.low, found.high]).all()
+    if n == 10:
+        assert found.low <= found.high
+
+
+def test_refusals():
+    pair = calibrated(20, 3)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1, got 95"):
+        metrics.bootstrap(*pair, level=95)
+    with pytest.raises(ValueError, match="metric must be one of ece, .* got 'nll'"):
+        metrics.consistency(*pair, metric="nll")
+    with pytest.raises(ValueError, match="metric must be one of accuracy"):
+        metrics.bootstrap(*pair, metric="beauty")
+
+
+def test_no_error_at_all_still_has_an_upper_end():
+    # Everything right with certainty: no gap, no noise.
+    z = np.array([[800.0, 0.0]] * 20)
+    found = metrics.bootstrap(z, np.zeros(20, int))
+    assert (found.value, found.low, found.high) == (0, 0, 0)
+    # All bins underconfident: overconfidence is 0 as observed, but noise could have hidden some.
+    logits = np.log(np.tile([[0.6, 0.4]], (30, 1)))
+    labels = np.array([0] * 20 + [1] * 10)
+    found = metrics.bootstrap(logits, labels, metric="overconfidence")
+    assert found.value == found.low == 0
+    assert found.high > 0
+
+
+def test_class_wise_noise_matches_simulation():
+    biases = []
+    for seed in range(30):
+        tally = Tally.of(*calibrated(1000, 5, seed=seed))
+        biases.append((tally.value("sce"), Classwise.of(tally).expected(0.0)))
+    seen, expected = np.mean(biases, axis=0)  # calibrated: all that is seen is bias
+    assert expected == pytest.approx(seen, rel=0.1)
+
+
+def test_solve():
+    assert solve(lambda t: t**2, 0.25) == pytest.approx(0.5, abs=1e-6)
+    assert solve(lambda t: t + 5, 3.0) == 0
+    assert solve(lambda t: t, 3.0) == 1
+    flat = lambda t: min(max(t, 0.2), 0.6)  # noqa: E731
+    assert solve(flat, 0.6) == pytest.approx(0.6, abs=1e-6)
+    assert solve(flat, 0.2, last=True) == pytest.approx(0.2, abs=1e-6)
+
+
+def test_repeated_rows_do_not_blow_up_the_class_wise_interval():
+    rng = np.random.default_rng(3)
+    logits = np.log(np.full((2000, 3), [0.4, 0.3, 0.3]))
+    labels = rng.choice(3, size=2000, p=[0.1, 0.6, 0.3])
+    found = metrics.bootstrap(logits, labels, metric="sce")
+    assert found.low < 0.2 < found.high
+    assert found.high - found.low < 0.05
+    other = np.log(np.full((2000, 3), [0.1, 0.6, 0.3]))
+    change = metrics.paired_bootstrap((logits, labels), (other, labels), metric="sce")
+    assert change.low < -0.2 < change.high < -0.1
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, True])
+def test_resamples_must_be_a_number_of_them(number):
+    pair = calibrated(50, 3)
+    for call in (
+        lambda: metrics.bootstrap(*pair, replicates=number),
+        lambda: metrics.paired_bootstrap(pair, pair, replicates=number),
+        lambda: metrics.consistency(*pair, resamples=number),
+    ):
+        with pytest.raises(ValueError, match=f"must be a whole number of at least 1, got {number}"):
+            call()
+
+
+def test_spiegelhalter_of_rounded_halves_is_undefined():
+    others = np.random.default_rng(0).dirichlet(np.ones(5), size=50) / 2
+    logits = np.log(np.hstack([np.full((50, 1), 0.5), others]))
+    assert np.isnan(metrics.spiegelhalter(logits, np.arange(50) % 2).z)
+
+
+def test_low_ends_keep_the_order_of_the_errors():
+    found = intervals(Tally.of(*calibrated(3000, 10, temperature=2)), ("ece", "rmsce", "mce"))
+    assert 0 < found["ece"].low <= found["rmsce"].low <= found["mce"].low + 1e-12
+    crowded = metrics.bootstrap(*calibrated(300, 4), metric="mce", bins=1000)
+    assert crowded.high >= crowded.low
+    assert crowded.high > 0

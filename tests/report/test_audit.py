@@ -1,0 +1,251 @@
+"""The audit: the choice is by cross-validation alone, failures are kept, and the words fit the numbers."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from trueup import METHODS, Predictions, choose, compare, cross_fit, load
+from trueup.metrics.intervals import Interval
+from trueup.report.audit import DEFAULT, FAST, SLOW, audit, methods_for
+from trueup.report.method_titles import RAW, TITLES, title
+from trueup.report.verdict import verdict
+
+
+def drawn(n=1000, classes=4, sharper=3.0, seed=0):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, classes))
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return Predictions((sharper * z).astype(np.float32), y)
+
+
+@pytest.mark.parametrize("folds", [1, 0, 2.5, True])
+def test_folds_are_two_or_more(folds):
+    with pytest.raises(ValueError, match=f"^folds must be a whole number of at least 2, got {folds}$"):
+        audit(drawn(100), methods=["temperature"], folds=folds)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return audit(drawn(), drawn(seed=1), methods=["temperature", "svs", "histogram"], progress=False)
+
+
+def test_choice_is_that_of_choose(found):
+    fitted = choose(["identity", "temperature", "svs", "histogram"])(*drawn())
+    assert found.chosen == fitted.choice.chosen == "temperature"
+    for name, mean in fitted.choice.scores.items():
+        assert found.losses[RAW if name == "identity" else name][0] == pytest.approx(mean, abs=1e-9)
+
+
+def test_scores_are_those_of_the_calibrators_on_the_test_rows(found):
+    test = drawn(seed=1)
+    after = {name: Predictions(METHODS[name](*drawn())(test.logits), test.labels) for name in found.calibrators}
+    expected = compare({RAW: test, **after})
+    assert found.scores.methods == (RAW, "temperature", "svs", "histogram")
+    for name in expected.methods:
+        assert found.scores[name, "ece"].value == pytest.approx(expected[name, "ece"].value, abs=1e-6)
+        np.testing.assert_allclose(found.predictions[name].logits, {RAW: test, **after}[name].logits, atol=1e-5)
+    assert found.predictions["svs"].logits.dtype == np.float32
+    assert not found.cross_fitted
+    assert found.calibration_rows == 1000
+
+
+def test_the_test_rows_have_no_part_in_the_choice():
+    val = drawn()
+    # Test rows on which no temperature but 1 would do.
+    other = audit(val, drawn(seed=1, sharper=1.0), methods=["temperature"], progress=False)
+    assert other.chosen == "temperature"
+
+
+def test_one_file_is_cross_fitted():
+    pair = drawn()
+    found = audit(pair, methods=["vector"], progress=False, folds=4)
+    held_out = cross_fit("vector", folds=4)(*pair)
+    np.testing.assert_allclose(found.predictions["vector"].logits, held_out, atol=1e-6)
+    # The calibrator delivered has seen all rows.
+    np.testing.assert_allclose(
+        found.calibrators["vector"](pair.logits), METHODS["vector"](*pair)(pair.logits), atol=1e-6
+    )
+    assert found.cross_fitted
+    assert found.folds == 4
+
+
+def test_calibrated_network_is_left_alone():
+    found = audit(drawn(sharper=1.0), drawn(sharper=1.0, seed=1), methods=["temperature"], progress=False)
+    assert found.chosen == RAW
+    assert "nothing speaks against its calibration" in found.verdict()
+
+
+def test_a_failing_method_is_recorded_and_the_rest_go_on():
+    def broken(logits, labels):
+        raise RuntimeError("no\nluck")
+
+    def needy(logits, labels):
+        raise ValueError("needs 10,000 rows, got 1000")
+
+    def lost(logits, labels):
+        return lambda z: z * float("nan")
+
+    methods = {"broken": broken, "needy": needy, "lost": lost, "temperature": METHODS["temperature"]}
+    found = audit(drawn(), drawn(seed=1), methods=methods, progress=False)
+    assert dict(found.failures) == {
+        "broken": "RuntimeError: no luck",
+        "needy": "needs 10,000 rows, got 1000",
+        "lost": found.failures["lost"],
+    }
+    assert "must be finite" in found.failures["lost"]
+    assert found.scores.methods == (RAW, "temperature")
+    assert set(found.losses) == {RAW, "temperature"}
+    assert set(found.seconds) == set(methods)
+
+
+def test_nothing_that_can_be_fitted_leaves_the_network():
+    def broken(logits, labels):
+        raise ValueError("no")
+
+    found = audit(drawn(), drawn(seed=1), methods={"broken": broken}, progress=False)
+    assert found.chosen == RAW
+    assert "No method could be tried" in found.verdict()
+
+
+def test_interruption_passes_through():
+    def interrupted(logits, labels):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(drawn(), methods={"interrupted": interrupted}, progress=False)
+
+
+def test_warnings_are_kept_once_and_not_shown():
+    def noisy(logits, labels):
+        warnings.warn("stopped at its\n bound", stacklevel=2)
+        return METHODS["temperature"](logits, labels)
+
+    with warnings.catch_warnings(record=True) as outside:
+        warnings.simplefilter("always")
+        found = audit(drawn(), methods={"noisy": noisy}, progress=False)
+    assert found.warnings["noisy"] == ("stopped at its bound",)
+    assert not outside
+
+
+def test_steps_are_told_before_each_fit():
+    seen = []
+    methods = ["temperature", "histogram"]
+    audit(drawn(), methods=methods, on_step=lambda *step: seen.append(step), progress=False)
+    assert seen == [("temperature", 0, 2), ("histogram", 1, 2)]
+
+
+def test_extra_predictions_stand_in_the_table_but_are_not_chosen():
+    val, test = drawn(), drawn(seed=1)
+    perfect = Predictions(test.logits / 3, test.labels)
+    found = audit(val, test, methods=["histogram"], extra={"clamping": perfect}, progress=False)
+    assert found.scores.methods == (RAW, "histogram", "clamping")
+    assert found.chosen in (RAW, "histogram")
+    assert "clamping" not in found.losses
+    with pytest.raises(ValueError, match="extra must have names of its own, got 'histogram'"):
+        audit(val, test, methods=["histogram"], extra={"histogram": perfect}, progress=False)
+
+
+def test_torch_and_half_precision():
+    z, y = drawn(n=300)
+    expected = audit((z, y), methods=["temperature"], progress=False)
+    found = audit((torch.from_numpy(z), torch.from_numpy(y)), methods=["temperature"], progress=False)
+    assert found.losses == expected.losses
+    half = audit((torch.from_numpy(z).bfloat16(), torch.from_numpy(y)), methods=["temperature"], progress=False)
+    assert half.losses["temperature"][0] == pytest.approx(expected.losses["temperature"][0], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": "temperature"}, "methods must be several names"),
+        ({"methods": ["temprature"]}, "methods must be names of METHODS, got 'temprature'"),
+        ({"test": (np.zeros((5, 3)), np.zeros(5, int))}, "test must have the 4 classes"),
+        ({"test": (np.zeros((0, 4)), np.zeros(0, int))}, "at least 1 rows"),
+    ],
+)
+def test_what_is_wrong_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        audit(drawn(), progress=False, **options)
+
+
+def test_too_few_rows():
+    with pytest.raises(ValueError, match="at least 10 rows, got 9"):
+        audit(drawn(n=9), progress=False)
+
+
+def test_methods_by_size_and_their_names():
+    assert methods_for(5000, 100) == DEFAULT
+    assert methods_for(5000, 10) == DEFAULT + SLOW
+    assert methods_for(50_000, 1000) == methods_for(1000, 1000) == methods_for(500_000, 10) == FAST
+    assert set(FAST) <= set(DEFAULT)
+    assert {*DEFAULT, *FAST, *SLOW} <= set(METHODS)
+    assert set(METHODS) <= set(TITLES)
+    assert title("<my>") == "<my>"
+
+
+def test_identity_and_raw_are_not_fitted_twice():
+    found = audit(drawn(), methods=["identity", "raw", "temperature", "temperature"], progress=False)
+    assert found.scores.methods == (RAW, "temperature")
+
+
+def test_to_dict_is_plain_and_whole(found):
+    plain = found.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["schema"] == 1
+    assert set(plain) == {
+        "schema", "verdict", "chosen", "titles", "losses", "seconds", "failures", "warnings", "calibration_rows",
+        "cross_fitted", "folds", "bins", "seed", "scores",
+    }  # fmt: skip
+
+
+@cache
+def some_scores():
+    return compare({RAW: drawn(n=50), "temperature": drawn(n=50)})
+
+
+def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), high=-0.01):
+    """The verdict of an audit with these numbers."""
+    values = {
+        RAW: {"confidence": said, "accuracy": right, "ece": before, "nll": 0.5},
+        "temperature": {"confidence": right, "accuracy": right, "ece": after, "nll": 0.4},
+    }
+    intervals = {name: {m: Interval(v, v, v) for m, v in each.items()} for name, each in values.items()}
+    change = {"ece": Interval(after - before, -1.0, high), "nll": Interval(-0.1, -0.2, high)}
+    base = some_scores()
+    tests = dict(zip(values, (replace(base.tests[RAW], p_value=each) for each in p), strict=True))
+    scores = replace(base, values=intervals, tests=tests, changes={"temperature": change})
+    return verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
+
+
+def test_verdicts():
+    assert told(0.971, 0.922, 0.046, 0.009) == (
+        "This network says 97 % when it is right 92 % of the time. Temperature scaling repairs it: its calibration "
+        "error (ECE) falls from 0.046 to 0.009."
+    )
+    assert "repairs most of it" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
+    assert "repairs part of it" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
+    assert "does not clearly fall" in told(0.971, 0.922, 0.046, 0.045, high=0.01)
+    assert "The one method tried does not repair it" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
+    assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
+        "This network says 92.1 % and is right 91.9 % of the time: nothing speaks against its calibration. "
+        "It needs no repair."
+    )
+    assert "still takes its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
+    assert "No repair makes it clearly better" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4), high=0.1)
+    assert "of some predictions it is too sure" in told(0.921, 0.919, 0.04, 0.01)
+    assert "says 99.7 % when it is right 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
+
+
+def test_real_network(data):
+    file = data / "logits" / "cifar10_resnet32.npz"
+    found = audit(load(file, split="val"), load(file, split="test"), methods=["temperature", "svs"], progress=False)
+    assert found.chosen != RAW
+    assert found.scores[found.chosen, "ece"].value < 0.02 < found.scores[RAW, "ece"].value
