@@ -63,7 +63,7 @@ def watched(seed: int, *, rows: int, drift: int) -> Stream:
     import torch
 
     from trueup.core.bins import Bins, equal_width
-    from trueup.core.row_scores import rows as scored
+    from trueup.core.row_scores import score_rows as scored
     from trueup.monitor import Monitor
 
     torch.set_num_threads(1)
@@ -78,7 +78,9 @@ def watched(seed: int, *, rows: int, drift: int) -> Stream:
     for number, size in enumerate(WINDOWS):
         for look in range(size // STEP, rows // STEP + 1):
             part = slice(look * STEP - size, look * STEP)
-            errors[number, look - 1] = Bins.tallied(seen.confidence[part], seen.correct[part], equal_width(15)).ece()
+            errors[number, look - 1] = Bins.from_scores(
+                seen.confidence[part], seen.correct[part], equal_width(15)
+            ).ece()
     return Stream(np.array(evidence), errors)
 
 

@@ -127,11 +127,11 @@ def sharded(folder: str, executor: Executor, verb: str) -> float:
     """A verb over the files; what it found, as one number."""
     from trueup.calibrators.sharded import fit
     from trueup.io.shards import Shards
-    from trueup.metrics.sharded import evaluate
+    from trueup.metrics.sharded import evaluate_shards
 
     shards = Shards.of(folder)
     if verb == "evaluate":
-        return evaluate(shards, executor=executor, progress=False)["ece"].value
+        return evaluate_shards(shards, executor=executor, progress=False)["ece"].value
     return float(fit(verb, shards, executor=executor, progress=False).temperature)
 
 

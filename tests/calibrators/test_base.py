@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.calibrators.base import HAIR, TopLabel, spread
+from trueup.calibrators.base import TIE_MARGIN, TopLabel, set_top_confidence
 
 
 class Fixed(TopLabel):
@@ -26,28 +26,32 @@ def test_the_confidence_is_on_the_predicted_class_which_stays_on_top(seed, confi
     rng = np.random.default_rng(seed)
     classes = int(rng.integers(2, 12))
     z = torch.tensor(rng.normal(size=(6, classes)) * scale, dtype=torch.float64 if double else torch.float32)
-    log_p = spread(z, torch.full((6,), confidence, dtype=z.dtype))
+    log_p = set_top_confidence(z, torch.full((6,), confidence, dtype=z.dtype))
     p = torch.exp(log_p.double())
     best = z.argmax(dim=1)
     assert torch.equal(log_p.argmax(dim=1), best)
     assert torch.isfinite(log_p).all()
     assert p.sum(dim=1).numpy() == pytest.approx(np.ones(6), abs=1e-5)
-    expected = max(confidence, (1 + HAIR) / classes)
+    expected = max(confidence, (1 + TIE_MARGIN) / classes)
     assert p.gather(1, best[:, None])[:, 0].numpy() == pytest.approx(np.full(6, expected), abs=1e-5)
 
 
 def test_the_rest_is_shared_in_proportion_under_the_cap():
     z = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64))
-    assert torch.exp(spread(z, torch.tensor([0.8]))).numpy() == pytest.approx(np.array([[0.8, 0.12, 0.06, 0.02]]))
+    assert torch.exp(set_top_confidence(z, torch.tensor([0.8]))).numpy() == pytest.approx(
+        np.array([[0.8, 0.12, 0.06, 0.02]])
+    )
     # At .4 the second would get .36: all fit. At .3 it would get .42: it is capped at .3, and .4 is shared 3 to 1.
-    assert torch.exp(spread(z, torch.tensor([0.4]))).numpy() == pytest.approx(np.array([[0.4, 0.36, 0.18, 0.06]]))
-    capped = torch.exp(spread(z, torch.tensor([0.3]))).numpy()
+    assert torch.exp(set_top_confidence(z, torch.tensor([0.4]))).numpy() == pytest.approx(
+        np.array([[0.4, 0.36, 0.18, 0.06]])
+    )
+    capped = torch.exp(set_top_confidence(z, torch.tensor([0.3]))).numpy()
     assert capped == pytest.approx(np.array([[0.3, 0.3, 0.3, 0.1]]), abs=1e-4)
 
 
 def test_vanished_classes_can_take_what_others_may_not():
     z = torch.tensor([[0.0, -1.0, -5000.0, -5000.0]], dtype=torch.float32)
-    p = torch.exp(spread(z, torch.tensor([0.3])))
+    p = torch.exp(set_top_confidence(z, torch.tensor([0.3])))
     assert p.sum().item() == pytest.approx(1, abs=1e-5)
     assert p[0, 0].item() == pytest.approx(0.3, abs=1e-5)
 
@@ -58,7 +62,7 @@ def test_the_raw_confidence_stays_available_and_rows_raised_are_counted():
     assert low.confidence(z) == pytest.approx(np.full(7, 0.1))
     assert low.raised(z) == 7
     assert Fixed(0.5).raised(z) == 0
-    assert np.exp(low(z)).max(axis=1) == pytest.approx(np.full(7, (1 + HAIR) / 4))
+    assert np.exp(low(z)).max(axis=1) == pytest.approx(np.full(7, (1 + TIE_MARGIN) / 4))
 
 
 def test_a_calibrator_shows_its_parameters():

@@ -11,7 +11,7 @@ import pytest
 import trueup
 from trueup.calibrators.sharded import fit
 from trueup.io.shards import Shards
-from trueup.metrics.sharded import evaluate, gathered
+from trueup.metrics.sharded import evaluate_shards, map_shards
 
 distributed = pytest.importorskip("distributed", reason="dask distributed is not installed")
 
@@ -57,7 +57,10 @@ def client(tmp_path_factory):
 
 def test_two_workers_give_what_one_process_gives(client, shards):
     executor = client.get_executor()
-    assert evaluate(shards, executor=executor, progress=False).to_dict() == evaluate(shards, progress=False).to_dict()
+    assert (
+        evaluate_shards(shards, executor=executor, progress=False).to_dict()
+        == evaluate_shards(shards, progress=False).to_dict()
+    )
     ours = fit("temperature", shards, executor=executor, progress=False)
     assert ours.temperature == fit("temperature", shards, progress=False).temperature
 
@@ -75,7 +78,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing(client, shards):
 
     killer = Thread(target=kill)
     killer.start()
-    total, rows, bad = gathered(slow_count, shards, executor=client.get_executor(), progress=False)
+    total, rows, bad = map_shards(slow_count, shards, executor=client.get_executor(), progress=False)
     killer.join()
     assert (int(total[0]), rows, bad) == (3600, 3600, ())
     assert len(list(seen.iterdir())) >= 2

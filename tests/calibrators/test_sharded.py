@@ -12,7 +12,7 @@ from trueup.calibrators import sharded_data as data
 from trueup.calibrators.sharded import FITS, fit
 from trueup.io import shards as source
 from trueup.io.shards import Shards
-from trueup.metrics.sharded import BadShard, evaluate
+from trueup.metrics.sharded import BadShard, evaluate_shards
 
 CLASSES = 4
 
@@ -46,7 +46,7 @@ def test_the_table_is_that_of_all_rows(tmp_path, suffix):
     shards = Shards.of(written(tmp_path / "b", z, y, suffix=suffix), rows=100)
     assert len(shards) == 5
     z = z.astype(np.float64) if suffix == "csv" else z  # which keeps values, but not types
-    ours, theirs = evaluate(shards, progress=False), trueup.evaluate(z, y)
+    ours, theirs = evaluate_shards(shards, progress=False), trueup.evaluate(z, y)
     assert (ours.rows, ours.classes) == (theirs.rows, theirs.classes)
     for metric in theirs.metrics:
         if metric != "aece":
@@ -98,9 +98,9 @@ def test_any_executor_gives_the_same(folder, kind):
     shards = Shards.of(folder)
     executor = ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2, get_context("spawn"))
     with executor:
-        table = evaluate(shards, executor=executor, progress=False)
+        table = evaluate_shards(shards, executor=executor, progress=False)
         scaled = fit("temperature", shards, executor=executor, progress=False)
-    assert table.to_dict() == evaluate(shards, progress=False).to_dict()
+    assert table.to_dict() == evaluate_shards(shards, progress=False).to_dict()
     assert scaled.temperature == fit("temperature", shards, progress=False).temperature
 
 
@@ -125,7 +125,7 @@ def test_what_fsspec_opens_is_read(whole):
     for where in ("memory://watched", "memory://watched/*.npy"):
         shards = Shards.of(where)
         assert len(shards) == 3
-        assert evaluate(shards, progress=False)["ece"].value == pytest.approx(metrics.ece(*whole), abs=1e-7)
+        assert evaluate_shards(shards, progress=False)["ece"].value == pytest.approx(metrics.ece(*whole), abs=1e-7)
 
 
 def test_a_corrupt_shard_is_named_or_counted(tmp_path, whole):
@@ -133,13 +133,13 @@ def test_a_corrupt_shard_is_named_or_counted(tmp_path, whole):
     bad = folder / "part2.npz"
     bad.write_bytes(bad.read_bytes()[:-5000])
     shards = Shards.of(folder)
-    for call in (lambda **o: evaluate(shards, **o), lambda **o: fit("temperature", shards, **o)):
+    for call in (lambda **o: evaluate_shards(shards, **o), lambda **o: fit("temperature", shards, **o)):
         with pytest.raises(BadShard, match=r"part2\.npz"):
             call(progress=False)
         with pytest.warns(UserWarning, match=r"1 bad shards were left out: .*part2\.npz"):
             call(skip_bad=True, progress=False)
     with pytest.warns(UserWarning, match="1 bad shards"):
-        assert evaluate(shards, skip_bad=True, progress=False).rows == 4800
+        assert evaluate_shards(shards, skip_bad=True, progress=False).rows == 4800
 
 
 def test_nan_in_a_shard_is_named(tmp_path, whole):
@@ -148,15 +148,17 @@ def test_nan_in_a_shard_is_named(tmp_path, whole):
     z[3, 1] = np.nan
     np.savez(folder / "part3.npz", logits=z, labels=whole[1][:10])
     with pytest.raises(BadShard, match=r"part3\.npz: .*finite|part3\.npz: .*NaN"):
-        evaluate(Shards.of(folder), progress=False)
+        evaluate_shards(Shards.of(folder), progress=False)
 
 
 def test_an_empty_shard_adds_nothing(tmp_path, whole):
     folder = written(tmp_path / "e", *whole)
     trueup.save(folder / "none.npz", (np.zeros((0, CLASSES)), np.zeros(0, int)))
-    assert evaluate(Shards.of(folder), progress=False)["nll"].value == pytest.approx(metrics.nll(*whole), abs=1e-9)
+    assert evaluate_shards(Shards.of(folder), progress=False)["nll"].value == pytest.approx(
+        metrics.nll(*whole), abs=1e-9
+    )
     with pytest.raises(BadShard, match="no rows in 1 shards"):
-        evaluate(Shards.of(folder / "none.npz"), progress=False)
+        evaluate_shards(Shards.of(folder / "none.npz"), progress=False)
 
 
 def test_shards_of_different_classes_are_refused_by_name(tmp_path, whole):
@@ -164,12 +166,12 @@ def test_shards_of_different_classes_are_refused_by_name(tmp_path, whole):
     trueup.save(folder / "part9.npz", drawn(50, classes=3))
     for skip in (False, True):
         with pytest.raises(BadShard, match=r"part0\.npz has 4, .*part9\.npz 3"):
-            evaluate(Shards.of(folder), skip_bad=skip, progress=False)
+            evaluate_shards(Shards.of(folder), skip_bad=skip, progress=False)
 
 
 def test_metrics_that_need_all_rows_are_refused(folder):
     with pytest.raises(ValueError, match=r"metrics must be among accuracy.*got 'smooth_ece'"):
-        evaluate(Shards.of(folder), metrics=("smooth_ece",), progress=False)
+        evaluate_shards(Shards.of(folder), metrics=("smooth_ece",), progress=False)
 
 
 def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
@@ -178,11 +180,11 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     from functools import partial
 
     from trueup.calibrators.sharded_data import Sample
-    from trueup.metrics.sharded import gathered
+    from trueup.metrics.sharded import map_shards
 
     shards = Shards.of(written(tmp_path / "g", z, y, parts=10), rows=100)
     joined = partial(Sample.joined, most=500)
-    sample, rows, _ = gathered(partial(Sample.of, most=64), shards, combine=joined, progress=False)
+    sample, rows, _ = map_shards(partial(Sample.of, most=64), shards, combine=joined, progress=False)
     assert rows == 5000
     assert 250 <= len(sample.labels) <= 1000
     held = np.bincount((sample.logits[:, 0] // 500).astype(int), minlength=10)

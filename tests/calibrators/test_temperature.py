@@ -11,7 +11,7 @@ from trueup.calibrators.temperature_search import inverse_temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import FitError, newton
-from trueup.core.row_scores import rows
+from trueup.core.row_scores import score_rows
 
 
 def best_nll(logits, labels):
@@ -159,7 +159,7 @@ def test_focal_loss_is_at_its_minimum():
     z, y = torch.tensor(logits), torch.tensor(labels)
 
     def focal(t, gamma):
-        p = rows(z / t, y).label_prob
+        p = score_rows(z / t, y).label_prob
         return np.mean(-((1 - p) ** gamma) * np.log(p))
 
     for gamma in (0.0, 1.0, 3.0):

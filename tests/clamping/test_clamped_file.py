@@ -10,7 +10,7 @@ from torch import nn
 
 from trueup.clamping import clamp
 from trueup.clamping.clamped_file import load_clamped, save_clamped
-from trueup.io.artifacts import header, load_calibrator
+from trueup.io.artifacts import load_calibrator, read_header
 from trueup.models.calibrated import Calibrated
 
 
@@ -64,7 +64,7 @@ def test_files_that_hold_something_else(tmp_path):
     wish = (
         r"net.safetensors: this file holds no calibrator but a clamped network, which load_clamped\(model, path\) reads"
     )
-    for read in (load_calibrator, header):
+    for read in (load_calibrator, read_header):
         with pytest.raises(ValueError, match=wish):
             read(path)
     with pytest.raises(FileNotFoundError):

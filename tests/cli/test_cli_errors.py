@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import trueup
 from trueup.cli import app
-from trueup.cli.errors import told
+from trueup.cli.errors import describe_error
 
 
 def line_of(result):
@@ -318,9 +318,15 @@ def test_the_callers_warnings_are_as_before(folder, command):
 
 
 def test_what_is_told_of_failures():
-    assert told(FileNotFoundError(2, "No such file or directory", "x.npz")) == (2, "x.npz: No such file or directory")
-    assert told(OSError(28, "No space left on device", "x.npz")) == (1, "x.npz: No space left on device")
+    assert describe_error(FileNotFoundError(2, "No such file or directory", "x.npz")) == (
+        2,
+        "x.npz: No such file or directory",
+    )
+    assert describe_error(OSError(28, "No space left on device", "x.npz")) == (1, "x.npz: No space left on device")
     missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
-    assert told(missing) == (2, "plotly.graph_objects is not installed: pip install 'trueup[report]'")
-    assert told(ModuleNotFoundError("No module named 'other'", name="other")) == (2, "No module named 'other'")
-    assert told(ZeroDivisionError("division by zero"))[0] == 1
+    assert describe_error(missing) == (2, "plotly.graph_objects is not installed: pip install 'trueup[report]'")
+    assert describe_error(ModuleNotFoundError("No module named 'other'", name="other")) == (
+        2,
+        "No module named 'other'",
+    )
+    assert describe_error(ZeroDivisionError("division by zero"))[0] == 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.io.artifacts import header
+from trueup.io.artifacts import read_header
 
 
 def test_fit_saves_what_the_library_fits(folder, command):
@@ -12,7 +12,7 @@ def test_fit_saves_what_the_library_fits(folder, command):
     wanted = trueup.METHODS["temperature"](*trueup.load("val.npz"))
     assert out == f"{wanted!r}\n\nWritten: cal.safetensors\n"
     assert trueup.load_calibrator("cal.safetensors").config() == wanted.config()
-    told = header("cal.safetensors")
+    told = read_header("cal.safetensors")
     assert told.classes == 3
     assert told.summary == {"method": "temperature", "fitted to": "val.npz", "rows": 300}
 

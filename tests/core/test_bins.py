@@ -8,7 +8,7 @@ from reference import binned_errors, equal_mass_index, equal_width_index, top_la
 from reference import sce as slow_sce
 from strategies import pairs
 from trueup import from_probs
-from trueup.core.bins import ERRORS, Bins, chunks, equal_mass, equal_width, folded_mean, locate
+from trueup.core.bins import BINNED_ERRORS, Bins, bin_index, equal_mass, equal_mass_slices, equal_width, folded_mean
 
 scores = st.lists(
     st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1 / 15, 0.2, 0.6, 14 / 15, 1.0])), min_size=1, max_size=60
@@ -20,7 +20,7 @@ scores = st.lists(
 def test_every_edge_and_its_neighbours_fall_where_the_rule_says(bins, closed):
     edges = equal_width(bins)
     near = np.unique(np.clip(np.concatenate([edges, np.nextafter(edges, 0), np.nextafter(edges, 1)]), 0, 1))
-    assert locate(near, edges, closed=closed).tolist() == [equal_width_index(c, bins, closed) for c in near]
+    assert bin_index(near, edges, closed=closed).tolist() == [equal_width_index(c, bins, closed) for c in near]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -43,7 +43,7 @@ def test_probabilities_on_an_edge_stay_there_on_their_way_through_logits(dtype, 
 def test_equal_mass_is_chunks_that_keep_equal_values_together(values, bins):
     c = np.array(values)
     edges = equal_mass(c, bins)
-    index = locate(c, edges)
+    index = bin_index(c, edges)
     slow = equal_mass_index(c, bins)
     # The same partition, whatever the bins are called.
     assert (
@@ -58,21 +58,21 @@ def test_equal_mass_special_cases():
     assert equal_mass(np.array([]), 5).tolist() == [0, 1]
     assert len(equal_mass(np.array([0.1, 0.5, 0.9]), 15)) == 4
     distinct = np.random.default_rng(0).random(1001)
-    sizes = np.bincount(locate(distinct, equal_mass(distinct, 15)))
+    sizes = np.bincount(bin_index(distinct, equal_mass(distinct, 15)))
     assert sizes.max() - sizes.min() <= 1
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_chunks_are_numpys_array_split(n, bins):
     expected = [len(part) for part in np.array_split(np.arange(n), min(bins, n))] if n else []
-    assert [stop - start for start, stop in chunks(n, bins)] == expected
+    assert [stop - start for start, stop in equal_mass_slices(n, bins)] == expected
 
 
 @given(pairs(), st.sampled_from([1, 5, 15]), st.sampled_from(["right", "left"]))
 def test_errors_equal_the_slow_loop(pair, bins, closed):
     tally = Bins.of(*pair, bins=bins, closed=closed)
     slow = top_label_errors(*pair, bins=bins, closed=closed)
-    assert {name: tally.error(name) for name in ERRORS} == pytest.approx(slow, abs=1e-12)
+    assert {name: tally.error(name) for name in BINNED_ERRORS} == pytest.approx(slow, abs=1e-12)
 
 
 @given(pairs(max_rows=15), st.sampled_from([1, 5, 15]))
@@ -120,7 +120,7 @@ def test_scores_given_directly(values, random):
     index = np.array([equal_width_index(c, 15) for c in values])
     slow = binned_errors(index, np.array(values), np.array(hits))
     tally = Bins.of_scores(values, hits)
-    assert {name: tally.error(name) for name in ERRORS} == pytest.approx(slow, abs=1e-12)
+    assert {name: tally.error(name) for name in BINNED_ERRORS} == pytest.approx(slow, abs=1e-12)
 
 
 def test_a_case_by_hand():
@@ -139,7 +139,7 @@ def test_a_case_by_hand():
 
 def test_nothing_gives_nan():
     tally = Bins.of(np.zeros((0, 3)), np.zeros(0, int))
-    assert all(np.isnan(tally.error(name)) for name in ERRORS)
+    assert all(np.isnan(tally.error(name)) for name in BINNED_ERRORS)
 
 
 @pytest.mark.parametrize("bins", [0, -1, 2.5])

@@ -14,7 +14,7 @@ from torch import nn
 from processes import found_by_two
 from trueup.calibrators.temperature import Temperature
 from trueup.core import distributed
-from trueup.core.distributed import everyone, gathered, reduced, together
+from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
 from trueup.models.calibrated import collect, on_model
 
 SHARES = (slice(0, 53), slice(53, 90))  # of 90 samples: three batches for one rank and two for the other
@@ -55,18 +55,18 @@ def work(rank):
     broken = [(torch.zeros(2, 6), [0, 1 + 6 * rank])]
     wrapped = nn.parallel.DistributedDataParallel(network())
     found = {
-        "place": (distributed.rank(), distributed.ranks()),
-        "everyone": everyone(("rank", rank)),
-        "uneven": gathered(rows[:2] if rank == 0 else rows[2:]),
-        "strided": gathered(rows.T + 100 * rank),
-        "integers": gathered(torch.arange(3 + rank)),
-        "one without rows": gathered(torch.empty(0, 0) if rank == 0 else rows.half()),
-        "none with rows": gathered(torch.empty(0, 5)),
-        "widths": outcome(lambda: gathered(torch.ones(1, 2 + rank))),
-        "types": outcome(lambda: gathered(torch.ones(2, dtype=(torch.float32, torch.float64)[rank]))),
-        "sum": reduced(tensor),
-        "column sum": reduced(tensor.T),
-        "count": reduced(torch.tensor(10 + rank)),
+        "place": (distributed.rank(), distributed.world_size()),
+        "everyone": all_gather_object(("rank", rank)),
+        "uneven": all_gather_rows(rows[:2] if rank == 0 else rows[2:]),
+        "strided": all_gather_rows(rows.T + 100 * rank),
+        "integers": all_gather_rows(torch.arange(3 + rank)),
+        "one without rows": all_gather_rows(torch.empty(0, 0) if rank == 0 else rows.half()),
+        "none with rows": all_gather_rows(torch.empty(0, 5)),
+        "widths": outcome(lambda: all_gather_rows(torch.ones(1, 2 + rank))),
+        "types": outcome(lambda: all_gather_rows(torch.ones(2, dtype=(torch.float32, torch.float64)[rank]))),
+        "sum": all_reduce_sum(tensor),
+        "column sum": all_reduce_sum(tensor.T),
+        "count": all_reduce_sum(torch.tensor(10 + rank)),
         "summand": tensor,
         "collected": tuple(collect(model, loader(SHARES[rank]))),
         "collected by one": tuple(collect(model, loader() if rank == 1 else [])),
@@ -78,7 +78,7 @@ def work(rank):
         and torch.equal(state, torch.get_rng_state())
         and all(module.training for module in model.modules()),
     }
-    with together():
+    with raise_on_all_ranks():
         found["together"] = "nothing"
     return found
 
@@ -158,13 +158,13 @@ def test_no_data_at_all(found):
 
 def test_alone_nothing_happens():
     tensor = torch.arange(3)
-    assert gathered(tensor) is tensor
-    assert reduced(tensor) is tensor
-    assert everyone("me") == ["me"]
-    assert (distributed.rank(), distributed.ranks()) == (0, 1)
-    with together():
+    assert all_gather_rows(tensor) is tensor
+    assert all_reduce_sum(tensor) is tensor
+    assert all_gather_object("me") == ["me"]
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    with raise_on_all_ranks():
         pass
-    with pytest.raises(KeyError, match="mine"), together():
+    with pytest.raises(KeyError, match="mine"), raise_on_all_ranks():
         raise KeyError("mine")
 
 

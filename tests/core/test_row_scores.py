@@ -9,7 +9,14 @@ from strategies import pairs
 from trueup.core import native as room
 from trueup.core import row_scores as scoring
 from trueup.core.bins import equal_width
-from trueup.core.row_scores import Cells, confidences, hashed_groups, log_normaliser, rows, rows_and_classes
+from trueup.core.row_scores import (
+    ClassCells,
+    confidences,
+    hashed_groups,
+    log_sum_exp,
+    score_rows,
+    score_rows_and_classes,
+)
 
 PASSES = [pytest.param(True, id="native"), pytest.param(False, id="torch")]
 
@@ -36,7 +43,7 @@ def test_scores_equal_the_slow_loop(use, native, seed):
     def check(pair):
         logits, labels = pair
         p = softmax(logits)
-        found = rows(torch.tensor(logits), torch.tensor(labels))
+        found = score_rows(torch.tensor(logits), torch.tensor(labels))
         label = np.arange(len(p)), labels
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.where(p > 0, p * np.log(p), 0).sum(axis=1)
@@ -56,7 +63,7 @@ def test_scores_equal_the_slow_loop(use, native, seed):
     else:  # wide rows, where vectors have tails of every length
         rng = np.random.default_rng(seed)
         logits, labels = rng.normal(size=(5, 60 + seed)) * 4, rng.integers(0, 60, 5)
-        found = rows(torch.tensor(logits), torch.tensor(labels))
+        found = score_rows(torch.tensor(logits), torch.tensor(labels))
         assert np.allclose(found.confidence, softmax(logits).max(axis=1), rtol=1e-14)
         assert np.allclose(found.label_prob, softmax(logits)[np.arange(5), labels], rtol=1e-13)
 
@@ -65,7 +72,7 @@ def test_scores_equal_the_slow_loop(use, native, seed):
 def test_extreme_logits(use, native):
     use(native)
     z = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4 + 1.0, 1e4, 1e4]], dtype=torch.float64)
-    found = rows(z, torch.tensor([1, 0, 0]))
+    found = score_rows(z, torch.tensor([1, 0, 0]))
     assert np.allclose(found.nll, [2e4, np.log(3), np.log(1 + 2 * np.exp(-1))])
     assert np.allclose(found.confidence, [1, 1 / 3, 1 / (1 + 2 * np.exp(-1))])
     assert found.entropy[0] == pytest.approx(0, abs=1e-300)
@@ -80,7 +87,7 @@ def test_class_tallies_equal_the_slow_loop(native, pair, groups, bins):
     room.compiled = compiled if native else None
     try:
         cuts = equal_width(bins)[1:-1]
-        found, tally = rows_and_classes(torch.tensor(logits), torch.tensor(labels), Cells(cuts, groups))
+        found, tally = score_rows_and_classes(torch.tensor(logits), torch.tensor(labels), ClassCells(cuts, groups))
     finally:
         room.compiled = compiled
     p = softmax(logits)
@@ -106,10 +113,10 @@ def test_both_passes_agree_on_many_rows_and_threads(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(3000, 401, generator=generator) * 3  # beyond the size from which threads share the work
     y = torch.randint(0, 401, (3000,), generator=generator)
-    cells = Cells(equal_width(15)[1:-1], 7)
-    native = rows_and_classes(z.double(), y, cells)
+    cells = ClassCells(equal_width(15)[1:-1], 7)
+    native = score_rows_and_classes(z.double(), y, cells)
     monkeypatch.setattr(room, "compiled", None)
-    torch_pass = rows_and_classes(z.double(), y, cells)
+    torch_pass = score_rows_and_classes(z.double(), y, cells)
     for ours, theirs in zip((*native[0], *native[1]), (*torch_pass[0], *torch_pass[1]), strict=True):
         assert np.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -120,8 +127,10 @@ def test_half_precision_equals_float32(use, native, dtype):
     use(native)
     z = (torch.randn(500, 30, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     y = torch.arange(500) % 30
-    cells = Cells(equal_width(15)[1:-1], 3)
-    for ours, theirs in zip(rows_and_classes(z, y, cells), rows_and_classes(z.float(), y, cells), strict=True):
+    cells = ClassCells(equal_width(15)[1:-1], 3)
+    for ours, theirs in zip(
+        score_rows_and_classes(z, y, cells), score_rows_and_classes(z.float(), y, cells), strict=True
+    ):
         for a, b in zip(ours, theirs, strict=True):
             assert np.array_equal(a, b)
 
@@ -131,10 +140,10 @@ def test_strides_do_not_matter(use, native):
     use(native)
     z = torch.randn(50, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     y = torch.arange(50) % 9
-    plain = rows(z, y)
+    plain = score_rows(z, y)
     for odd in (z.T.contiguous().T, torch.stack([z, z], dim=2)[..., 0]):
         assert not odd.is_contiguous()
-        assert all(np.allclose(a, b, rtol=1e-13) for a, b in zip(rows(odd, y), plain, strict=True))
+        assert all(np.allclose(a, b, rtol=1e-13) for a, b in zip(score_rows(odd, y), plain, strict=True))
 
 
 def test_ties_go_to_the_lowest_class():
@@ -151,20 +160,20 @@ def test_groups_follow_content_not_order():
     sizes = np.bincount(group, minlength=32)
     assert sizes.min() > 10
     assert sizes.max() < 60
-    dealt = rows_and_classes(z, y, Cells(equal_width(5)[1:-1], 32))[0].group
+    dealt = score_rows_and_classes(z, y, ClassCells(equal_width(5)[1:-1], 32))[0].group
     assert np.array_equal(dealt, group)
 
 
 def test_log_normaliser():
     z = torch.randn(20, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 10
-    assert np.allclose(log_normaliser(z), torch.logsumexp(z, dim=1).numpy(), rtol=1e-14)
+    assert np.allclose(log_sum_exp(z), torch.logsumexp(z, dim=1).numpy(), rtol=1e-14)
 
 
 @pytest.mark.parametrize("native", PASSES)
 def test_no_rows(use, native):
     use(native)
-    scored, tally = rows_and_classes(
-        torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), Cells(equal_width(4)[1:-1], 2)
+    scored, tally = score_rows_and_classes(
+        torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), ClassCells(equal_width(4)[1:-1], 2)
     )
     assert len(scored.nll) == 0
     assert tally.counts.shape == (3, 4)
@@ -178,8 +187,8 @@ def test_class_wise_sums_are_made_once_a_thread_not_once_a_chunk(monkeypatch):
     monkeypatch.setattr(room, "CHUNK", 64)
     z = torch.randn(100, 32, generator=torch.Generator().manual_seed(6)).half()
     y = torch.arange(100) % 32
-    cells = Cells(equal_width(15)[1:-1])
-    copied = rows_and_classes(z, y, cells)
+    cells = ClassCells(equal_width(15)[1:-1])
+    copied = score_rows_and_classes(z, y, cells)
     assert len(made) == 2  # the whole and the only thread's
-    for ours, whole in zip(copied, rows_and_classes(z.float(), y, cells), strict=True):
+    for ours, whole in zip(copied, score_rows_and_classes(z.float(), y, cells), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(ours, whole, strict=True))

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from strategies import calibrated, pairs
 from trueup import Tally, metrics
-from trueup.core.tally import TABLE, Grid, Mean
+from trueup.core.tally import TABLE_METRICS, Grid, Mean
 
-EXACT = [name for name in TABLE if name != "aece"]
+EXACT = [name for name in TABLE_METRICS if name != "aece"]
 FUNCTIONS = {name: metrics.METRICS[name] for name in EXACT if name != "confidence"}
 
 
@@ -41,7 +41,7 @@ def test_parts_add_up_to_the_whole_in_any_order(pair, draw):
     whole = Tally.of(logits, labels)
     for total in ((a + b) + c, a + (b + c), c + a + b):
         assert total.n == whole.n
-        for name in TABLE:
+        for name in TABLE_METRICS:
             assert total.value(name) == pytest.approx(whole.value(name), abs=1e-12)
         assert np.allclose(total.gap, whole.gap, atol=1e-12)
         assert np.array_equal(total.rows_of_group, whole.rows_of_group)
@@ -58,9 +58,9 @@ def test_tallies_of_other_shapes_do_not_add():
 def test_nothing_is_neutral():
     pair = calibrated(100, 4)
     nothing = Tally.of(np.zeros((0, 4)), np.zeros(0, int))
-    assert all(np.isnan(nothing.value(name)) for name in TABLE)
+    assert all(np.isnan(nothing.value(name)) for name in TABLE_METRICS)
     total = Tally.of(*pair) + nothing
-    assert [total.value(name) for name in TABLE] == [Tally.of(*pair).value(name) for name in TABLE]
+    assert [total.value(name) for name in TABLE_METRICS] == [Tally.of(*pair).value(name) for name in TABLE_METRICS]
 
 
 def test_an_unknown_metric_is_named():

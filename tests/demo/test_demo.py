@@ -12,7 +12,7 @@ import torch
 
 import trueup
 from trueup import demo, metrics
-from trueup.io.artifacts import header
+from trueup.io.artifacts import read_header
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -206,7 +206,7 @@ def test_everything_is_written(told):
     page = (place / "demo/report.html").read_text(encoding="utf-8")
     assert "What if the camera changes?" in page
     assert "data:image/png;base64," in page
-    assert header(place / "demo/calibrator.safetensors").classes == 10
+    assert read_header(place / "demo/calibrator.safetensors").classes == 10
 
 
 def test_what_is_printed_fits_a_terminal(told):

@@ -80,9 +80,9 @@ def _numbers(found):
 
 
 def read_calibrator(path):
-    from trueup.io.artifacts import header, load_calibrator
+    from trueup.io.artifacts import load_calibrator, read_header
 
-    nonsense(path, lambda: header(path))
+    nonsense(path, lambda: read_header(path))
     found = nonsense(path, lambda: load_calibrator(path))
     if found is not None:
         hold(not any(np.isnan(each).any() for each in _numbers(found)), "a calibrator with NaN in it")
@@ -148,14 +148,14 @@ def read_store(path):
 def read_shards(path):
     """The bad shard is named, or left out and counted; the good ones lose no row."""
     from trueup.io.shards import Shards
-    from trueup.metrics.sharded import evaluate
+    from trueup.metrics.sharded import evaluate_shards
 
     shards = Shards.of(path.parent)
     options = {"replicates": 2, "metrics": ["ece"], "progress": False}
-    found = nonsense(path, lambda: evaluate(shards, **options))
+    found = nonsense(path, lambda: evaluate_shards(shards, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        rest = evaluate(shards, **options, skip_bad=True) if found is None or found.classes == 3 else found
+        rest = evaluate_shards(shards, **options, skip_bad=True) if found is None or found.classes == 3 else found
     heard = any(f"1 bad shards were left out: {path}" in str(warning.message) for warning in caught)
     hold(found is not None or (heard and rest.rows == 48), f"{rest.rows} rows of the good shards, told: {heard}")
     return found is not None

@@ -13,7 +13,7 @@ import trueup
 from trueup.calibrators.regression.file import load_recalibrator, save_recalibrator
 from trueup.calibrators.regression.variance import VarianceScaling
 from trueup.calibrators.temperature import Temperature
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.io.predictions import load_logits, save_logits
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
@@ -128,7 +128,7 @@ SAVES = {
 
 def torch_checkpoint(path, version):
     """What training keeps, in the way it keeps it."""
-    with replacing(path) as (draft,):
+    with atomic_write(path) as (draft,):
         torch.save({"version": version, "weights": torch.zeros(3000)}, draft)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strategies import calibrated, pairs
 from trueup import Tally, from_probs, metrics
-from trueup.core.tally import TABLE
+from trueup.core.tally import TABLE_METRICS
 
 torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed: trueup[torchmetrics]")
 
@@ -48,8 +48,8 @@ def test_the_table_is_the_tally_of_all_rows(pair, sizes):
     for part in batches(z, y, sizes):
         metric.update(*map(torch.from_numpy, part))
     whole, found = Tally.of(z, y, bins=10), metric.compute()
-    assert tuple(found) == TABLE
-    for name in TABLE:
+    assert tuple(found) == TABLE_METRICS
+    for name in TABLE_METRICS:
         assert found[name].item() == pytest.approx(whole.value(name), rel=1e-9, abs=1e-12)
     assert metric.tally.n == len(y)
 
@@ -157,7 +157,7 @@ def test_two_processes_give_the_numbers_of_all_rows(tmp_path):
     assert first == second
     z, y = calibrated(301, 4, temperature=2.0)
     whole = Tally.of(z, y)
-    assert first == pytest.approx({name: whole.value(name) for name in TABLE} | {"alone": metrics.ece(z, y)})
+    assert first == pytest.approx({name: whole.value(name) for name in TABLE_METRICS} | {"alone": metrics.ece(z, y)})
 
 
 def test_without_torchmetrics_the_extra_is_named(monkeypatch):

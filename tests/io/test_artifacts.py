@@ -18,7 +18,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.core.optimize import Certificate
 from trueup.io import artifacts as artifact
-from trueup.io.artifacts import header, load_calibrator, save_calibrator
+from trueup.io.artifacts import load_calibrator, read_header, save_calibrator
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_every_method_comes_back_bit_for_bit(method, file):
     assert equal(before, found)
     np.testing.assert_array_equal(found(z), before(z))
     assert equal(dict(before.state_dict()), dict(found.state_dict()))
-    about = header(file)
+    about = read_header(file)
     assert (about.method, about.classes) == (type(before).__name__, CLASSES)
     assert about.versions == {"trueup": trueup.__version__, "torch": str(torch.__version__)}
 
@@ -91,7 +91,7 @@ def test_plain_data_comes_back_as_it_was(tmp_path_factory, anything):
         file = tmp_path_factory.mktemp("plain") / "x.safetensors"
         save_calibrator(Nest(anything), file, summary={"same": anything})
         assert equal(load_calibrator(file).anything, anything)
-        assert equal(header(file).summary, {"same": anything})
+        assert equal(read_header(file).summary, {"same": anything})
 
 
 def test_chains_come_back_whole(nest, file):
@@ -241,7 +241,7 @@ def test_very_deep_headers_are_refused(file):
     deep = '{"list": [' * 20_000 + "1" + "]}" * 20_000
     write(file, json.dumps(content()).replace('"summary": null', f'"summary": {deep}'))
     with pytest.raises(ValueError, match="net.safetensors: .*recursion"):
-        header(file)
+        read_header(file)
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(-1.0), torch.tensor(math.nan)])

@@ -487,7 +487,7 @@ def test_npy_with_bytes_left_over(tmp_path):
 def test_truncated_at_every_length(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     save(path, pair(n=6, classes=3))
-    for file in formats.files(path):
+    for file in formats.file_list(path):
         whole = file.read_bytes()
         for length in [*range(0, len(whole), 1 + len(whole) // 80), len(whole) - 1]:
             file.write_bytes(whole[:length])
@@ -704,7 +704,7 @@ def test_file_and_folder_reach_the_disk_in_order(tmp_path, monkeypatch, suffix):
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to see which file is synchronised")
     save(tmp_path / f"a{suffix}", pair())
-    count = len(formats.files(tmp_path / f"a{suffix}"))
+    count = len(formats.file_list(tmp_path / f"a{suffix}"))
     assert events == [".tmp"] * count + ["replace"] * count + [""]
 
 

@@ -5,7 +5,7 @@ from reference import equal_mass_index, top_label
 from strategies import calibrated
 from trueup import Tally, metrics
 from trueup.core.bins import Bins, equal_width
-from trueup.core.tally import TABLE
+from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.metrics.resampling import Classwise, Noisy, solve
 
@@ -16,8 +16,8 @@ def true_ece(temperature, classes=5, scale=2.0, n=400_000):
     said, meant = (np.exp(v - v.max(axis=1, keepdims=True)) for v in (z, z / temperature))
     said, meant = said / said.sum(axis=1, keepdims=True), meant / meant.sum(axis=1, keepdims=True)
     best = said.argmax(axis=1)[:, None]
-    top = Bins.tallied(said.max(axis=1), np.take_along_axis(meant, best, 1)[:, 0], equal_width(15)).ece()
-    each = [Bins.tallied(said[:, k], meant[:, k], equal_width(15)).ece() for k in range(classes)]
+    top = Bins.from_scores(said.max(axis=1), np.take_along_axis(meant, best, 1)[:, 0], equal_width(15)).ece()
+    each = [Bins.from_scores(said[:, k], meant[:, k], equal_width(15)).ece() for k in range(classes)]
     return top, float(np.mean(each))
 
 
@@ -92,7 +92,7 @@ def test_bands_hold_the_accuracy_of_a_calibrated_network(metric):
         found = metrics.consistency(logits, labels, metric=metric, seed=seed)
         scored = Scored.of(logits, labels)
         index, edges = scored.bin_of_row(adaptive=metric == "aece")
-        accuracy = Bins.indexed(index, scored.rows.confidence, scored.rows.correct, edges).accuracy
+        accuracy = Bins.from_indices(index, scored.rows.confidence, scored.rows.correct, edges).accuracy
         low, high = found.low[: len(accuracy)], found.high[: len(accuracy)]
         full = ~np.isnan(accuracy) & ~np.isnan(low)
         inside += ((low <= accuracy + 0.01) & (accuracy - 0.01 <= high))[full].sum()
@@ -149,7 +149,7 @@ class TestPaired:
 
     def test_a_method_does_not_differ_from_itself(self):
         pair = calibrated(500, 4)
-        for metric in TABLE:
+        for metric in TABLE_METRICS:
             found = metrics.paired_bootstrap(pair, pair, metric=metric)
             assert found.value == found.low == found.high == pytest.approx(0, abs=1e-12), metric
 
@@ -174,7 +174,7 @@ def test_seeds_decide_and_the_global_generator_is_left_alone():
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
 
 
-@pytest.mark.parametrize("metric", TABLE)
+@pytest.mark.parametrize("metric", TABLE_METRICS)
 @pytest.mark.parametrize("n", [0, 1, 2, 10])
 def test_tiny_sets(metric, n):
     logits, labels = calibrated(10, 3)

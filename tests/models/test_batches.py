@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from trueup.models.batches import LABELS, Batch, batches, changed_at, logits_of, tensors_in, with_logits
+from trueup.models.batches import LABELS, Batch, batches, logits_of, replace_at, tensors_in, with_logits
 
 X, Y = torch.arange(6.0).reshape(3, 2), torch.tensor([1, 0, 2])
 Z, NEW = torch.ones(3, 4), torch.zeros(3, 4)
@@ -281,8 +281,8 @@ def test_tensors_are_found_in_the_order_of_the_arguments():
 def test_one_tensor_is_changed_and_the_rest_is_shared():
     inputs = ((X, [X, {"a": X}]), {"b": Named(X, Y)})
     for keys, tensor in tensors_in(inputs):
-        changed = changed_at(inputs, keys, lambda x: x + 10)
+        changed = replace_at(inputs, keys, lambda x: x + 10)
         for place, found in tensors_in(changed):
             assert torch.equal(found, tensor + 10) if place == keys else any(found is t for t in (X, Y))
     assert torch.equal(X, torch.arange(6.0).reshape(3, 2))
-    assert isinstance(changed_at(inputs, (1, "b", 0), lambda x: x + 1)[1]["b"], Named)
+    assert isinstance(replace_at(inputs, (1, "b", 0), lambda x: x + 1)[1]["b"], Named)

@@ -19,7 +19,7 @@ from trueup.calibrators.linear import Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.core import progress
 from trueup.integrations.onnx import TOLERANCE, exportable
-from trueup.models.calibrated import Calibrated, collect, device_of, embedding_of, on_model, place_of
+from trueup.models.calibrated import Calibrated, collect, device_of, embedding_of, input_position, on_model
 
 CLASSES, WIDTH, N = 4, 6, 50
 X = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -412,7 +412,7 @@ def test_inputs_without_numbers():
     with pytest.raises(ValueError, match=r"must hold numbers for `before` to act on, got str, mask=Tensor"):
         Calibrated(Many(), before=Plus(1.0))("text", mask=BOOL)
     with pytest.raises(ValueError, match="got nothing"):
-        place_of(Many(), (), {})
+        input_position(Many(), (), {})
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(N, 5), torch.ones(N, 5, dtype=torch.int64)])

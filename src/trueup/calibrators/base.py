@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, computable, like
-from trueup.core.module import Parametrised
+from trueup.core.arrays import as_logits, match_kind, upcast_half
+from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 
-HAIR = 1e-5
+TIE_MARGIN = 1e-5
 """By how much of itself the predicted class's probability stays above the others where it would not by itself."""
 
 
 _TRACE = 1e-12
 
 
-class Calibrator(Parametrised):
+class Calibrator(ParametricModule):
     """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
 
     NumPy in, NumPy out; torch in, torch out; dtype out = dtype in. Half precision is computed in float32.
@@ -42,13 +42,13 @@ class Calibrator(Parametrised):
         """Map logits (n, classes), of any kind of array."""
         if isinstance(logits, Tensor):
             return super().__call__(logits, **extra)
-        return like(super().__call__(as_logits(logits), **extra), logits)
+        return match_kind(super().__call__(as_logits(logits), **extra), logits)
 
     def forward(self, logits: Tensor, **extra: Any) -> Tensor:
         """Map a tensor of logits (n, classes)."""
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
-        return self.map(computable(logits), **extra).to(logits.dtype)
+        return self.map(upcast_half(logits), **extra).to(logits.dtype)
 
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:
@@ -68,13 +68,13 @@ class TopLabel(Calibrator):
     def confidence(self, logits: Any) -> Any:
         """The calibrated confidence itself, (n,), as the method gives it."""
         z = as_logits(logits)
-        top = torch.softmax(computable(z).double(), dim=1).amax(dim=1)
-        return like(self.calibrated(top).to(computable(z).dtype), logits)
+        top = torch.softmax(upcast_half(z).double(), dim=1).amax(dim=1)
+        return match_kind(self.calibrated(top).to(upcast_half(z).dtype), logits)
 
     def raised(self, logits: Any) -> int:
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
         confidence = torch.as_tensor(self.confidence(logits))
-        return int((confidence < (1 + HAIR) / as_logits(logits).shape[1]).sum())
+        return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())
 
     @abstractmethod
     def calibrated(self, confidence: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ class TopLabel(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its calibrated confidence and share the rest."""
         z = logits.double()  # in single precision a steep curve and 1 − c would lose half of the digits
-        return spread(z, self.calibrated(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
+        return set_top_confidence(z, self.calibrated(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
 
 
-def spread(logits: Tensor, confidence: Tensor) -> Tensor:
+def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     """Log-probabilities with this confidence on the predicted class, which stays the predicted one.
 
     The rest is shared in proportion to the other probabilities, none of them above the confidence: what exceeds it goes
@@ -94,9 +94,9 @@ def spread(logits: Tensor, confidence: Tensor) -> Tensor:
     """
     classes = logits.shape[1]
     best = logits.argmax(dim=1, keepdim=True)
-    least = (1 + HAIR) / classes
+    least = (1 + TIE_MARGIN) / classes
     top = confidence.to(logits.dtype).clamp(min=least, max=1.0)[:, None]
-    cap = top - top * (HAIR / 2)  # a factor this near to one would be optimised away in ONNX
+    cap = top - top * (TIE_MARGIN / 2)  # a factor this near to one would be optimised away in ONNX
     others = logits.scatter(1, best, -math.inf)
     share = torch.softmax(others, dim=1)
     tiny = torch.finfo(logits.dtype).tiny

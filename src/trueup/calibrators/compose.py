@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import log_probs_and_rests
-from trueup.core.arrays import as_logits, as_tensors, computable
+from trueup.core.arrays import as_logits, as_tensors, upcast_half
 from trueup.core.optimize import FitError
-from trueup.core.row_scores import hashed_groups, rows
+from trueup.core.row_scores import hashed_groups, score_rows
 from trueup.registry import METHODS
 
 Fit = Callable[..., Calibrator]
@@ -116,7 +116,7 @@ def one_vs_rest(fit: Fit | str) -> Fit:
 
     def fitted(logits: Any, labels: Any) -> OneVsRest:
         z, y = as_tensors(logits, labels, at_least=1)
-        odds = _log_odds(computable(z))
+        odds = _log_odds(upcast_half(z))
         return OneVsRest([method(_binary(odds[:, k]), (y == k).long()) for k in range(z.shape[1])])
 
     return fitted
@@ -252,8 +252,8 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     True
     """
     z, y = as_tensors(logits, labels, at_least=5)
-    before = getattr(rows(z, y), score).mean()
-    after = getattr(rows(as_logits(cross_fit(method)(z, y)), y), score).mean()
+    before = getattr(score_rows(z, y), score).mean()
+    after = getattr(score_rows(as_logits(cross_fit(method)(z, y)), y), score).mean()
     return Refinement(float(before), float(before - after), float(after))
 
 
@@ -272,5 +272,5 @@ def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.n
     found = np.empty(len(z))
     for train, test in _folds(z, y, folds):
         calibrated = method(z[train], y[train])(z[test])
-        found[test.cpu().numpy()] = getattr(rows(calibrated, y[test]), score)
+        found[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
     return found

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
@@ -101,7 +101,7 @@ def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
     for part in torch.split(z, max(1, _CHUNK // z.shape[1])):
-        u = centred(computable(part).double())
+        u = centred(upcast_half(part).double())
         p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
         weights.append((p * (1 - p)).flatten())
@@ -123,7 +123,7 @@ def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tens
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         step = max(1, _CHUNK // (z.shape[1] * len(knots)))
         for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-            yield torch.stack(list(_integrals(centred(computable(part).double()), knots)), dim=2), labels
+            yield torch.stack(list(_integrals(centred(upcast_half(part).double()), knots)), dim=2), labels
 
     cache = list(pieces()) if size <= _CACHE else None
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
 from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, Bins, cuts, equal_mass, equal_width, rounding
-from trueup.core.row_scores import confidences_and_hits, top_tally
+from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
+from trueup.core.row_scores import confidences_and_hits, top_label_tally
 
 Empty = Literal["midpoint", "zero", "mean"]
 
@@ -65,11 +65,11 @@ class Histogram(TopLabel):
         if edges == "mass":
             confidence, hits = confidences_and_hits(z, y, quick=True)
             places = equal_mass(confidence, bins)
-            tally = Bins.tallied(confidence, hits, places)
+            tally = Bins.from_scores(confidence, hits, places)
             count, hits = tally.count, tally.hits
         else:
             places = slack_edges(bins, z)
-            count, _, hits = top_tally(z, y, places[1:-1].copy())
+            count, _, hits = top_label_tally(z, y, places[1:-1].copy())
         return cls.counted(count, hits, places, empty)
 
     @classmethod
@@ -134,7 +134,7 @@ class HistogramOvR(Calibrator):
 
 def slack_edges(bins: int, z: Tensor) -> np.ndarray:
     """Edges of equal width, each moved by the rounding of the logits, so that what lies on one stays below it."""
-    return np.concatenate([[0.0], cuts(equal_width(bins), rounding=rounding(z)), [1.0]])
+    return np.concatenate([[0.0], cut_points(equal_width(bins), rounding=rounding_error(z)), [1.0]])
 
 
 def _frequency(count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty) -> np.ndarray:

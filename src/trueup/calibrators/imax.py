@@ -10,10 +10,10 @@ import torch
 from scipy.special import expit, xlogy
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel, spread
+from trueup.calibrators.base import Calibrator, TopLabel, set_top_confidence
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, one_vs_rest, step
 from trueup.calibrators.platt import log_probs_and_rests
-from trueup.core.arrays import as_logits, as_tensors, computable, like
+from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_width
 from trueup.core.row_scores import confidences
 
@@ -53,8 +53,8 @@ class IMax(TopLabel):
 
     def confidence(self, logits: Any) -> Any:
         """The calibrated confidence itself, (n,)."""
-        z = computable(as_logits(logits))
-        return like(self._of_odds(_top_odds(z)).to(z.dtype), logits)
+        z = upcast_half(as_logits(logits))
+        return match_kind(self._of_odds(_top_odds(z)).to(z.dtype), logits)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """Map confidences to the accuracies of their bins."""
@@ -62,7 +62,7 @@ class IMax(TopLabel):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its bin's accuracy and share the rest; log-odds come from the logits themselves."""
-        return spread(logits, self._of_odds(_top_odds(logits)).clamp(self.margin, 1 - self.margin))
+        return set_top_confidence(logits, self._of_odds(_top_odds(logits)).clamp(self.margin, 1 - self.margin))
 
     def _of_odds(self, odds: Tensor) -> Tensor:
         return step(odds, self.cuts, self.values, right=True)
@@ -71,7 +71,7 @@ class IMax(TopLabel):
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
         """Alternate from representatives drawn at random, then count hits in the bins."""
         z, y = as_tensors(logits, labels, at_least=1)
-        odds = _top_odds(computable(z)).cpu().numpy()
+        odds = _top_odds(upcast_half(z)).cpu().numpy()
         hit = confidences(z)[1] == y.cpu().numpy()
         return cls(*_binned(odds, odds[hit], bins, seed), 1 / (len(z) + 2))
 
@@ -113,7 +113,7 @@ class IMaxShared(Calibrator):
         """Alternate from representatives drawn at random, then count labels in the bins."""
         z, y = as_tensors(logits, labels, at_least=1)
         size = max(1, _BLOCK // z.shape[1])
-        parts = [_odds(computable(z[start : start + size]).double()) for start in range(0, len(z), size)]
+        parts = [_odds(upcast_half(z[start : start + size]).double()) for start in range(0, len(z), size)]
         all_odds = torch.cat(parts)
         odds, positive = (x.cpu().numpy() for x in (all_odds.ravel(), all_odds.gather(1, y[:, None])[:, 0]))
         cuts, values = _binned(odds, positive, bins, seed)

@@ -22,7 +22,7 @@ from trueup.calibrators.per_class import (
     table,
 )
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import confidences_and_hits
@@ -114,7 +114,7 @@ class IsotonicOvR(Calibrator):
         """Fit a temperature first, then the curves to what it gives."""
         z, y = as_tensors(logits, labels, at_least=1)
         scaler = Temperature.fit(z, y)
-        return cls._fitted(scaler(computable(z)), y, float(scaler.temperature), scaler.certificate)
+        return cls._fitted(scaler(upcast_half(z)), y, float(scaler.temperature), scaler.certificate)
 
     @classmethod
     def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:

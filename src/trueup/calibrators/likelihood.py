@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import vector_sums
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
-from trueup.core.row_scores import log_normaliser
+from trueup.core.row_scores import log_sum_exp
 
 _CHUNK = 1 << 19
 _SMALL_PROBLEM = 1 << 23
@@ -169,7 +169,7 @@ class Problem:
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
-        return log_normaliser(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
+        return log_sum_exp(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
 
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, from some rows."""
@@ -224,7 +224,7 @@ class Problem:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
         classes, shift = self.z.shape[1], self._shift
         step = max(1, _CHUNK // classes)
-        kind = torch.float32 if quick else torch.float64 if self._small else computable(self.z[:0]).dtype
+        kind = torch.float32 if quick else torch.float64 if self._small else upcast_half(self.z[:0]).dtype
 
         def chunk(i: int) -> tuple[Tensor, Tensor]:
             part = self.z[i : i + step]

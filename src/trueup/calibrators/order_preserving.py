@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.diagonal import centred
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
 
 _LEAST = 1e-3
@@ -76,7 +76,7 @@ class OrderInvariant(Calibrator):
         """Train the network by Adam on the likelihood, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         temperature = Temperature.fit(z, y).temperature
-        ordered, place = computable(z).double().sort(dim=1, descending=True)
+        ordered, place = upcast_half(z).double().sort(dim=1, descending=True)
         rank = (place == y[:, None]).int().argmax(dim=1)
         settings = {"temperature": float(temperature), "hidden": hidden, "batch": batch}
         layers = _train(ordered, rank, epochs=epochs, seed=seed, **settings)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, spread
+from trueup.calibrators.base import Calibrator, set_top_confidence
 from trueup.core.onnx_ops import count_below
 from trueup.core.row_scores import confidences
 
@@ -27,7 +27,7 @@ def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.
     The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
     """
     confidence = torch.softmax(logits.double(), dim=1).amax(dim=1)
-    return spread(logits, curve(confidence).clamp(margin, 1 - margin))
+    return set_top_confidence(logits, curve(confidence).clamp(margin, 1 - margin))
 
 
 def one_vs_rest(

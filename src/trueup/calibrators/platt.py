@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
 from trueup.core.optimize import Certificate, FitError
 
@@ -92,10 +92,10 @@ def normalised(odds: Tensor) -> Tensor:
 
 def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of classes, with their columns of ln p and ln(1 − p) in double."""
-    rows = [_row_sums(computable(part).double()) for part in torch.split(z, max(1, _BLOCK // z.shape[1]))]
+    rows = [_row_sums(upcast_half(part).double()) for part in torch.split(z, max(1, _BLOCK // z.shape[1]))]
     sums = [torch.cat(column) for column in zip(*rows, strict=True)]
     for classes in torch.split(torch.arange(z.shape[1], device=z.device), max(1, _BLOCK // len(z))):
-        yield classes, *_columns(computable(z[:, classes]).double(), classes, *sums)
+        yield classes, *_columns(upcast_half(z[:, classes]).double(), classes, *sums)
 
 
 def drawn_in(y: Tensor, classes: Tensor) -> Tensor:

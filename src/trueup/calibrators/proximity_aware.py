@@ -9,10 +9,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, spread
+from trueup.calibrators.base import Calibrator, set_top_confidence
 from trueup.calibrators.diagonal import centred
-from trueup.core.arrays import as_logits, as_matrix, as_tensors, computable, like
-from trueup.core.bins import BINS, equal_mass, equal_width, rounding
+from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
+from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
 _BLOCK = 1 << 22
@@ -56,12 +56,12 @@ class ProximityInformed(Calibrator):
 
     def confidence(self, logits: Any, *, features: Any = None) -> Any:
         """The calibrated confidence itself, (n,), as the method gives it."""
-        z = computable(as_logits(logits))
-        return like(self._confidence(z, features).to(z.dtype), logits)
+        z = upcast_half(as_logits(logits))
+        return match_kind(self._confidence(z, features).to(z.dtype), logits)
 
     def map(self, logits: Tensor, *, features: Any = None) -> Tensor:
         """Give the predicted class its calibrated confidence and share the rest."""
-        return spread(logits.double(), self._confidence(logits, features)).to(logits.dtype)
+        return set_top_confidence(logits.double(), self._confidence(logits, features)).to(logits.dtype)
 
     def _confidence(self, logits: Tensor, features: Any) -> Tensor:
         if self.of_logits != (features is None):
@@ -79,7 +79,7 @@ class ProximityInformed(Calibrator):
             raise ValueError(f"features must have shape {wanted}, as in the fit, got {tuple(x.shape)}")
         near = closeness(x.to(logits.device), self.features, neighbours=self.neighbours, rule=self.rule)
         top = torch.softmax(logits.double(), dim=1).amax(dim=1)
-        return self.calibrated(top, near, rounding(logits))
+        return self.calibrated(top, near, rounding_error(logits))
 
 
 class DensityRatio(ProximityInformed):
@@ -220,7 +220,7 @@ class BinMeanShift(ProximityInformed):
         x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
         proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
-        row, column = _cell(top, near, edges, proximity_edges, rounding(as_logits(logits)))
+        row, column = _cell(top, near, edges, proximity_edges, rounding_error(as_logits(logits)))
         shape = len(proximity_edges) - 1, len(edges) - 1
         cell = row * shape[1] + column
         count = torch.bincount(cell, minlength=shape[0] * shape[1]).double()
@@ -234,7 +234,7 @@ def _scored(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, confidence, proximity to the other rows, and whether the prediction was right."""
     z, y = as_tensors(logits, labels, at_least=neighbours + 1)
-    z = computable(z).double()
+    z = upcast_half(z).double()
     x = centred(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
     check_neighbours(neighbours, len(z) - 1)
     near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)

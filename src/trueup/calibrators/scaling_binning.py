@@ -11,7 +11,7 @@ from torch import Tensor
 from trueup.calibrators.base import TopLabel
 from trueup.calibrators.per_class import keep_curve, on_top, step
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_logits, as_tensors, computable, like
+from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import Bins, equal_mass
 from trueup.core.row_scores import confidences
 
@@ -46,8 +46,8 @@ class ScalingBinning(TopLabel):
 
     def confidence(self, logits: Any) -> Any:
         """The calibrated confidence itself, (n,)."""
-        z = computable(as_logits(logits))
-        return like(super().confidence(z / self.temperature.to(z.dtype)), logits)
+        z = upcast_half(as_logits(logits))
+        return match_kind(super().confidence(z / self.temperature.to(z.dtype)), logits)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """Map scaled confidences to the means of their bins."""
@@ -69,10 +69,10 @@ class ScalingBinning(TopLabel):
             order = torch.from_numpy(np.random.default_rng(seed).permutation(len(z))).to(z.device)
             parts = list(order.tensor_split(3))
         scaler = Temperature.fit(z[parts[0]], y[parts[0]])
-        scaled, _ = confidences(scaler(computable(z)))
+        scaled, _ = confidences(scaler(upcast_half(z)))
         edges = equal_mass(scaled[_numpy(parts[1])], bins)
         last = scaled[_numpy(parts[2])]
-        tally = Bins.tallied(last, np.zeros_like(last), edges)
+        tally = Bins.from_scores(last, np.zeros_like(last), edges)
         mean = tally.confidence / np.maximum(tally.count, 1.0)
         found = cls(scaler.temperature, edges, np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2))
         found.certificate = scaler.certificate

@@ -16,8 +16,8 @@ from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.sharded_data import Data
 from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import few_of, inverse_temperature, scale_of, searched
-from trueup.core.arrays import as_tensors, viewed
+from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
+from trueup.core.arrays import as_tensors, trusted_tensors
 from trueup.core.bins import BINS, Bins
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
@@ -101,7 +101,7 @@ def _inverse_temperature(data: Data) -> tuple[float, Certificate, float]:
         return value, slope, curvature
 
     quick = None if z.dtype == torch.float64 else partial(loss, quick=True)
-    return *searched(loss, quick, few_of(z, y, scale), scale), scale
+    return *search_beta(loss, quick, subsample_estimate(z, y, scale), scale), scale
 
 
 def _spread(part: Predictions) -> float:
@@ -109,7 +109,7 @@ def _spread(part: Predictions) -> float:
 
 
 def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndarray:
-    return np.array(temperature_sums(*viewed(*part), beta, quick=quick))
+    return np.array(temperature_sums(*trusted_tensors(*part), beta, quick=quick))
 
 
 def _vector(data: Data) -> Linear:
@@ -163,7 +163,7 @@ def _linear(
 
 
 def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
-    return Problem(*viewed(*part), **options).likelihood()(x)
+    return Problem(*trusted_tensors(*part), **options).likelihood()(x)
 
 
 def _histogram(data: Data) -> Histogram:

@@ -12,7 +12,7 @@ import numpy as np
 
 from trueup.io.predictions import Predictions
 from trueup.io.shards import NUMBERS, Shards
-from trueup.metrics.sharded import BadShard, NoRows, gathered
+from trueup.metrics.sharded import BadShard, NoRows, map_shards
 
 SAMPLE = 20_000
 """Rows, about, from all shards, by which a search is begun."""
@@ -112,7 +112,7 @@ class Data:
         return found
 
     def _gathered(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
-        return gathered(
+        return map_shards(
             task,
             shards,
             executor=self._executor,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
 from trueup.calibrators.per_class import checked_margin, interpolate, keep_curve, on_top
-from trueup.core.arrays import as_logits, as_tensors, as_vector, computable, like
+from trueup.core.arrays import as_logits, as_tensors, as_vector, match_kind, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import confidences_and_hits
 from trueup.metrics.smooth import check_place, ranked
@@ -74,7 +74,9 @@ class SplineMap:
 
     def __call__(self, scores: Any) -> Any:
         """Map scores (n,)."""
-        return like(torch.from_numpy(np.interp(as_vector(scores, "scores").numpy(), self.knots, self.values)), scores)
+        return match_kind(
+            torch.from_numpy(np.interp(as_vector(scores, "scores").numpy(), self.knots, self.values)), scores
+        )
 
 
 def spline_rank(logits: Any, labels: Any, *, rank: int = 1, monotone: bool = False) -> SplineMap:
@@ -123,7 +125,7 @@ def rank_score(logits: Any, *, rank: int = 1) -> Any:
     >>> rank_score(np.log([[0.5, 0.2, 0.3]]), rank=2).round(4)
     array([0.3])
     """
-    return like(_largest(logits, rank, "rank")[:, -1], logits)
+    return match_kind(_largest(logits, rank, "rank")[:, -1], logits)
 
 
 def within_score(logits: Any, *, top: int = 2) -> Any:
@@ -132,13 +134,13 @@ def within_score(logits: Any, *, top: int = 2) -> Any:
     >>> within_score(np.log([[0.5, 0.2, 0.3]]), top=2).round(4)
     array([0.8])
     """
-    return like(_largest(logits, top, "top").sum(dim=1), logits)
+    return match_kind(_largest(logits, top, "top").sum(dim=1), logits)
 
 
 def _largest(logits: Any, count: int, name: str) -> Tensor:
     z = as_logits(logits)
     check_place(count, name, z)
-    return torch.softmax(computable(z).double(), dim=1).topk(count, dim=1).values
+    return torch.softmax(upcast_half(z).double(), dim=1).topk(count, dim=1).values
 
 
 def _recalibration(scores: np.ndarray, hits: np.ndarray, monotone: bool) -> SplineMap:

@@ -19,7 +19,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
 )
 from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, Bins, equal_width, rounding
+from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import confidences, confidences_and_hits
 
@@ -131,14 +131,14 @@ def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np
     accuracy, walk outwards until that gap alone exceeds the least ECE found.
     """
     correct = confidences_and_hits(z, y)[1]
-    accuracy, edges, unit = correct.mean(), equal_width(bins), rounding(z)
+    accuracy, edges, unit = correct.mean(), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
 
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        errors[order[place]] = Bins.tallied(confidence, correct, edges, rounding=unit).ece()
+        errors[order[place]] = Bins.from_scores(confidence, correct, edges, rounding=unit).ece()
         return float(confidence.mean() - accuracy)
 
     low, high = 0, len(order) - 1

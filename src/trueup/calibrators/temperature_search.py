@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, halley, newton
 
@@ -34,10 +34,12 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
-    return searched(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+    return search_beta(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
 
 
-def searched(loss: Loss, quick: Loss | None, few: Few | None, scale: float) -> tuple[float, Certificate]:
+def search_beta(
+    loss: Loss, quick: Loss | None, few: SubsampleEstimate | None, scale: float
+) -> tuple[float, Certificate]:
     """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one.
 
     Where some rows say nothing it may be at a bound.
@@ -62,7 +64,7 @@ def searched(loss: Loss, quick: Loss | None, few: Few | None, scale: float) -> t
     return beta, replace(certificate, passes=certificate.passes + passes)
 
 
-def _nearer(loss: Loss, few: Few, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def _nearer(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
     noted, seen = _noted(loss)
     _, slope, curvature = noted(few.near)
@@ -94,7 +96,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     return inverse_temperature(z, y)[0] if few is None else few.near
 
 
-class Few(NamedTuple):
+class SubsampleEstimate(NamedTuple):
     """What some rows say."""
 
     near: float
@@ -103,7 +105,7 @@ class Few(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> Few | None:
+def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
@@ -114,10 +116,10 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> Few | None:
         rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
     else:
         rows = z[some].contiguous()
-    return few_of(rows, y[some].contiguous(), scale)
+    return subsample_estimate(rows, y[some].contiguous(), scale)
 
 
-def few_of(z: Tensor, y: Tensor, scale: float) -> Few | None:
+def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
     low, high = 1 / (FAR * scale), FAR / scale
     if _bound(_mean_loss(z, y), low, high) is not None:
@@ -127,7 +129,9 @@ def few_of(z: Tensor, y: Tensor, scale: float) -> Few | None:
     if found.status != "converged":
         return None
     (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
-    return Few(near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0)
+    return SubsampleEstimate(
+        near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0
+    )
 
 
 def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
@@ -240,7 +244,7 @@ def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
 
 def scale_of(z: Tensor) -> float:
     """The median standard deviation of a row's logits, of some hundred rows."""
-    few = computable(z[:: max(1, len(z) // 256)]).double().cpu().numpy()
+    few = upcast_half(z[:: max(1, len(z) // 256)]).double().cpu().numpy()
     return float(np.median(few.std(axis=1)))
 
 
@@ -248,5 +252,5 @@ def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
     step = max(1, _CHUNK // z.shape[1])
     for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        double = computable(part).double()
+        double = upcast_half(part).double()
         yield double - double.amax(dim=1, keepdim=True), labels[:, None]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.core.distributed import everyone, reduced, together
+from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks
 from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30
@@ -56,7 +56,7 @@ class Inputs:
     @classmethod
     def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> Inputs:
         """Read a loader once; what it holds is kept if that is less than `limit` bytes."""
-        with together():
+        with raise_on_all_ranks():
             kept: list[Batch] | None = []
             labels, held, size = [], 0, 1
             shared: set[Place] = set()
@@ -76,7 +76,9 @@ class Inputs:
                     f"kept; got an iterator, {type(loader).__name__}"
                 )
         y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
-        common = frozenset[Place]().union(*everyone(shared))  # one rank's batches may tell what another's do not
+        common = frozenset[Place]().union(
+            *all_gather_object(shared)
+        )  # one rank's batches may tell what another's do not
         if kept is None:
             return cls(loader, y, device, kept=False, shared=common)
         return cls(_merged(kept, common), y, device, kept=True, shared=common, size=size)
@@ -89,7 +91,7 @@ class Inputs:
     @property
     def total(self) -> int:
         """Samples of all ranks."""
-        return int(reduced(torch.tensor(self.n)))
+        return int(all_reduce_sum(torch.tensor(self.n)))
 
     def __iter__(self) -> Iterator[Batch]:
         return self._slices() if self._kept else self._again()

@@ -23,9 +23,9 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Affine, Shift
 from trueup.core.version import __version__
-from trueup.io.artifacts import packed, unpacked
-from trueup.io.atomic import blaming, existing, replacing
-from trueup.io.headers import KEY, SCHEMA, content_of, safetensors_file
+from trueup.io.artifacts import pack, unpack
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
 from trueup.models.calibrated import device_of, unwrapped
 
 _TABLES = ("candidates", "gammas")
@@ -64,12 +64,12 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
         "schema": SCHEMA,
         "clamped": {
             "before": type(before).__name__,
-            "record": packed(record, "record", None),
+            "record": pack(record, "record", None),
             "model": _shapes(clamped.model),
         },
         "versions": {"trueup": __version__, "torch": str(torch.__version__)},
     }
-    with replacing(file) as (draft,):
+    with atomic_write(file) as (draft,):
         save_file(
             {**tensors, "temperature": _stored(after.temperature)},
             draft,
@@ -79,13 +79,13 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
 
 def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     """Put what `save_clamped` wrote around a model; if it was written for another one, an error names what differs."""
-    file = existing(Path(path))
-    with blaming(file), safe_open(file, framework="pt") as stored:
+    file = require_file(Path(path))
+    with errors_name_file(file), safe_open(file, framework="pt") as stored:
         inside = _inside(stored)
         _compare(inside["model"], _shapes(model))
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         before, after = _parts(inside["before"], tensors)
-        record = unpacked(inside["record"], {})
+        record = unpack(inside["record"], {})
         for table in _TABLES:
             record[table] = dict(record[table])
         found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
@@ -105,7 +105,7 @@ def _shapes(model: nn.Module) -> dict[str, list[int]]:
 
 
 def _inside(stored: Any) -> dict[str, Any]:
-    inside = content_of(stored, "clamped").get("clamped")
+    inside = header_content(stored, "clamped").get("clamped")
     if not isinstance(inside, dict) or set(inside) != {"before", "record", "model"}:
         raise ValueError("the header must tell of before, record and model")
     return inside

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueup.clamping.maps import Shift, scale_shape
 from trueup.clamping.network import Network
-from trueup.core.distributed import reduced
+from trueup.core.distributed import all_reduce_sum
 
 
 @dataclass(frozen=True)
@@ -79,4 +79,4 @@ def channel_spread(network: Network) -> Tensor:
         flat = points.double().reshape(-1, channels, int(np.prod(network.shape[1:])))
         squares += flat.square().sum(dim=(0, 2)).cpu()
         count += len(flat)
-    return (reduced(squares) / reduced(count)).sqrt().clamp(min=1e-12)
+    return (all_reduce_sum(squares) / all_reduce_sum(count)).sqrt().clamp(min=1e-12)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueup.clamping.network import Network
 from trueup.clamping.starts import entropy_slope
-from trueup.core.distributed import reduced
+from trueup.core.distributed import all_reduce_sum
 
 MOST = 16
 """Directions beside the entropy gradient: each costs a forward pass over the subsample that is differentiated."""
@@ -78,8 +78,8 @@ def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
         flat = points.detach().double().cpu().reshape(-1, size)
         total += flat.sum(dim=0)
         count += len(flat)
-    count = reduced(count)
-    mean = reduced(total) / count
+    count = all_reduce_sum(count)
+    mean = all_reduce_sum(total) / count
     number = min(number, size)
     generator = torch.Generator().manual_seed(seed)
     found = torch.linalg.qr(torch.randn(size, number, dtype=torch.float64, generator=generator))[0]
@@ -88,7 +88,7 @@ def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
         for points in network.points():
             centred = points.detach().double().cpu().reshape(-1, size) - mean
             image += centred.T @ (centred @ found)
-        found = torch.linalg.qr(reduced(image))[0]
+        found = torch.linalg.qr(all_reduce_sum(image))[0]
     return torch.cat([mean[None], found.T]).reshape(-1, *network.shape)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.network import Network
 from trueup.clamping.objective import Loss
-from trueup.core.distributed import everyone, rank
+from trueup.core.distributed import all_gather_object, rank
 
 HELD_OUT = 5
 """One sample in so many is left out of a fit to judge it."""
@@ -35,6 +35,6 @@ def left_out(order: Tensor, fold: int, folds: int) -> Tensor:
 def parted(network: Network, which: Tensor) -> Inputs:
     """This rank's share of samples that are numbered, or masked, over all ranks."""
     index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
-    first = sum(everyone(network.inputs.n)[: rank()])
+    first = sum(all_gather_object(network.inputs.n)[: rank()])
     own = index[(index >= first) & (index < first + network.inputs.n)] - first
     return network.inputs.part(own)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trueup.calibrators.temperature_search import focal_weight
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 
 _CHUNK = 1 << 20
 
@@ -50,7 +50,7 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
     total = spread = 0.0
     step = max(1, _CHUNK // z.shape[1])
     for part, label in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        x = computable(part).double()
+        x = upcast_half(part).double()
         x = x - x.amax(dim=1, keepdim=True)
         log_q = torch.log_softmax(x / temperature, dim=1)
         q = log_q.exp()

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from trueup.clamping.calibration_set import Inputs
 from trueup.clamping.gradients import gradients_of, traced
 from trueup.clamping.maps import Affine, Box, Shift
-from trueup.core.arrays import as_tensors, computable
-from trueup.core.distributed import everyone, gathered, reduced, together
+from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
 from trueup.models.batches import Batch, Device, logits_of, tensors_in
-from trueup.models.calibrated import Calibrated, embedding_of, place_of
+from trueup.models.calibrated import Calibrated, embedding_of, input_position
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 """dL/dz of a loss that is a sum over the rows, given logits and labels."""
@@ -73,7 +73,7 @@ class Network:
         self.model = model
         self.inputs = inputs
         self.box = box
-        self.labels = gathered(inputs.labels)
+        self.labels = all_gather_rows(inputs.labels)
         """Of all ranks, on the CPU."""
         if not len(self.labels):
             raise ValueError("loader must give at least one sample, got none; an iterator can be read only once")
@@ -82,9 +82,9 @@ class Network:
         self._seconds = [0.0, 0.0]
         self._timed = [0, 0]
         self._plain: Tensor | None = None
-        with together():
+        with raise_on_all_ranks():
             found = self._one_point()
-        self.shape, self.dtype = next(kind for kind in everyone(found) if kind is not None)
+        self.shape, self.dtype = next(kind for kind in all_gather_object(found) if kind is not None)
         """Of δ: of one input, or of one position's embedding."""
 
     @property
@@ -95,7 +95,7 @@ class Network:
     def cost(self) -> Cost:
         """What the passes so far have cost: of all ranks together, so that every rank says the same."""
         rows, seconds, timed = (
-            reduced(torch.tensor(pair, dtype=torch.float64)).tolist()
+            all_reduce_sum(torch.tensor(pair, dtype=torch.float64)).tolist()
             for pair in (self._rows, self._seconds, self._timed)
         )
         forward, backward = (s / r if r else 0.0 for s, r in zip(seconds, timed, strict=True))
@@ -105,7 +105,7 @@ class Network:
     def part(self, inputs: Inputs) -> Network:
         """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
         found = copy(self)
-        found.inputs, found.labels, found._plain = inputs, gathered(inputs.labels), None
+        found.inputs, found.labels, found._plain = inputs, all_gather_rows(inputs.labels), None
         return found
 
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
@@ -120,12 +120,12 @@ class Network:
     def logits(self, before: nn.Module | None = None, *, inputs: Inputs | None = None) -> Tensor:
         """Run all samples through the map and the network once: (total, classes), in the order of the ranks."""
         parts = []
-        with together(), torch.no_grad():
+        with raise_on_all_ranks(), torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
                     z = self._call(batch, before)
                 parts.append(_kept(z))
-        return gathered(torch.cat(parts) if parts else torch.empty(0, 0))
+        return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0))
 
     def plain(self) -> Tensor:
         """The logits of the inputs as they are; the pass is made once."""
@@ -149,17 +149,19 @@ class Network:
         """
         parts = []
         sums = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in parameters]
-        with together(), torch.enable_grad():
+        with raise_on_all_ranks(), torch.enable_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
                     z = traced(self._call(batch, before))
-                cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
+                cotangent = slope(upcast_half(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
                     gradients = gradients_of(z, parameters, cotangent)
                 for total, gradient in zip(sums, gradients, strict=True):
                     total += gradient
                 parts.append(_kept(z))
-        return gathered(torch.cat(parts) if parts else torch.empty(0, 0)), [reduced(total) for total in sums]
+        return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0)), [
+            all_reduce_sum(total) for total in sums
+        ]
 
     def pull_rows(self, directions: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
         """Run all samples forward and backward once: logits, and each row's input gradient along some directions.
@@ -168,19 +170,21 @@ class Network:
         """
         parts, rows = [], []
         flat = directions.reshape(len(directions), -1).double()
-        with together(), torch.enable_grad():
+        with raise_on_all_ranks(), torch.enable_grad():
             for batch in self.inputs:
                 own = torch.zeros(len(batch.labels), *self.shape, dtype=self.dtype, device=self.device)
                 own.requires_grad_()
                 with self._clock(0, batch):
                     z = traced(self._call(batch, _Own(own, len(self.shape))))
-                cotangent = slope(computable(z.detach()).double(), batch.labels).to(z.dtype)
+                cotangent = slope(upcast_half(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
                     (gradient,) = gradients_of(z, [own], cotangent)
                 rows.append(gradient.reshape(len(gradient), -1).double() @ flat.to(gradient.device).T)
                 parts.append(_kept(z))
         nothing = torch.empty(0, 0)
-        return gathered(torch.cat(parts) if parts else nothing), gathered(torch.cat(rows).cpu() if rows else nothing)
+        return all_gather_rows(torch.cat(parts) if parts else nothing), all_gather_rows(
+            torch.cat(rows).cpu() if rows else nothing
+        )
 
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
         """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
@@ -199,7 +203,7 @@ class Network:
 
     def _one_point(self) -> tuple[tuple[int, ...], torch.dtype] | None:
         for batch in self.inputs:
-            tokens = place_of(self.model, batch.args, batch.kwargs) is None
+            tokens = input_position(self.model, batch.args, batch.kwargs) is None
             if tokens:
                 _check_tokens(self.model, batch)
             as_tensors(self._call(batch, None), batch.labels)
@@ -210,7 +214,7 @@ class Network:
                     "the model's input must have numbers for each sample, (n, features) or (n, channels, …), "
                     f"got shape {tuple(point.shape)}"
                 )
-            return shape, computable(point[:0]).dtype
+            return shape, upcast_half(point[:0]).dtype
         return None
 
     def _call(self, batch: Batch, before: nn.Module | None) -> Tensor:
@@ -257,7 +261,7 @@ class _Own(nn.Module):
 
 
 def _kept(z: Tensor) -> Tensor:
-    return computable(z.detach()).to("cpu", copy=True)
+    return upcast_half(z.detach()).to("cpu", copy=True)
 
 
 def _now(device: Device) -> float:

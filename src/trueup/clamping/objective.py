@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.temperature_search import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import temperature_sums
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
@@ -34,7 +34,7 @@ class Loss:
 
     def rows(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """The loss of each row, in float64."""
-        log_p = torch.log_softmax(computable(logits).double() / temperature, dim=1)
+        log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
         label = log_p.gather(1, labels[:, None])[:, 0]
         return -label if self.gamma == 0 else -((-torch.expm1(label)).clamp(min=0) ** self.gamma) * label
 
@@ -44,7 +44,7 @@ class Loss:
 
     def slope(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
         """Each row's derivative by its logits: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p_y."""
-        log_p = torch.log_softmax(computable(logits).double() / temperature, dim=1)
+        log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
         p = log_p.exp()
         weight = focal_weight(log_p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
         return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature

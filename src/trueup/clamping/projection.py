@@ -15,7 +15,7 @@ from trueup.clamping.coordinates import Chart
 from trueup.clamping.linearized import STEP
 from trueup.clamping.objective import Penalty
 from trueup.clamping.problem import Problem
-from trueup.core.distributed import gathered
+from trueup.core.distributed import all_gather_rows
 from trueup.core.optimize import FitError, Stage, lbfgs
 
 STALE = 0.03
@@ -69,7 +69,7 @@ class Projected:
         self.chart, self.loss, self.penalty = chart, problem.loss, Penalty(lam, problem.norm)
         self.network = chart.network
         self.inputs = self.network.inputs if inputs is None else inputs
-        self.labels = gathered(self.inputs.labels)
+        self.labels = all_gather_rows(self.inputs.labels)
         self.share = len(self.labels) / len(self.network.labels)
         """What part of a whole pass one over these samples is."""
         self.left = budget

@@ -42,7 +42,7 @@ from trueup.clamping.maps import Shift, detached, scale_shape
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Problem, Solution, lam_by_rule
 from trueup.clamping.starts import random
-from trueup.core.distributed import rank, ranks, reduced, together
+from trueup.core.distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
 from trueup.core.optimize import FitError
 from trueup.models.batches import Batch
 
@@ -163,7 +163,7 @@ def _descend(problem: Problem, how: _How) -> Solution:
     for epoch in range(1, how.epochs + 1):
         for shares, size in _mini_batches(network, how.batch, generator):
             value, gradients = 0.0, [torch.zeros_like(p) for p in parameters]
-            with together(), torch.enable_grad():
+            with raise_on_all_ranks(), torch.enable_grad():
                 for batch in shares:
                     batch = _augmented(batch, own, how.hole) if how.augment else batch
                     tempered = network.batch_logits(batch, mapping()) / temperature
@@ -174,7 +174,7 @@ def _descend(problem: Problem, how: _How) -> Solution:
                     value += total.item()
             weight = size if how.reduction == "sum" else 1
             for p, g in zip(parameters, gradients, strict=True):
-                p.grad = reduced(g) * weight
+                p.grad = all_reduce_sum(g) * weight
             for p, g in zip((delta, a), torch.autograd.grad(penalty(lam * weight), (delta, a)), strict=True):
                 p.grad = g if p.grad is None else p.grad + g
             optimiser.step()
@@ -220,7 +220,7 @@ def _mini_batches(network: Network, size: int, generator: torch.Generator) -> It
 
     The order is drawn for the samples of all ranks together, so that several make the steps of one alone.
     """
-    if ranks() == 1:
+    if world_size() == 1:
         yield from (([batch], len(batch.labels)) for batch in network.inputs.shuffled(size, generator))
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):

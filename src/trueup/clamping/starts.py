@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup import metrics
 from trueup.clamping.network import Network
-from trueup.core.distributed import gathered
+from trueup.core.distributed import all_gather_rows
 
 SMALL = 1e-3
 """Standard deviation of a random start in the released demonstration; its class has 0.01 by default."""
@@ -162,7 +162,7 @@ def _extent(network: Network, quantile: float) -> tuple[Tensor, Tensor]:
         parts = [points.reshape(-1, size)[:, start : start + step].cpu() for points in network.points()]
         if not quantile:
             parts = [end for part in parts for end in (part.amin(dim=0)[None], part.amax(dim=0)[None])]
-        columns = gathered(torch.cat(parts) if parts else torch.empty(0, min(step, size - start)))
+        columns = all_gather_rows(torch.cat(parts) if parts else torch.empty(0, min(step, size - start)))
         # The 0 and 1 quantiles are the least and the greatest.
         ends.append(np.quantile(columns.double().numpy(), [quantile, 1 - quantile], axis=0))
     least, most = (torch.from_numpy(end).reshape(network.shape) for end in np.concatenate(ends, axis=1))

@@ -66,10 +66,10 @@ class Verbs(TyperGroup):
         except Exception as error:
             if os.environ.get("TRUEUP_DEBUG"):
                 raise
-            code, line = told(error)
-            say(line)
+            code, line = describe_error(error)
+            print_stderr(line)
         if code == INTERRUPTED:
-            say("interrupted")
+            print_stderr("interrupted")
         if standalone_mode:
             sys.exit(code)
         return code
@@ -85,12 +85,12 @@ class Verbs(TyperGroup):
                 formatter.write_dl(verbs)
 
 
-def told(error: Exception) -> tuple[int, str]:
+def describe_error(error: Exception) -> tuple[int, str]:
     """The code of a failure, and what to say of it.
 
-    >>> told(ValueError("labels must lie in 0..9,\\n got 1..10"))
+    >>> describe_error(ValueError("labels must lie in 0..9,\\n got 1..10"))
     (2, 'labels must lie in 0..9, got 1..10')
-    >>> told(ZeroDivisionError("division by zero"))[0]
+    >>> describe_error(ZeroDivisionError("division by zero"))[0]
     1
     """
     usage = getattr(error, "format_message", None)
@@ -109,7 +109,7 @@ def told(error: Exception) -> tuple[int, str]:
     return FAILED, f"{type(error).__name__}: {_line(error)}; TRUEUP_DEBUG=1 shows where"
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Tell a person something that is not the result."""
     sys.stderr.write(f"trueup: {line}\n")
     sys.stderr.flush()
@@ -128,12 +128,12 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: say(f"warning: {_line(message)}")
+        warnings.showwarning = lambda message, *_, **__: print_stderr(f"warning: {_line(message)}")
         yield
 
 
 @contextmanager
-def hushed(quiet: bool) -> Iterator[None]:
+def silence_warnings(quiet: bool) -> Iterator[None]:
     """Show no warnings inside, if so asked."""
     with warnings.catch_warnings():
         if quiet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import hushed, say
+from trueup.cli.errors import print_stderr, silence_warnings
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
 
@@ -65,10 +65,10 @@ def evaluate(
         o.known("metric", dict.fromkeys([*METRICS, *DEFAULT]), name)
     names = Names(probs, logits, labels)
     chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
-    with hushed(quiet):
+    with silence_warnings(quiet):
         if names.sharded(file, cluster):
             with names.shards(file, split, cluster) as (shards, executor):
-                from trueup.metrics.sharded import evaluate as over_shards
+                from trueup.metrics.sharded import evaluate_shards as over_shards
 
                 scores = over_shards(shards, **chosen, executor=executor, skip_bad=skip_bad, progress=not quiet)
         else:
@@ -223,7 +223,7 @@ def _audited(
     wanted = list(METHODS) if every else methods
     from trueup.report.audit import audit
 
-    with hushed(quiet):
+    with silence_warnings(quiet):
         halves = names.val_and_test(val, test)
         count = halves[0].logits.shape[1]
         if named is not None and len(named) != count:
@@ -231,10 +231,10 @@ def _audited(
         found = audit(*halves, **o.given(methods=wanted, **options), progress=not quiet)
     if not quiet:
         for name, why in found.failures.items():
-            say(f"warning: {name} was left out: {why}")
+            print_stderr(f"warning: {name} was left out: {why}")
         for name, said in found.warnings.items():
             for line in said:
-                say(f"warning: {name}: {line}")
+                print_stderr(f"warning: {name}: {line}")
     return found
 
 

@@ -84,13 +84,13 @@ class Names:
 
     def has_halves(self, path: Path) -> bool:
         """Whether a file names its labels val_… and test_…."""
-        from trueup.io.atomic import blaming
+        from trueup.io.atomic import errors_name_file
         from trueup.io.formats import FORMATS
 
         if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
             return False  # reading it will say what is wrong
         reader, _ = FORMATS[path.suffix.lower()]
-        with blaming(path), reader(path) as source:
+        with errors_name_file(path), reader(path) as source:
             return all(f"{half}_{self.labels or 'labels'}" in source.columns for half in ("val", "test"))
 
     def val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
@@ -100,9 +100,9 @@ class Names:
         return self.half(val, "val"), self.read(val, "test") if self.has_halves(val) else None
 
     def _doubt(self, path: str | Path, logits: Array) -> None:
-        from trueup.io.sanity import doubt
+        from trueup.io.sanity import looks_like_probabilities
 
-        if not self.probs and (told := doubt(logits)):
+        if not self.probs and (told := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=3)
 
     def _doubt_first(self, shards: Shards) -> None:
@@ -120,15 +120,15 @@ class Names:
 
 def output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
     """A path that may be written, looked at before the work begins."""
-    from trueup.io.atomic import writable
-    from trueup.io.formats import files
+    from trueup.io.atomic import require_writable
+    from trueup.io.formats import file_list
 
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")
-    for written in files(path):
-        writable(written)
+    for written in file_list(path):
+        require_writable(written)
     for source in filter(None, reads):
-        for read in files(source):
-            if any(read.exists() and written.exists() and read.samefile(written) for written in files(path)):
+        for read in file_list(source):
+            if any(read.exists() and written.exists() and read.samefile(written) for written in file_list(path)):
                 raise ValueError(f"{path}: this would overwrite the input {source}; choose another name")
     return path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import hushed
+from trueup.cli.errors import silence_warnings
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
-from trueup.core.formatting import number
+from trueup.core.formatting import format_number
 
 if TYPE_CHECKING:
     from trueup.calibrators.base import Calibrator
@@ -48,7 +48,7 @@ def fit(
     names = Names(probs, logits, labels)
     several = names.sharded(val, cluster)
     output(out, ".safetensors", reads=() if several else (Path(val),))
-    with hushed(quiet):
+    with silence_warnings(quiet):
         if several:
             calibrator, rows, classes = _fitted_to_shards(names, val, split, wanted, cluster, skip_bad, quiet)
         else:
@@ -71,7 +71,9 @@ def fit(
     if quiet:
         return
     if choice is not None:
-        print_table([["method", "cross-validated NLL"], *([name, number(x)] for name, x in choice.scores.items())])
+        print_table(
+            [["method", "cross-validated NLL"], *([name, format_number(x)] for name, x in choice.scores.items())]
+        )
         print_remarks(f"Chosen: {chosen}, the simplest within a standard error of the best.")
         print()
     print(f"{calibrator!r}\n")
@@ -118,11 +120,11 @@ def apply(
     from trueup.io.formats import FORMATS
 
     output(out, *FORMATS, reads=(calibrator, file))
-    from trueup.io.artifacts import header, load_calibrator
+    from trueup.io.artifacts import load_calibrator, read_header
     from trueup.io.predictions import save, save_logits
 
     names = Names(probs, logits, labels)
-    with hushed(quiet):
+    with silence_warnings(quiet):
         fitted = load_calibrator(calibrator)
         alone = names.unlabelled(file, split)
         if alone is not None:
@@ -132,7 +134,7 @@ def apply(
             pair = names.read(file, split)
             save(out, (fitted(pair.logits), pair.labels))
             rows, classes = pair.logits.shape
-    told = header(calibrator)
+    told = read_header(calibrator)
     if as_json:
         print_json(
             "apply", calibrator=calibrator, file=file, split=split, output=out, rows=rows, classes=classes,

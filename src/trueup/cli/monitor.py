@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import hushed
+from trueup.cli.errors import silence_warnings
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
-from trueup.core.formatting import number
+from trueup.core.formatting import format_number
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
@@ -60,7 +60,7 @@ def monitor(
     watching = load_monitor(state) if state is not None and state.exists() else None
     if watching is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    with hushed(quiet):
+    with silence_warnings(quiet):
         watching, seen = _replayed(Names(probs, logits, labels), files, watching, settings, quiet)
     if state is not None:
         save_monitor(watching, state)
@@ -95,7 +95,7 @@ def _replayed(
 def _print(status: Status, watching: Monitor, quiet: bool) -> None:
     spans = (("", "all rows"), ("recent_", f"last {status.recent_rows:,}"), ("fading_", "fading"))
     rows = [["", *FIGURES]]
-    rows += [[name, *(number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
+    rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
         print(f"{status.rows:,} rows, {watching.classes} classes, {watching.bins} bins\n")
     print_table(rows)

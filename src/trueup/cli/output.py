@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from typing import Any
 
-from trueup.core.formatting import Row, as_text
+from trueup.core.formatting import Row, text_table
 
 SCHEMA = 1
 """Raised when what a key of the JSON means changes."""
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 def print_table(rows: list[Row], *, words: bool = False) -> None:
     """A table whose first row is its head, numbers to the right; `words` go to the left and are wrapped."""
     if not sys.stdout.isatty():
-        print(as_text(_padded(rows, str.ljust) if words else rows))
+        print(text_table(_padded(rows, str.ljust) if words else rows))
         return
     from rich import box
     from rich.console import Console

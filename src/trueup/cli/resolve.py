@@ -50,15 +50,15 @@ def model_at(where: str) -> nn.Module:
 
 def with_weights(model: nn.Module, path: Path) -> nn.Module:
     """A network with the weights of a .safetensors file, or of a .pt file that holds nothing but tensors."""
-    from trueup.io.atomic import blaming, existing
+    from trueup.io.atomic import errors_name_file, require_file
     from trueup.models.networks import load_weights
 
-    if existing(path).suffix.lower() != ".safetensors":
-        with blaming(path):
+    if require_file(path).suffix.lower() != ".safetensors":
+        with errors_name_file(path):
             return load_weights(model, path)
     from safetensors.torch import load_file
 
-    with blaming(path):
+    with errors_name_file(path):
         weights, own = load_file(path), model.state_dict()
         differing = [name for name in {**own, **weights} if _shape(own, name) != _shape(weights, name)]
         if differing:
@@ -101,20 +101,20 @@ def _halves(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     import torch
     from torch.utils.data import TensorDataset
 
-    from trueup.io.atomic import blaming, existing
-    from trueup.training.data.dataset import chosen, held_out
+    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.training.data.dataset import select, split_off
     from trueup.training.data.images import pixels
     from trueup.training.data.readers import npz
 
-    with blaming(existing(path)), np.load(path, allow_pickle=False) as file:
+    with errors_name_file(require_file(path)), np.load(path, allow_pickle=False) as file:
         inputs = next((name for name in ("images", "inputs") if any(k.endswith(name) for k in file.files)), "images")
     parts = npz(path, inputs)
-    with blaming(path):
+    with errors_name_file(path):
         if not {"val", "test"} <= set(parts):
             if set(parts) != {"train"}:
                 raise ValueError(f"wanted val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}")
-            one, other = held_out(len(parts["train"].labels), share=0.5, seed=seed)
-            parts = {"val": chosen(parts["train"], one), "test": chosen(parts["train"], other)}
+            one, other = split_off(len(parts["train"].labels), share=0.5, seed=seed)
+            parts = {"val": select(parts["train"], one), "test": select(parts["train"], other)}
         made = []
         for key in ("val", "test"):
             x, y = parts[key]
@@ -158,17 +158,17 @@ def built(network: str, options: Mapping[str, Any], normalisation: Any) -> nn.Mo
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Plain data with its schema, in a file that is whole or not there."""
-    from trueup.io.atomic import replacing
+    from trueup.io.atomic import atomic_write
 
-    with replacing(path) as (draft,):
+    with atomic_write(path) as (draft,):
         draft.write_text(json.dumps(plain({"schema": SCHEMA, **content}), indent=2, allow_nan=False), encoding="utf-8")
 
 
 def run_in(folder: Path) -> dict[str, Any]:
     """What `train` says of a folder of its own."""
-    from trueup.io.atomic import blaming
+    from trueup.io.atomic import errors_name_file
 
-    with blaming(folder / RUN):
+    with errors_name_file(folder / RUN):
         run = json.loads((folder / RUN).read_text(encoding="utf-8"))
         if run.get("schema") != SCHEMA:
             raise ValueError(f"the schema must be {SCHEMA}, got {run.get('schema')!r}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import say
+from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
 RUN = "trueup.serve.server:run"
@@ -40,7 +40,7 @@ def serve(
     from trueup.serve.settings import Settings
 
     settings = Settings(monitors_folder=monitors) if monitors else None
-    told = None if quiet else lambda address: say(f"serving {address} until Ctrl-C")
+    told = None if quiet else lambda address: print_stderr(f"serving {address} until Ctrl-C")
     wanted = o.given(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
     run(**wanted, open_browser=browse, on_listening=told)
 
@@ -56,10 +56,10 @@ def demo(
 ) -> None:
     """Train a small network, see that it is overconfident, and repair it: all that trueup does, in a minute."""
     from trueup.demo import run
-    from trueup.io.atomic import writable_folder
+    from trueup.io.atomic import require_writable_folder
 
     if folder is not None:
-        writable_folder(folder)
+        require_writable_folder(folder)
     page = run(**o.given(folder=folder, seed=seed), quiet=quiet or as_json)
     if as_json:
         print_json("demo", output=page)

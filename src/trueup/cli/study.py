@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import say
+from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def study(
         raise ValueError("give either --workers or --cluster")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    from trueup.io.atomic import writable, writable_folder
+    from trueup.io.atomic import require_writable, require_writable_folder
 
-    writable_folder(folder / name)
+    require_writable_folder(folder / name)
     from trueup.study import STUDIES, Options, Store
     from trueup.study.study_page import save
 
@@ -81,7 +81,7 @@ def study(
     place = store or folder / f"{name}.sqlite"
     if only and not place.is_file():
         raise FileNotFoundError(f"{place}: no results yet; `trueup study {name}` makes them")
-    kept = Store(writable(place))
+    kept = Store(require_writable(place))
     ran = None if only else _run(wanted, kept, options, workers, cluster, quiet)
     page = save(wanted, kept, options, folder / name)
     if as_json:
@@ -108,9 +108,11 @@ def _run(wanted: Study, kept: Store, options: Options, workers: int | None, clus
     with executor_for(where) as executor:
         ran = run(wanted, kept, options=options, executor=executor, progress=not quiet)
     if not quiet:
-        say(f"{ran.finished} cells run, {ran.kept} there already, {len(ran.failed)} failed, {ran.seconds:.0f} s")
+        print_stderr(
+            f"{ran.finished} cells run, {ran.kept} there already, {len(ran.failed)} failed, {ran.seconds:.0f} s"
+        )
         for error in sorted(set(ran.failed.values())):
-            say(f"warning: failed: {error}")
+            print_stderr(f"warning: failed: {error}")
     return ran
 
 

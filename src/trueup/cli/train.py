@@ -10,9 +10,9 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli import resolve as made
-from trueup.cli.errors import hushed, say
+from trueup.cli.errors import print_stderr, silence_warnings
 from trueup.cli.output import plain, print_json, print_remarks, print_table
-from trueup.core.formatting import number
+from trueup.core.formatting import format_number
 
 TRAIN = "trueup.training.loop:train"
 DATA = "trueup.training.data:load_data"
@@ -60,12 +60,12 @@ def train(
     The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. A run that was stopped goes on
     where its last epoch ended when the same command is given again.
     """
-    from trueup.io.atomic import replacing, writable_folder
+    from trueup.io.atomic import atomic_write, require_writable_folder
     from trueup.registry import LOSSES, NETWORKS
 
     o.known("network", NETWORKS, network)
     o.known("loss", LOSSES, loss)
-    writable_folder(folder)
+    require_writable_folder(folder)
     from safetensors.torch import save_file
 
     from trueup.io.predictions import Predictions, save
@@ -96,14 +96,14 @@ def train(
         if begun != plain({"schema": begun["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
         if not quiet:
-            say(f"going on from {checkpoint}")
+            print_stderr(f"going on from {checkpoint}")
     made.write_json(folder / made.RUN, run)
-    with hushed(quiet):
+    with silence_warnings(quiet):
         done = trained_by(
             model, rows, LOSSES[loss](), epochs, **options, augment=flip_and_crop if augment else None,
             checkpoint=checkpoint, progress=not quiet,
         )  # fmt: skip
-    with replacing(folder / made.WEIGHTS) as (draft,):
+    with atomic_write(folder / made.WEIGHTS) as (draft,):
         save_file({name: tensor.cpu().contiguous() for name, tensor in done.model.state_dict().items()}, draft)
     history = [asdict(epoch) for epoch in done.history.epochs]
     made.write_json(folder / "history.json", {"epochs": history})
@@ -119,7 +119,7 @@ def train(
     head = ("loss", "train_accuracy", "accuracy", "nll", "ece", "test_ece", "optimal_ece")
     print_table(
         [["epoch", *(name.replace("_", " ") for name in head)]]
-        + [[str(epoch["number"]), *(number(epoch[name]) for name in head)] for epoch in history]
+        + [[str(epoch["number"]), *(format_number(epoch[name]) for name in head)] for epoch in history]
     )
     print_remarks(f"Written: {folder}", f"Now: trueup report {folder}/val.npz {folder}/test.npz -o report.html")
 

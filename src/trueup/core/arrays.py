@@ -37,7 +37,7 @@ def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) 
     ValueError: labels must lie in 0..1, got 2..2
     """
     z, y = as_tensors(logits, labels, soft=soft, at_least=at_least)
-    return like(z, logits), like(y, logits)
+    return match_kind(z, logits), match_kind(y, logits)
 
 
 def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Tensor, Tensor]:
@@ -51,14 +51,14 @@ def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 
     return z, _check_labels(y, z)
 
 
-def viewed(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """View a pair that has passed here as torch tensors, without a second look at every number."""
     return _tensor(logits, "logits"), _tensor(labels, "labels")
 
 
 def as_labels(labels: Any, logits: Any) -> Any:
     """Check labels (n,) of logits that have passed here, keeping the kind of array the logits are."""
-    return like(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
+    return match_kind(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
 
 
 def as_logits(logits: Any, name: str = "logits") -> Tensor:
@@ -127,7 +127,7 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
     if zeros:
         warnings.warn(f"{zeros} exact zeros among {p.numel()} probabilities were raised to {FLOOR:g}", stacklevel=2)
         p = torch.where(p <= 0, FLOOR, p)
-    return like(torch.log(p).to(dtype), probs)
+    return match_kind(torch.log(p).to(dtype), probs)
 
 
 def from_binary(scores: A, *, name: str = "scores") -> A:
@@ -143,7 +143,7 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     if x.ndim != 1:
         raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
     x = _check_finite(x, name)
-    return like(torch.stack([torch.zeros_like(x), x], dim=1), scores)
+    return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
 def flatten(
@@ -172,10 +172,10 @@ def flatten(
     y = y.to(z.device).reshape(-1)
     kept = y != ignore_index
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    return like(z, logits), like(y, logits)
+    return match_kind(z, logits), match_kind(y, logits)
 
 
-def like(result: Tensor, original: Any) -> Any:
+def match_kind(result: Tensor, original: Any) -> Any:
     """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
     if isinstance(original, Tensor):
         return result
@@ -185,7 +185,7 @@ def like(result: Tensor, original: Any) -> Any:
     return array
 
 
-def computable(x: Tensor) -> Tensor:
+def upcast_half(x: Tensor) -> Tensor:
     """Half precision is computed in float32; other types stay as they are."""
     return x.float() if _is_half(x.dtype) else x
 

@@ -16,9 +16,9 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors, as_vector, computable
+from trueup.core.arrays import as_tensors, as_vector, upcast_half
 from trueup.core.native import count_below
-from trueup.core.row_scores import Cells, rows_and_classes, top_tally
+from trueup.core.row_scores import ClassCells, score_rows_and_classes, top_label_tally
 
 Closed = Literal["right", "left"]
 
@@ -53,7 +53,7 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
     n = len(c)
     if n == 0:
         return equal_width(1)
-    starts = np.array([start for start, _ in chunks(n, bins)][1:], dtype=np.int64)
+    starts = np.array([start for start, _ in equal_mass_slices(n, bins)][1:], dtype=np.int64)
     ends = np.flatnonzero(tie_ends(c))  # the last place of each run of equal values
     before = ends[np.searchsorted(ends, starts - 1)]  # a cut inside a run moves to the run's end
     before = np.unique(before[before < n - 1])
@@ -63,7 +63,7 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
     return edges
 
 
-def chunks(n: int, bins: int) -> list[tuple[int, int]]:
+def equal_mass_slices(n: int, bins: int) -> list[tuple[int, int]]:
     """Split n sorted places into `bins` chunks (fewer if n is smaller) whose sizes differ by at most one."""
     bins = min(bins, n)
     size, longer = divmod(n, bins) if bins else (0, 0)
@@ -78,12 +78,12 @@ def tie_ends(ordered: np.ndarray) -> np.ndarray:
     return last
 
 
-def rounding(logits: Tensor) -> float:
+def rounding_error(logits: Tensor) -> float:
     """The unit of rounding in which these logits are known."""
-    return torch.finfo(computable(logits[:0]).dtype).eps
+    return torch.finfo(upcast_half(logits[:0]).dtype).eps
 
 
-def cuts(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
+def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
     """The inner edges moved so that a value lies in bin #{cuts < value}, whichever side is closed."""
     inner = edges[1:-1]
     if closed == "right":
@@ -93,9 +93,9 @@ def cuts(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) 
     raise ValueError(f'closed must be "right" or "left", got {closed!r}')
 
 
-def locate(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
+def bin_index(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
     """The bin of each value, 0..B−1; exact at the edges."""
-    return count_below(cuts(edges, closed=closed, rounding=rounding), values)
+    return count_below(cut_points(edges, closed=closed, rounding=rounding), values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +131,11 @@ class Bins:
         """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves."""
         z, y = as_tensors(logits, labels)
         edges = _edges(bins)
-        inner = cuts(edges, closed=closed, rounding=rounding(z))
+        inner = cut_points(edges, closed=closed, rounding=rounding_error(z))
         if classwise:
-            tally = rows_and_classes(z, y, Cells(inner))[1]
+            tally = score_rows_and_classes(z, y, ClassCells(inner))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
-        count, confidence, hits = top_tally(z, y, inner)
+        count, confidence, hits = top_label_tally(z, y, inner)
         return cls(edges, count, confidence, hits, closed)
 
     @classmethod
@@ -147,10 +147,10 @@ class Bins:
             raise ValueError(f"scores must lie in [0, 1], got {c.min():.6g}..{c.max():.6g}")
         if not np.isin(a, (0.0, 1.0)).all():
             raise ValueError("hits must be 0 or 1")
-        return cls.tallied(np.clip(c, 0.0, 1.0), a, _edges(bins), closed)
+        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed)
 
     @classmethod
-    def tallied(
+    def from_scores(
         cls,
         confidence: np.ndarray,
         hits: np.ndarray,
@@ -159,10 +159,12 @@ class Bins:
         rounding: float = 0.0,
     ) -> Bins:
         """Tally trusted arrays."""
-        return cls.indexed(locate(confidence, edges, closed=closed, rounding=rounding), confidence, hits, edges, closed)
+        return cls.from_indices(
+            bin_index(confidence, edges, closed=closed, rounding=rounding), confidence, hits, edges, closed
+        )
 
     @classmethod
-    def indexed(
+    def from_indices(
         cls, index: np.ndarray, confidence: np.ndarray, hits: np.ndarray, edges: np.ndarray, closed: Closed = "right"
     ) -> Bins:
         """Tally trusted arrays whose bins are known."""
@@ -212,10 +214,10 @@ class Bins:
         return filled
 
     def error(self, name: str) -> float:
-        """One of `ERRORS`, averaged over the classes if class-wise; NaN of nothing."""
+        """One of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN of nothing."""
         if not self.n:
             return float("nan")
-        return float(np.mean(ERRORS[name](self.count, self.confidence, self.hits)))
+        return float(np.mean(BINNED_ERRORS[name](self.count, self.confidence, self.hits)))
 
     def ece(self) -> float:
         """Expected calibration error."""
@@ -271,7 +273,7 @@ def _per_row(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
     return ratio
 
 
-ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+BINNED_ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "ece": _ece,
     "mce": _mce,
     "rmsce": _rmsce,

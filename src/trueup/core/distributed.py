@@ -11,27 +11,27 @@ from torch import Tensor
 from torch import distributed as dist
 
 
-def ranks() -> int:
+def world_size() -> int:
     """How many processes work together: 1 where no group is initialised."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """This process's place among them, from 0 on."""
-    return dist.get_rank() if ranks() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def all_gather_rows(tensor: Tensor) -> Tensor:
     """Concatenate the rows of every rank's tensor in the order of the ranks, which may have different numbers of rows.
 
     A rank without rows need not know the others' shape or type. Without a group it is the tensor itself.
 
-    >>> gathered(torch.arange(3))
+    >>> all_gather_rows(torch.arange(3))
     tensor([0, 1, 2])
     """
-    if ranks() == 1:
+    if world_size() == 1:
         return tensor
-    shapes = everyone((tuple(tensor.shape), tensor.dtype))
+    shapes = all_gather_object((tuple(tensor.shape), tensor.dtype))
     kinds = {(shape[1:], dtype) for shape, dtype in shapes if shape[0]}
     if len(kinds) > 1:
         found = ", ".join(f"{shape} {dtype}" for shape, dtype in shapes)
@@ -52,30 +52,30 @@ def gathered(tensor: Tensor) -> Tensor:
     return torch.cat(parts).to(tensor.device)
 
 
-def reduced(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sum a tensor over the ranks, entry by entry; without a group it is the tensor itself.
 
-    >>> reduced(torch.tensor([1.0, 2.0]))
+    >>> all_reduce_sum(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
     """
-    if ranks() == 1:
+    if world_size() == 1:
         return tensor
     total = tensor.detach().to(_carrier(), copy=True).contiguous()
     dist.all_reduce(total)
     return total.to(tensor.device)
 
 
-def everyone(thing: Any) -> list[Any]:
+def all_gather_object(thing: Any) -> list[Any]:
     """What each rank has, a small object that pickles, in the order of the ranks."""
     things: list[Any] = [thing]
-    if ranks() > 1:
-        things = [None] * ranks()
+    if world_size() > 1:
+        things = [None] * world_size()
         dist.all_gather_object(things, thing)
     return things
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """Raise on every rank when the body raises on one, so that none waits for it forever.
 
     The body may not itself gather or reduce. The others raise a `RuntimeError` that names the rank and its error.
@@ -85,7 +85,7 @@ def together() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    said = everyone(failure and f"{type(failure).__name__}: {failure}")
+    said = all_gather_object(failure and f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
     for source, message in enumerate(said):

@@ -8,26 +8,26 @@ import math
 Row = list[str]
 
 
-def percent(share: float, digits: int | None = None) -> str:
+def format_percent(share: float, digits: int | None = None) -> str:
     """A share in per cent."""
     return f"{100 * share:g} %" if digits is None else f"{100 * share:.{digits}f} %"
 
 
-def number(x: float, *, sign: bool = False) -> str:
+def format_number(x: float, *, sign: bool = False) -> str:
     """Four digits behind the point; a dash for what is not defined."""
     if math.isnan(x):
         return "–"
     return f"{x:+.4f}" if sign else f"{x:.4f}"
 
 
-def span(low: float, high: float, *, sign: bool = False) -> str:
+def format_interval(low: float, high: float, *, sign: bool = False) -> str:
     """An interval in brackets."""
     if math.isnan(low):
         return "–"
-    return f"[{number(low, sign=sign)}, {number(high, sign=sign)}]"
+    return f"[{format_number(low, sign=sign)}, {format_number(high, sign=sign)}]"
 
 
-def as_text(rows: list[Row]) -> str:
+def text_table(rows: list[Row]) -> str:
     """The first column to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -40,7 +40,7 @@ def as_text(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_html(rows: list[Row]) -> str:
+def html_table(rows: list[Row]) -> str:
     """A table whose first row and column are headers."""
     head, *body = rows
     cells = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)

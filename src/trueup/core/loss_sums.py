@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import native
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.core.native import CHUNK, address, double, in_threads
 
 
@@ -82,9 +82,9 @@ def _torch_vector(
     classes = logits.shape[1]
     total = np.zeros(1 + 2 * classes)
     step = max(1, CHUNK // classes)
-    w, b = (torch.from_numpy(v).to(computable(logits[:0])) for v in (weight, bias))
+    w, b = (torch.from_numpy(v).to(upcast_half(logits[:0])) for v in (weight, bias))
     for start in range(0, len(logits), step):
-        u = scale * computable(logits[start : start + step])
+        u = scale * upcast_half(logits[start : start + step])
         if shift is not None:
             u = u - torch.from_numpy(shift[start : start + step]).to(u)[:, None]
         label = labels[start : start + step, None]
@@ -101,7 +101,7 @@ def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[flo
     value = slope = curvature = 0.0
     step = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), step):
-        z = computable(logits[start : start + step])
+        z = upcast_half(logits[start : start + step])
         z = z - z.max(dim=1, keepdim=True).values
         label = z.gather(1, labels[start : start + step, None])[:, 0]
         log_p = beta * z

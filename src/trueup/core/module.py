@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 
-class Parametrised(nn.Module):
+class ParametricModule(nn.Module):
     """A module whose constructor takes its parameters, by names under which it keeps them.
 
-    >>> class Scale(Parametrised):
+    >>> class Scale(ParametricModule):
     ...     def __init__(self, factor):
     ...         super().__init__()
     ...         self.keep("factor", factor)

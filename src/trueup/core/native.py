@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 
 compiled: Any
 try:
@@ -77,7 +77,7 @@ def contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[i
         return
     step = max(1, CHUNK // logits.shape[1])
     for at in range(start, max(stop, start + 1), step):
-        yield at, computable(logits[at : min(at + step, stop)]).contiguous()
+        yield at, upcast_half(logits[at : min(at + step, stop)]).contiguous()
 
 
 @contextmanager

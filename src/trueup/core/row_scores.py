@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from trueup.core import native
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.core.native import CHUNK, address, double, in_threads
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
 
-class Rows(NamedTuple):
+class RowScores(NamedTuple):
     """What the pass says of each row."""
 
     confidence: np.ndarray
@@ -39,14 +39,14 @@ class Rows(NamedTuple):
     """The group that the row was dealt to, where class-wise tallies were asked for."""
 
     @classmethod
-    def empty(cls, n: int) -> Rows:
+    def empty(cls, n: int) -> RowScores:
         """Room for n rows."""
         whole = np.empty(n, np.int64), np.zeros(n, np.int64)
         return cls(np.empty(n), whole[0], np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), whole[1])
 
 
 @dataclass(frozen=True)
-class Cells:
+class ClassCells:
     """What a class-wise tally is to count: p lies in bin #{cuts < p}; rows are dealt to groups, or come with theirs."""
 
     cuts: np.ndarray
@@ -79,7 +79,7 @@ class _Sums(NamedTuple):
     gap: np.ndarray
 
     @classmethod
-    def zero(cls, classes: int, cells: Cells | None) -> _Sums:
+    def zero(cls, classes: int, cells: ClassCells | None) -> _Sums:
         bins, groups = (0, 0) if cells is None else (len(cells.cuts) + 1, cells.groups)
         return cls(np.zeros((bins, classes)), np.zeros((bins, classes)), np.zeros((groups, bins, classes)))
 
@@ -88,7 +88,7 @@ class _Sums(NamedTuple):
             mine += theirs
 
 
-def rows(logits: Tensor, labels: Tensor) -> Rows:
+def score_rows(logits: Tensor, labels: Tensor) -> RowScores:
     """Score each row of a trusted pair."""
     return _run(logits, labels, None)[0]
 
@@ -105,7 +105,7 @@ def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False)
     return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
 
 
-def top_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
+def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
     """Count, confidence and hits of the predicted class in the bins between cuts, (3, bins), by the quick pass."""
     bins = len(cuts) + 1
     if not native.usable(logits):
@@ -127,7 +127,7 @@ def top_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
     return sum(in_threads(logits, part), start=np.zeros((3, bins)))
 
 
-def rows_and_classes(logits: Tensor, labels: Tensor, cells: Cells) -> tuple[Rows, ClassTally]:
+def score_rows_and_classes(logits: Tensor, labels: Tensor, cells: ClassCells) -> tuple[RowScores, ClassTally]:
     """Score each row and tally every class."""
     scored, (count, hits, gap) = _run(logits, labels, cells)
     # The passes leave bin 0, where nearly everything lies, to be had by subtraction.
@@ -136,7 +136,7 @@ def rows_and_classes(logits: Tensor, labels: Tensor, cells: Cells) -> tuple[Rows
     return scored, ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
 
 
-def log_normaliser(logits: Tensor) -> np.ndarray:
+def log_sum_exp(logits: Tensor) -> np.ndarray:
     """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
@@ -148,15 +148,17 @@ def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
     columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
     for column, factor in zip(columns, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5), strict=True):
-        value = computable(logits.gather(1, column[:, None])[:, 0]).contiguous()
+        value = upcast_half(logits.gather(1, column[:, None])[:, 0]).contiguous()
         bits = value.view(torch.int64 if value.dtype == torch.float64 else torch.int32).cpu().numpy()
         mixed = (mixed + bits.astype(np.int64).view(np.uint64)) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(29)
     return (mixed % np.uint64(groups)).astype(np.int64)
 
 
-def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How | None = None) -> tuple[Rows, _Sums]:
-    scored, sums = Rows.empty(len(logits)), _Sums.zero(logits.shape[1], cells)
+def _run(
+    logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How | None = None
+) -> tuple[RowScores, _Sums]:
+    scored, sums = RowScores.empty(len(logits)), _Sums.zero(logits.shape[1], cells)
     if cells is not None and cells.group is not None:
         scored.group[:] = cells.group
     one_pass = _native_pass if native.usable(logits) else _torch_pass
@@ -167,7 +169,7 @@ def _run(logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How |
 
 
 def _native_pass(
-    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+    logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
 ) -> None:
     classes = logits.shape[1]
     y = None if labels is None else labels.contiguous()
@@ -204,11 +206,11 @@ def _native_pass(
 
 
 def _torch_pass(
-    logits: Tensor, labels: Tensor | None, cells: Cells | None, how: _How, scored: Rows, sums: _Sums
+    logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
 ) -> None:
     step = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), step):
-        z = how.beta * computable(logits[start : start + step])
+        z = how.beta * upcast_half(logits[start : start + step])
         at = slice(start, start + len(z))
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 
 from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, ERRORS, Bins, chunks, cuts, equal_width, locate, rounding
-from trueup.core.row_scores import Cells, ClassTally, Rows, rows_and_classes
+from trueup.core.bins import (
+    BINNED_ERRORS,
+    BINS,
+    Bins,
+    bin_index,
+    cut_points,
+    equal_mass_slices,
+    equal_width,
+    rounding_error,
+)
+from trueup.core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
-MEANS = ("accuracy", "confidence", "nll", "brier", "entropy")
+MEAN_METRICS = ("accuracy", "confidence", "nll", "brier", "entropy")
 """What is a mean over the rows."""
 
-TABLE = (*MEANS, *ERRORS, "aece", "sce")
+TABLE_METRICS = (*MEAN_METRICS, *BINNED_ERRORS, "aece", "sce")
 """All that a tally can give."""
 
 _FINE = 4096
@@ -79,7 +88,7 @@ class Grid:
         """Tally trusted confidences and correctness."""
         edges = cls.fine_edges(bins)
         size = len(edges) - 1
-        index = locate(confidence, edges, rounding=rounding) + size * correct.astype(np.int64)
+        index = bin_index(confidence, edges, rounding=rounding) + size * correct.astype(np.int64)
         count = np.bincount(index, minlength=2 * size).astype(np.float64)
         total = np.bincount(index, weights=confidence, minlength=2 * size)
         return cls(edges, bins, count.reshape(2, size), total.reshape(2, size))
@@ -105,7 +114,7 @@ class Grid:
 
     def bin_of_cell(self) -> np.ndarray:
         """The equal-width bin that each cell lies in."""
-        return locate(self.edges[1:], equal_width(self.bins))
+        return bin_index(self.edges[1:], equal_width(self.bins))
 
     def equal_mass_of_cell(self) -> np.ndarray:
         """The equal-mass bin that each cell lies in: a cut inside a cell moves to the cell's end."""
@@ -141,7 +150,7 @@ class Grid:
 
     def _cells_cut(self) -> np.ndarray:
         below = np.cumsum(self.rows)
-        starts = np.array([start for start, _ in chunks(int(below[-1]), self.bins)][1:])
+        starts = np.array([start for start, _ in equal_mass_slices(int(below[-1]), self.bins)][1:])
         last = np.unique(np.searchsorted(below, starts, side="left"))
         # A cut behind the last row parts nothing.
         kept: np.ndarray = last[below[last] < below[-1]]
@@ -178,10 +187,12 @@ class Tally:
     def of(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Tally:
         """Tally a pair in one pass."""
         z, y = as_tensors(logits, labels)
-        return cls.scored(*rows_and_classes(z, y, cells(z.shape[1], bins, rounding(z))), bins, rounding(z))
+        return cls.scored(
+            *score_rows_and_classes(z, y, class_cells(z.shape[1], bins, rounding_error(z))), bins, rounding_error(z)
+        )
 
     @classmethod
-    def scored(cls, rows: Rows, classes: ClassTally, bins: int, rounding: float) -> Tally:
+    def scored(cls, rows: RowScores, classes: ClassTally, bins: int, rounding: float) -> Tally:
         """Tally what the pass gave."""
         c, a = rows.confidence, rows.correct
         slope = 1 - 2 * c
@@ -213,15 +224,15 @@ class Tally:
         return int(self.accuracy.count)
 
     def value(self, metric: str) -> float:
-        """A number of the table, by its name in `TABLE`."""
-        if metric in MEANS:
+        """A number of the table, by its name in `TABLE_METRICS`."""
+        if metric in MEAN_METRICS:
             mean: Mean = getattr(self, metric)
             return mean.value
-        if metric in ERRORS:
+        if metric in BINNED_ERRORS:
             return self.top.error(metric)
         if metric in ("aece", "sce"):
             return self.grid.aece() if metric == "aece" else self.classes.ece()
-        raise ValueError(f"metric must be one of {', '.join(TABLE)}, got {metric!r}")
+        raise ValueError(f"metric must be one of {', '.join(TABLE_METRICS)}, got {metric!r}")
 
     @property
     def top(self) -> Bins:
@@ -229,8 +240,8 @@ class Tally:
         return self.grid.binned(self.grid.bin_of_cell())
 
 
-def cells(classes: int, bins: int, rounding: float, group: np.ndarray | None = None) -> Cells:
+def class_cells(classes: int, bins: int, rounding: float, group: np.ndarray | None = None) -> ClassCells:
     """What a tally counts class-wise; fewer groups where there are very many classes, to bound memory."""
-    inner = cuts(equal_width(bins), rounding=rounding)
+    inner = cut_points(equal_width(bins), rounding=rounding)
     groups = max(8, min(32, (1 << 21) // (classes * (len(inner) + 1))))
-    return Cells(inner, groups, group)
+    return ClassCells(inner, groups, group)

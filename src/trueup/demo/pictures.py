@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trueup.clamping.shift_benchmark import picture
 from trueup.demo.camera import Shifted
 from trueup.demo.digits import Images
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.report import canvas, palette
 from trueup.report.drawings import draw
 
@@ -112,7 +112,7 @@ def _repairs(record: Repairs, ax: Axes | None = None, *, title: str | None = Non
 
 def save_picture(record: Repairs, path: Path) -> None:
     """Write the drawing to a PNG file that is either complete or not there."""
-    with replacing(path) as (draft,):
+    with atomic_write(path) as (draft,):
         _figure(draw(record)).savefig(draft, format="png", dpi=DPI)
 
 

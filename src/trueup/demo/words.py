@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 
-from trueup.core.formatting import Row, as_text, number, percent
+from trueup.core.formatting import Row, format_number, format_percent, text_table
 from trueup.demo import camera
 from trueup.metrics.intervals import Interval
 from trueup.metrics.table import Scores
@@ -28,7 +28,7 @@ ROLES: Mapping[str, str] = {
 CAMERA = (
     "The calibration digits and the test digits now come through a camera that has changed; the network has not. "
     "Temperature and Neural Clamping are fitted anew to the calibration digits as they come now. A star marks what "
-    f"differs from temperature alone: the paired {percent(camera.LEVEL)} interval excludes 0."
+    f"differs from temperature alone: the paired {format_percent(camera.LEVEL)} interval excludes 0."
 )
 CAPTION = (
     "The first test digit of each class: clean, through the changed camera, and with δ added. Above each, what the "
@@ -67,7 +67,7 @@ def comparing(methods: int, val: int, test: int, *, folds: int, level: float) ->
     return paragraph(
         f"{methods} methods learn from the {val} calibration digits. Their loss there, in {folds}-fold",
         f"cross-validation (cv nll), orders and chooses them; the other columns are of the {test} test digits, with *",
-        f"where the paired {percent(level)} interval of the difference from raw excludes 0.",
+        f"where the paired {format_percent(level)} interval of the difference from raw excludes 0.",
     )
 
 
@@ -90,9 +90,9 @@ def comparison_table(found: Audit) -> str:
     rows: list[Row] = [["  method", "cv nll", *(f"{metric} " for metric in SHOWN)]]
     for name in names:
         mark = "> " if name == found.chosen else "  "
-        loss = number(found.losses[name][0]) if name in found.losses else "–"
+        loss = format_number(found.losses[name][0]) if name in found.losses else "–"
         rows.append([mark + name, loss, *(_marked(found.scores, name, metric) for metric in SHOWN)])
-    return as_text(rows)
+    return text_table(rows)
 
 
 def choice(found: Audit) -> str:
@@ -109,7 +109,7 @@ def shifting(found: camera.Shifted) -> str:
     return "\n\n".join(
         [
             paragraph(f"{found.corruption.capitalize()}.", setting(found)),
-            as_text(camera_rows(found)),
+            text_table(camera_rows(found)),
             paragraph(camera_verdict(found)),
             paragraph(earned(found)),
         ]
@@ -132,7 +132,7 @@ def camera_rows(found: camera.Shifted) -> list[Row]:
 def camera_verdict(found: camera.Shifted) -> str:
     """What clamping changes beside temperature alone, as far as the test digits can tell."""
     scores, parts = found.scores, []
-    for metric, shown in (("accuracy", _percent), ("nll", number), ("ece", number)):
+    for metric, shown in (("accuracy", _percent), ("nll", format_number), ("ece", format_number)):
         before, after = (shown(scores[name, metric].value) for name in (camera.REFITTED, camera.CLAMPED))
         clear = _apart(scores.changes[camera.CLAMPED][metric])
         name = metric if metric == "accuracy" else metric.upper()
@@ -146,12 +146,12 @@ def earned(found: camera.Shifted) -> str:
 
 
 def _percent(share: float) -> str:
-    return percent(share, 1)
+    return format_percent(share, 1)
 
 
 def _marked(scores: Scores, method: str, metric: str) -> str:
     change = scores.changes.get(method, {}).get(metric)
-    return number(scores[method, metric].value) + ("*" if change is not None and _apart(change) else " ")
+    return format_number(scores[method, metric].value) + ("*" if change is not None and _apart(change) else " ")
 
 
 def _apart(change: Interval) -> bool:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins
-from trueup.core.row_scores import rows
-from trueup.core.tally import TABLE, Mean, Tally
+from trueup.core.row_scores import score_rows
+from trueup.core.tally import TABLE_METRICS, Mean, Tally
 
 try:
     from torchmetrics import Metric
@@ -121,7 +121,7 @@ class NLL(Streaming):
         super().__init__(Mean(0.0, 0.0, 0.0), **options)
 
     def _of(self, logits: Any, labels: Any) -> Mean:
-        return Mean.of(getattr(rows(*as_tensors(logits, labels)), self._score))
+        return Mean.of(getattr(score_rows(*as_tensors(logits, labels)), self._score))
 
     def compute(self) -> Tensor:
         """The mean over all rows; NaN of none."""
@@ -162,7 +162,7 @@ class CalibrationTable(Streaming):
     def compute(self) -> dict[str, Tensor]:
         """Every number of the table; NaN of no rows."""
         tally = self.tally
-        return {name: self._number(tally.value(name)) for name in TABLE}
+        return {name: self._number(tally.value(name)) for name in TABLE_METRICS}
 
 
 def _nothing(classes: int = 2) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,8 @@ from trueup import calibrators
 from trueup.calibrators.base import Calibrator
 from trueup.core.optimize import Certificate
 from trueup.core.version import __version__
-from trueup.io.atomic import blaming, existing, replacing
-from trueup.io.headers import KEY, SCHEMA, content_of, safetensors_file
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
 
 
 class Header(NamedTuple):
@@ -60,7 +60,7 @@ def save_calibrator(
     >>> from trueup.calibrators.temperature import Temperature
     >>> with TemporaryDirectory() as folder:
     ...     save_calibrator(Temperature(1.7), f"{folder}/net.safetensors", summary={"fitted to": "val"})
-    ...     load_calibrator(f"{folder}/net.safetensors"), header(f"{folder}/net.safetensors").summary
+    ...     load_calibrator(f"{folder}/net.safetensors"), read_header(f"{folder}/net.safetensors").summary
     (Temperature(temperature=1.7), {'fitted to': 'val'})
     """
     file = safetensors_file(path)
@@ -71,22 +71,22 @@ def save_calibrator(
     tensors: dict[str, Tensor] = {}
     content = {
         "schema": SCHEMA,
-        "calibrator": packed(calibrator, "", tensors)["calibrator"],
+        "calibrator": pack(calibrator, "", tensors)["calibrator"],
         "classes": classes,
         "versions": {"trueup": __version__, "torch": str(torch.__version__)},
-        "summary": packed(summary, "summary", None),
+        "summary": pack(summary, "summary", None),
     }
-    with replacing(file) as (draft,):
+    with atomic_write(file) as (draft,):
         save_file(tensors, draft, metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)})
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """Read a calibrator from a file that `save_calibrator` wrote; of anything else one sentence says what is wrong."""
-    file = existing(Path(path))
-    with blaming(file), safe_open(file, framework="pt") as stored:
-        content = _entries(content_of(stored, "calibrator"), "header", _CONTENT)
+    file = require_file(Path(path))
+    with errors_name_file(file), safe_open(file, framework="pt") as stored:
+        content = _entries(header_content(stored, "calibrator"), "header", _CONTENT)
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        found = unpacked({"calibrator": content["calibrator"]}, tensors)
+        found = unpack({"calibrator": content["calibrator"]}, tensors)
         if tensors:
             raise ValueError(f"no parameter refers to {', '.join(sorted(tensors))}")
         if content["classes"] is not None:
@@ -96,13 +96,13 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     return found
 
 
-def header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str]) -> Header:
     """Read what a file says of its calibrator, without the calibrator."""
-    file = existing(Path(path))
-    with blaming(file), safe_open(file, framework="pt") as stored:
-        content = _entries(content_of(stored, "calibrator"), "header", _CONTENT)
+    file = require_file(Path(path))
+    with errors_name_file(file), safe_open(file, framework="pt") as stored:
+        content = _entries(header_content(stored, "calibrator"), "header", _CONTENT)
         method = _entries(content["calibrator"], "calibrator", _CALIBRATOR)["method"]
-        return Header(method, content["classes"], content["versions"], unpacked(content["summary"], {}))
+        return Header(method, content["classes"], content["versions"], unpack(content["summary"], {}))
 
 
 @cache
@@ -138,13 +138,13 @@ _CONTENT = {"schema", "calibrator", "classes", "versions", "summary"}
 _CALIBRATOR = {"method", "config", "certificate"}
 
 
-def packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
+def pack(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
     """Plain data for the header, tensors put aside; whatever is no scalar is an object whose only key is its kind.
 
     `name` is what errors call the value, and what its tensors' names begin with; without a place for tensors there may
     be none in it.
 
-    >>> packed({"steps": (1, float("inf"))}, "summary", None)
+    >>> pack({"steps": (1, float("inf"))}, "summary", None)
     {'dict': {'steps': {'tuple': [1, {'float': 'inf'}]}}}
     """
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
@@ -153,9 +153,9 @@ def packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
         return {"float": str(value)}
     if isinstance(value, (tuple, list, nn.ModuleList)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [packed(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+        return {kind: [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: packed(item, f"{name}.{key}", tensors) for key, item in value.items()}}
+        return {"dict": {key: pack(item, f"{name}.{key}", tensors) for key, item in value.items()}}
     if tensors is not None and isinstance(value, Tensor):
         # Buffers may be views of one memory, which the format does not allow.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -166,8 +166,8 @@ def packed(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
             raise ValueError(
                 f"only calibrators of trueup itself can be saved, since no other could be found; got {kind}"
             )
-        config = {key: packed(item, f"{prefix}{key}", tensors) for key, item in value.config().items()}
-        ended = None if value.certificate is None else packed(asdict(value.certificate), name, None)
+        config = {key: pack(item, f"{prefix}{key}", tensors) for key, item in value.config().items()}
+        ended = None if value.certificate is None else pack(asdict(value.certificate), name, None)
         return {"calibrator": {"method": kind, "config": config, "certificate": ended}}
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
 
@@ -179,10 +179,10 @@ def _entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
     return value
 
 
-def unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `packed` was given; each tensor is taken out of `tensors` once.
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `pack` was given; each tensor is taken out of `tensors` once.
 
-    >>> unpacked({"tuple": [1, {"float": "inf"}]}, {})
+    >>> unpack({"tuple": [1, {"float": "inf"}]}, {})
     (1, inf)
     """
     if not isinstance(value, (dict, list)):
@@ -193,9 +193,9 @@ def unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "float" and inside in ("nan", "inf", "-inf"):
         return float(inside)
     if kind in ("list", "tuple") and isinstance(inside, list):
-        return (list if kind == "list" else tuple)(unpacked(item, tensors) for item in inside)
+        return (list if kind == "list" else tuple)(unpack(item, tensors) for item in inside)
     if kind == "dict" and isinstance(inside, dict):
-        return {key: unpacked(item, tensors) for key, item in inside.items()}
+        return {key: unpack(item, tensors) for key, item in inside.items()}
     if kind == "tensor":
         if inside not in tensors:
             raise ValueError(f"the tensor {inside} is missing")
@@ -209,7 +209,7 @@ def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Calibrator:
     method = stored["method"]
     if method not in known():
         raise ValueError(f"no calibrator is called {method!r}; there are: {', '.join(sorted(known()))}")
-    config = unpacked({"dict": stored["config"]}, tensors)
+    config = unpack({"dict": stored["config"]}, tensors)
     try:
         found = known()[method](**config)
     except Exception as error:
@@ -217,7 +217,7 @@ def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Calibrator:
     for name, parameter in found.named_buffers():
         if not bool(torch.isfinite(parameter).all()):
             raise ValueError(f"{method} does not take the parameters of the file: {name} must be finite")
-    ended = unpacked(stored["certificate"], {})
+    ended = unpack(stored["certificate"], {})
     if ended is not None:
         try:
             found.certificate = Certificate(**ended)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(*paths: Path) -> Iterator[list[Path]]:
+def atomic_write(*paths: Path) -> Iterator[list[Path]]:
     """Drafts to write to, beside the files, which take the files' places at once if the block ends well.
 
     An interruption leaves the old files whole and no drafts behind. A link keeps pointing to its file, and a file keeps
@@ -49,7 +49,7 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
                 _sync(folder, os.O_RDONLY)
 
 
-def writable(path: Path) -> Path:
+def require_writable(path: Path) -> Path:
     """The path of a file that can be written, so that a long work does not end in nothing."""
     with _refused(path):
         file = Path(os.path.realpath(path))
@@ -61,7 +61,7 @@ def writable(path: Path) -> Path:
     return path
 
 
-def writable_folder(path: Path) -> Path:
+def require_writable_folder(path: Path) -> Path:
     """The path of a folder that files can be written to, or that can be made; nothing is made yet."""
     with _refused(path):
         place = Path(os.path.realpath(path))
@@ -74,24 +74,24 @@ def writable_folder(path: Path) -> Path:
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
+def errors_name_file(path: Path) -> Iterator[None]:
     """Turn any failure to read into one ValueError that names the file; strange bytes make parsers raise anything."""
     try:
         yield
     except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:
-        reason = brief(" ".join(str(error).split())) or type(error).__name__
+        reason = shorten(" ".join(str(error).split())) or type(error).__name__
         ours = type(error) is ValueError
         raise ValueError(f"{path}: {'' if ours else f'not a readable {path.suffix} file: '}{reason}") from None
 
 
-def brief(text: str, most: int = 500) -> str:
+def shorten(text: str, most: int = 500) -> str:
     """Both ends of what strange bytes made long."""
     return text if len(text) <= most else f"{text[: most - 200]} … {text[-200:]}"
 
 
-def existing(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """The path of a file that is there and has something in it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")

@@ -25,7 +25,7 @@ from numpy.lib import format as npy_format
 from safetensors import safe_open
 
 from trueup.io import writers
-from trueup.io.atomic import brief
+from trueup.io.atomic import shorten
 from trueup.io.columns import Pair, Source, matrix
 from trueup.io.parquet import read_parquet
 
@@ -33,7 +33,7 @@ Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
 Writer: TypeAlias = Callable[..., None]
 
 
-def files(path: Path) -> tuple[Path, ...]:
+def file_list(path: Path) -> tuple[Path, ...]:
     """The files that hold the pair: `x.npy` has its labels beside it in `x.labels.npy`, other formats are one file."""
     return (path, path.with_suffix(f".labels{path.suffix}")) if path.suffix.lower() == ".npy" else (path,)
 
@@ -83,7 +83,7 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         # Version 3.0 differs only in the names of records, which are no logits.
         return (npy_format.read_array_header_1_0 if short else npy_format.read_array_header_2_0)(stream)
     except ValueError as error:
-        raise ValueError(brief(str(error))) from None
+        raise ValueError(shorten(str(error))) from None
     except (Exception, MemoryError) as error:  # what Python's parser raises of deep nesting, not for want of memory
         raise ValueError(f"its header makes no sense: {error or type(error).__name__}") from None
 
@@ -163,7 +163,7 @@ def _fill(rows: np.ndarray, stream: IO[bytes], name: str) -> None:
 
 @contextmanager
 def _read_npy(path: Path) -> Iterator[Source]:
-    logits, labels = files(path)
+    logits, labels = file_list(path)
     z = _mapped(logits)
     columns = {"logits": _Column(z.shape, str(z.dtype), lambda start, stop: z[start:stop])}
     if labels.is_file():

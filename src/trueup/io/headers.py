@@ -31,7 +31,7 @@ def safetensors_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def content_of(stored: Any, kind: str) -> dict[str, Any]:
+def header_content(stored: Any, kind: str) -> dict[str, Any]:
     """The header of an open file that should hold one kind of thing; of any other, an error says what reads it."""
     wish, _ = KINDS[kind]
     metadata = stored.metadata() or {}

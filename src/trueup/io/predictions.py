@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from trueup.core.arrays import Array, as_labels, as_logits, as_pair, as_tensors, from_probs
-from trueup.io.atomic import blaming, existing, replacing
-from trueup.io.formats import FORMATS, files
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.io.formats import FORMATS, file_list
 
 PROBABILITIES = re.compile(r"(.*_)?prob(s|_\d+)")
 
@@ -107,7 +107,7 @@ def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
     """
     _, write = _format(Path(path))
     z, y = as_tensors(*predictions)
-    with replacing(*files(Path(path))) as drafts:
+    with atomic_write(*file_list(Path(path))) as drafts:
         write(_plain(z), np.ascontiguousarray(y.cpu().numpy()), *drafts)
 
 
@@ -128,7 +128,7 @@ def load_logits(
     """
     file = _parsed(path)
     reader, _ = _format(file)
-    with blaming(file), reader(file) as source:
+    with errors_name_file(file), reader(file) as source:
         names, _ = _resolve(source.columns, logits, None, probs, split)
         parts = [z for z, _ in source.read(names, None, sys.maxsize)]
         whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
@@ -138,7 +138,7 @@ def load_logits(
 def save_logits(path: str | os.PathLike[str], logits: Any) -> None:
     """Write logits without labels, to a file that is either complete or not there."""
     _, write = _format(Path(path))
-    with replacing(Path(path)) as (draft,):
+    with atomic_write(Path(path)) as (draft,):
         write(_plain(logits), None, draft)
 
 
@@ -152,14 +152,14 @@ def has_labels(path: str | os.PathLike[str], *, labels: str = "labels", split: s
     """Whether a file names labels."""
     file = _parsed(path)
     reader, _ = _format(file)
-    with blaming(file), reader(file) as source:
+    with errors_name_file(file), reader(file) as source:
         return any(name in source.columns for name in _accepted(labels, split))
 
 
 def _parsed(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     _format(file)
-    return existing(file)
+    return require_file(file)
 
 
 def _format(path: Path) -> Any:
@@ -183,10 +183,10 @@ def chunks(
 ) -> Iterator[Predictions]:
     """As `stream`, without a second look at every number of a file that has `passed` before."""
     reader, _ = _format(path)
-    existing(path)
+    require_file(path)
     start = 0
     classes: int | None = None
-    with blaming(path), reader(path) as source:
+    with errors_name_file(path), reader(path) as source:
         _expect_labels(path)
         names, label = _resolve(source.columns, logits, labels, probs, split)
         for z, y in source.read(names, label, rows):
@@ -203,7 +203,7 @@ def chunks(
 
 def _expect_labels(path: Path) -> None:
     """The labels of a .npy file are a file of their own."""
-    for file in files(path):
+    for file in file_list(path):
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such file; the labels of {path.name} are wanted beside it")
 

@@ -10,13 +10,13 @@ LOOKED_AT = 1000
 """Rows: logits do not become distributions by chance, so a few tell."""
 
 
-def doubt(logits: Array) -> str | None:
+def looks_like_probabilities(logits: Array) -> str | None:
     """One sentence if logits look like probabilities: z ≥ 0 with Σ z = 1 in each row.
 
     >>> import numpy as np
-    >>> doubt(np.array([[0.9, 0.1], [0.2, 0.8]]))
+    >>> looks_like_probabilities(np.array([[0.9, 0.1], [0.2, 0.8]]))
     'each row sums to 1 like probabilities, but was read as logits'
-    >>> doubt(np.array([[2.0, -1.0]])) is None
+    >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
     True
     """
     seen = np.asarray(logits[:LOOKED_AT], dtype=np.float64)

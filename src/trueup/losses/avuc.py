@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.losses.base import Loss, per_batch, top_label
 from trueup.losses.option_checks import at_least
 from trueup.models.uncertainty import entropy_of
@@ -61,7 +61,7 @@ def entropy_threshold(logits: Tensor, labels: Tensor) -> float:
     Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization.
     """
     z, y = as_tensors(logits, labels)
-    log_probs = torch.log_softmax(computable(z), dim=1)
+    log_probs = torch.log_softmax(upcast_half(z), dim=1)
     entropy = entropy_of(log_probs).cpu().double()
     correct = (log_probs.argmax(dim=1) == y).cpu()
     return float((entropy[correct].mean() + entropy[~correct].mean()) / 2)

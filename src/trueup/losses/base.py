@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from trueup.core.arrays import computable
+from trueup.core.arrays import upcast_half
 from trueup.losses.option_checks import Check
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -148,7 +148,7 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"labels must have shape {wanted} for logits {shape}, got {tuple(labels.shape)}{hint}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}".replace("torch.", ""))
-    z = computable(logits)
+    z = upcast_half(logits)
     if z.ndim > 2:
         z = z.movedim(1, -1).reshape(-1, z.shape[1])
     y = labels if labels.ndim == 1 else labels.reshape(-1)

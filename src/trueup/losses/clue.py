@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trueup.core.distributed import ranks, reduced
+from trueup.core.distributed import all_reduce_sum, world_size
 from trueup.losses.base import as_rows
 from trueup.losses.cross_entropy import cross_entropy
 from trueup.models.batches import arguments_of
-from trueup.models.dropout import drawn, sampled
+from trueup.models.dropout import rng_state, sample_passes
 from trueup.models.freezing import unwrapped
 from trueup.models.uncertainty import Classes, entropy_of, log_probs_of, mean_log_probs, moments
 
@@ -113,15 +113,15 @@ def training_passes(model: nn.Module, inputs: Any, passes: int = 5) -> Tensor:
     inner, (args, kwargs) = unwrapped(model), arguments_of(inputs)
     forward, attributes = inner.forward, vars(inner)
     own = {"forward": forward} if "forward" in attributes else {}
-    start = drawn()
+    start = rng_state()
     # Where the network's own forward is the repeated one, a wrapper that gathers gradients sees one pass.
-    attributes["forward"] = lambda *a, **k: sampled(inner, forward, (a, k), passes, None)
+    attributes["forward"] = lambda *a, **k: sample_passes(inner, forward, (a, k), passes, None)
     try:
         samples: Tensor = model(*args, **kwargs)
     finally:
         del attributes["forward"]
         attributes.update(own)
-    if passes > 1 and samples.numel() and drawn().equal(start):
+    if passes > 1 and samples.numel() and rng_state().equal(start):
         wish = f"model must have dropout with p above 0, in training mode, for {passes} passes to differ, got none"
         raise ValueError(f"{wish}; insert_dropout puts one in, mc_dropout takes a network in evaluation mode")
     return samples
@@ -239,4 +239,4 @@ def _grouped(gap: Tensor, uncertainty: Tensor, group: int) -> Tensor:
 
 def _over_ranks(sums: Tensor) -> Tensor:
     """The sums over all ranks, with slopes for gradients that are averaged over the ranks afterwards."""
-    return sums if ranks() == 1 else reduced(sums) + ranks() * (sums - sums.detach())
+    return sums if world_size() == 1 else all_reduce_sum(sums) + world_size() * (sums - sums.detach())

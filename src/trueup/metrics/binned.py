@@ -7,9 +7,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.core.arrays import as_tensors, as_vector, computable
-from trueup.core.bins import BINS, Bins, Closed, chunks, cuts, equal_mass, equal_width, locate, rounding
-from trueup.core.row_scores import Cells, confidences_and_hits, rows, rows_and_classes
+from trueup.core.arrays import as_tensors, as_vector, upcast_half
+from trueup.core.bins import (
+    BINS,
+    Bins,
+    Closed,
+    bin_index,
+    cut_points,
+    equal_mass,
+    equal_mass_slices,
+    equal_width,
+    rounding_error,
+)
+from trueup.core.row_scores import ClassCells, confidences_and_hits, score_rows, score_rows_and_classes
 from trueup.metrics.proximity import proximity
 
 Print = Literal["guo", "torchmetrics"]
@@ -100,14 +110,14 @@ def aece(
     if compat is not None:
         raise ValueError(f'compat must be "mukhoti" or None, got {compat!r}')
     if ties == "merge":
-        return Bins.tallied(c, a, equal_mass(c, bins)).ece()
+        return Bins.from_scores(c, a, equal_mass(c, bins)).ece()
     if ties != "split":
         raise ValueError(f'ties must be "merge" or "split", got {ties!r}')
     index = np.empty(len(c), np.int64)
     order = np.argsort(c, kind="stable")
-    for b, (start, stop) in enumerate(chunks(len(c), bins)):
+    for b, (start, stop) in enumerate(equal_mass_slices(len(c), bins)):
         index[order[start:stop]] = b
-    return Bins.indexed(index, c, a, equal_width(bins)).ece()
+    return Bins.from_indices(index, c, a, equal_width(bins)).ece()
 
 
 def sce(
@@ -149,9 +159,9 @@ def thresholded_sce(logits: Any, labels: Any, *, threshold: float = 1e-3, bins: 
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
     z, y = as_tensors(logits, labels)
-    inner = cuts(equal_width(bins), rounding=rounding(z))
+    inner = cut_points(equal_width(bins), rounding=rounding_error(z))
     inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
-    tally = rows_and_classes(z, y, Cells(inner))[1]
+    tally = score_rows_and_classes(z, y, ClassCells(inner))[1]
     gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 is what lies at or below the threshold
     return float(gap.sum(axis=1).mean() / len(z)) if len(z) else float("nan")
 
@@ -166,9 +176,9 @@ def uce(logits: Any, labels: Any, *, bins: int = BINS) -> float:
     0.6972
     """
     z, y = as_tensors(logits, labels)
-    scored = rows(z, y)
+    scored = score_rows(z, y)
     u = np.clip(scored.entropy / np.log(z.shape[1]), 0.0, 1.0)
-    return Bins.tallied(u, 1 - scored.correct, equal_width(bins), rounding=rounding(z)).ece()
+    return Bins.from_scores(u, 1 - scored.correct, equal_width(bins), rounding=rounding_error(z)).ece()
 
 
 def piece(
@@ -195,12 +205,12 @@ def piece(
     z, y = as_tensors(logits, labels)
     if not len(z):
         return float("nan")
-    near = proximity(computable(z) if features is None else features, reference, neighbours=neighbours)
+    near = proximity(upcast_half(z) if features is None else features, reference, neighbours=neighbours)
     near = as_vector(near, "features", length=len(z)).numpy()
     c, a = confidences_and_hits(z, y)
-    row = locate(near, equal_mass(near, proximity_bins))
-    cell = row * bins + locate(c, equal_width(bins), rounding=rounding(z))
-    return Bins.indexed(cell, c, a, equal_width(bins * proximity_bins)).ece()
+    row = bin_index(near, equal_mass(near, proximity_bins))
+    cell = row * bins + bin_index(c, equal_width(bins), rounding=rounding_error(z))
+    return Bins.from_indices(cell, c, a, equal_width(bins * proximity_bins)).ece()
 
 
 def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None) -> Bins:
@@ -208,15 +218,15 @@ def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | No
         return Bins.of(logits, labels, bins=bins, closed=closed)
     z, y = as_tensors(logits, labels)
     size = len(equal_width(bins)) - 1
-    confidence, predicted = torch.softmax(computable(z), dim=1).max(dim=1)
+    confidence, predicted = torch.softmax(upcast_half(z), dim=1).max(dim=1)
     c, a = confidence.double().cpu().numpy(), (predicted == y).double().cpu().numpy()
     if compat == "guo":
         edges = torch.linspace(0, 1, size + 1).double().numpy()
         kept = c > 0
-        return Bins.indexed(locate(c[kept], edges), c[kept], a[kept], equal_width(size))
+        return Bins.from_indices(bin_index(c[kept], edges), c[kept], a[kept], equal_width(size))
     if compat == "torchmetrics":
         edges = torch.linspace(0, 1, size + 1, dtype=confidence.dtype).double().numpy()
-        return Bins.indexed(np.searchsorted(edges, c, side="right") - 1, c, a, equal_width(size + 1))
+        return Bins.from_indices(np.searchsorted(edges, c, side="right") - 1, c, a, equal_width(size + 1))
     raise ValueError(f'compat must be "guo", "torchmetrics" or None, got {compat!r}')
 
 

@@ -10,7 +10,7 @@ import torch
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
-from trueup.core.row_scores import confidences_and_hits, log_normaliser
+from trueup.core.row_scores import confidences_and_hits, log_sum_exp
 
 
 def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False) -> float:
@@ -44,7 +44,7 @@ def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS) -> float:
     """
     z, y = as_tensors(logits, labels)
     c, a = confidences_and_hits(z, y)
-    tally = Bins.tallied(c, a, equal_mass(c, bins))
+    tally = Bins.from_scores(c, a, equal_mass(c, bins))
     full = tally.count > 0
     n, acc, gap = tally.count[full], tally.accuracy[full], tally.gap[full]
     again = folded_mean(gap, np.sqrt(acc * (1 - acc) / n))
@@ -93,13 +93,13 @@ def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool) -> Iterator[tupl
     if not classwise:
         yield confidences_and_hits(z, y)
         return
-    log_norm, label = log_normaliser(z), y.cpu().numpy()
+    log_norm, label = log_sum_exp(z), y.cpu().numpy()
     for k in range(z.shape[1]):  # a class at a time: memory stays at n numbers
         yield np.exp(z[:, k].double().cpu().numpy() - log_norm), (label == k) * 1.0
 
 
 def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int) -> float:
-    tally = Bins.tallied(p, hit, equal_mass(p, bins))
+    tally = Bins.from_scores(p, hit, equal_mass(p, bins))
     some = tally.count >= 2
     n, acc, gap = tally.count[some], tally.accuracy[some], tally.gap[some]
     return float((n * (gap**2 - acc * (1 - acc) / (n - 1))).sum() / len(p))

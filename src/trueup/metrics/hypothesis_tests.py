@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from trueup.core.bins import BINS, ERRORS
+from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.tally import Tally
 from trueup.metrics.resampling import check_resamples, gathered, membership, tail_of
 
@@ -61,24 +61,24 @@ def consistency(
     >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
     True
     """
-    return consistency_of(
+    return consistency_of_tally(
         Tally.of(logits, labels, bins=bins), metric=metric, level=level, resamples=resamples, seed=seed
     )
 
 
-def consistency_of(
+def consistency_of_tally(
     tally: Tally, *, metric: str = "ece", level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Consistency:
     """Test calibration from a tally, as `consistency` does."""
     tail = tail_of(level)
     check_resamples(resamples, "resamples")
-    if metric not in (*ERRORS, "aece"):
-        raise ValueError(f"metric must be one of {', '.join((*ERRORS, 'aece'))}, got {metric!r}")
+    if metric not in (*BINNED_ERRORS, "aece"):
+        raise ValueError(f"metric must be one of {', '.join((*BINNED_ERRORS, 'aece'))}, got {metric!r}")
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, resamples)
     index, count, confidence = gathered(tally.grid, metric == "aece")
-    error = ERRORS["ece" if metric == "aece" else metric]
+    error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums = count.sum(axis=0), confidence.sum(axis=0)
     chance = np.clip(sums / np.maximum(both, 1.0), 0.0, 1.0)
     drawn = np.random.default_rng(seed).binomial(both.astype(np.int64), chance, size=(resamples, len(index)))
@@ -102,10 +102,10 @@ def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
     >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
     1.7302
     """
-    return spiegelhalter_of(Tally.of(logits, labels))
+    return spiegelhalter_of_tally(Tally.of(logits, labels))
 
 
-def spiegelhalter_of(tally: Tally) -> Spiegelhalter:
+def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     variance = tally.calibration_variance.total
     # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
@@ -114,7 +114,7 @@ def spiegelhalter_of(tally: Tally) -> Spiegelhalter:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CalibrationTests:
     """Whether the confidences of a method could be those of a calibrated network."""
 
     p_value: float
@@ -130,9 +130,9 @@ class Judgement:
     """Of the consistency test."""
 
     @classmethod
-    def of(cls, tally: Tally, *, resamples: int, seed: int) -> Judgement:
+    def of(cls, tally: Tally, *, resamples: int, seed: int) -> CalibrationTests:
         """Run both tests on a tally."""
-        found, normal = consistency_of(tally, resamples=resamples, seed=seed), spiegelhalter_of(tally)
+        found, normal = consistency_of_tally(tally, resamples=resamples, seed=seed), spiegelhalter_of_tally(tally)
         excess = tally.confidence.total - tally.accuracy.total
         variance = tally.confidence.total - tally.confidence.squares
         lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)

@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, Bins, equal_mass, equal_width, locate, rounding
-from trueup.core.row_scores import Rows, rows_and_classes
-from trueup.core.tally import MEANS, TABLE, Mean, Tally, cells
+from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
+from trueup.core.row_scores import RowScores, score_rows_and_classes
+from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
 from trueup.metrics.resampling import (
     Classwise,
     Noisy,
@@ -45,7 +45,7 @@ class Interval:
 class Scored(NamedTuple):
     """A data set after its one pass."""
 
-    rows: Rows
+    rows: RowScores
     tally: Tally
     rounding: float
 
@@ -57,9 +57,9 @@ class Scored(NamedTuple):
             raise ValueError(
                 f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
             )
-        unit = rounding(z)
+        unit = rounding_error(z)
         group = None if beside is None else beside.rows.group
-        rows, classes = rows_and_classes(z, y, cells(z.shape[1], bins, unit, group))
+        rows, classes = score_rows_and_classes(z, y, class_cells(z.shape[1], bins, unit, group))
         return cls(rows, Tally.scored(rows, classes, bins, unit), unit)
 
     def value(self, metric: str) -> float:
@@ -67,13 +67,13 @@ class Scored(NamedTuple):
         if metric != "aece":
             return self.tally.value(metric)
         index, edges = self.bin_of_row(adaptive=True)
-        return Bins.indexed(index, self.rows.confidence, self.rows.correct, edges).ece()
+        return Bins.from_indices(index, self.rows.confidence, self.rows.correct, edges).ece()
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
         c, bins = self.rows.confidence, self.tally.grid.bins
         edges = equal_mass(c, bins) if adaptive else equal_width(bins)
-        return locate(c, edges, rounding=0.0 if adaptive else self.rounding), edges
+        return bin_index(c, edges, rounding=0.0 if adaptive else self.rounding), edges
 
 
 def bootstrap(
@@ -106,7 +106,7 @@ def bootstrap(
 
 def intervals(
     tally: Tally,
-    values: Mapping[str, float] | Iterable[str] = TABLE,
+    values: Mapping[str, float] | Iterable[str] = TABLE_METRICS,
     *,
     level: float = 0.95,
     replicates: int = 1000,
@@ -121,7 +121,7 @@ def intervals(
     for name, value in known.items():
         if tally.n < 2 and name != "accuracy":  # one row shows no spread
             low, high = float("nan"), float("nan")
-        elif name in MEANS:
+        elif name in MEAN_METRICS:
             low, high = _mean_interval(name, getattr(tally, name), tail)
         elif name == "sce":
             low, high = Classwise.of(tally).interval(tail)
@@ -176,7 +176,7 @@ def differences(
         value = second.value(name) - first.value(name)
         if not first.tally.n:
             low, high = float("nan"), float("nan")
-        elif name in MEANS:
+        elif name in MEAN_METRICS:
             column = {"accuracy": "correct"}.get(name, name)
             mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column))
             low, high = _mean_interval("difference", mean, tail)

@@ -18,7 +18,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from trueup.core.arrays import as_logits, as_tensors
-from trueup.core.row_scores import rows
+from trueup.core.row_scores import score_rows
 
 MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""
@@ -98,7 +98,7 @@ def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4) -> float:
     n = len(z)
     if n == 0:
         return math.nan
-    scored = rows(z, y)
+    scored = score_rows(z, y)
     order = np.argsort(scored.confidence, kind="stable")
     c = scored.confidence[order]
     return math.sqrt(max(0.0, _laplacian_form(c, scored.correct[order] - c, width))) / n

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from trueup.core.arrays import as_logits, as_tensors
-from trueup.core.bins import BINS, cuts, equal_width, rounding
-from trueup.core.row_scores import Rows, log_normaliser, rows
+from trueup.core.bins import BINS, cut_points, equal_width, rounding_error
+from trueup.core.row_scores import RowScores, log_sum_exp, score_rows
 
 
 def accuracy(logits: Any, labels: Any) -> float:
@@ -50,7 +50,7 @@ def nll(logits: Any, labels: Any) -> float:
     """
     z, y = as_tensors(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(rows(z, y).nll)
+        return _mean(score_rows(z, y).nll)
     return _mean(np.concatenate([-(q * log_p).sum(axis=1) for log_p, q in _soft(z, y)]))
 
 
@@ -64,7 +64,7 @@ def brier(logits: Any, labels: Any) -> float:
     """
     z, y = as_tensors(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(rows(z, y).brier)
+        return _mean(score_rows(z, y).brier)
     return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]))
 
 
@@ -85,7 +85,7 @@ def entropy(logits: Any, labels: Any = None) -> float:
     0.6931
     """
     z = as_logits(logits)
-    return _mean(rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy)
+    return _mean(score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy)
 
 
 def normalised_entropy(logits: Any, labels: Any = None) -> float:
@@ -124,12 +124,12 @@ def brier_decomposition(logits: Any, labels: Any, *, bins: int = BINS, top_label
     True
     """
     z, y = as_tensors(logits, labels)
-    edges = cuts(equal_width(bins), rounding=rounding(z))
+    edges = cut_points(equal_width(bins), rounding=rounding_error(z))
     if top_label:
-        scored = rows(z, y)
+        scored = score_rows(z, y)
         return Decomposition(*_murphy(scored.confidence, scored.correct, edges).tolist())
     parts = np.zeros(6)
-    log_norm = log_normaliser(z)
+    log_norm = log_sum_exp(z)
     for k in range(z.shape[1]):  # a class at a time: memory stays at n numbers
         p = np.exp(z[:, k].double().cpu().numpy() - log_norm)
         parts += _murphy(p, (y == k).double().cpu().numpy(), edges)
@@ -157,8 +157,8 @@ def _murphy(p: np.ndarray, hit: np.ndarray, edges: np.ndarray) -> np.ndarray:
     )
 
 
-def _rows(logits: Any, labels: Any) -> Rows:
-    return rows(*as_tensors(logits, labels))
+def _rows(logits: Any, labels: Any) -> RowScores:
+    return score_rows(*as_tensors(logits, labels))
 
 
 def _soft(z: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trueup.core.arrays import as_logits, as_tensors, as_vector
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import Rows, rows
+from trueup.core.row_scores import RowScores, score_rows
 
 Score = Literal["confidence", "entropy"]
 
@@ -236,7 +236,7 @@ def _raw(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
     z, y = as_tensors(logits, labels)
-    scored = rows(z, y)
+    scored = score_rows(z, y)
     return _certainty(scored, z, score), 1.0 - scored.correct
 
 
@@ -247,11 +247,11 @@ def _certainty_and_origin(logits: Any, ood: Any, score: Score) -> tuple[np.ndarr
     certainty = []
     for z in (known, foreign):
         no_labels = torch.zeros(len(z), dtype=torch.int64, device=z.device)  # neither score depends on them
-        certainty.append(_certainty(rows(z, no_labels), z, score))
+        certainty.append(_certainty(score_rows(z, no_labels), z, score))
     return np.concatenate(certainty), np.repeat([0.0, 1.0], [len(known), len(foreign)])
 
 
-def _certainty(scored: Rows, logits: Tensor, score: Score) -> np.ndarray:
+def _certainty(scored: RowScores, logits: Tensor, score: Score) -> np.ndarray:
     """What to rank by, on the scale of a probability, where `tie_ends` knows what rounding is."""
     if score == "confidence":
         return scored.confidence

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from trueup.core.arrays import as_vector
-from trueup.core.bins import BINS, equal_mass, equal_width, locate
+from trueup.core.bins import BINS, bin_index, equal_mass, equal_width
 
 Shares = Literal["intervals", "quantiles"]
 
@@ -273,7 +273,7 @@ def _gaps(mean: Any, std: Any, targets: Any, shares: Shares, points: int) -> tup
 
 def _equal_mass_index(s: np.ndarray, bins: int) -> np.ndarray:
     part = s / s.max(initial=STD_FLOOR)  # in [0, 1], where bins know what rounding is
-    return locate(part, equal_mass(part, bins))
+    return bin_index(part, equal_mass(part, bins))
 
 
 def _equal_width_index(variance: np.ndarray, bins: int) -> np.ndarray:
@@ -281,7 +281,7 @@ def _equal_width_index(variance: np.ndarray, bins: int) -> np.ndarray:
     eps, least, greatest = np.finfo(np.float64).eps, variance.min(initial=np.inf), variance.max(initial=0.0)
     if greatest - least <= 4 * eps * greatest:  # constant but for rounding, which must not fill bins of its own
         return np.zeros(len(variance), dtype=np.int64)
-    return locate((variance - least) / (greatest - least), edges, rounding=eps)
+    return bin_index((variance - least) / (greatest - least), edges, rounding=eps)
 
 
 def _mean(values: np.ndarray) -> float:

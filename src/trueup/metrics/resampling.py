@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.bins import ERRORS, folded_mean
+from trueup.core.bins import BINNED_ERRORS, folded_mean
 from trueup.core.tally import Grid, Tally
 
 _PARTS = 8  # cells a bin
@@ -55,19 +55,19 @@ class Noisy(NamedTuple):
 
     def observed(self, error: str) -> float:
         """The plug-in value."""
-        return float(ERRORS[error](self.counts, self.confidence, self.confidence + self.gap))
+        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + self.gap))
 
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
         for gap in (self.gap, self.counts, -self.counts):
-            size = float(ERRORS[error](self.counts, self.confidence, self.confidence + gap))
+            size = float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
             if size > 0:
                 break
         return gap / size
 
     def simulated(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
         """What samples would show if the true error were `truth`."""
-        return ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
+        return BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
 
     def truth(self, error: str, quantile: float, *, last: bool = False) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""

@@ -14,10 +14,10 @@ import torch
 
 from trueup.core.bins import BINS
 from trueup.core.progress import track
-from trueup.core.tally import TABLE, Tally
+from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import Predictions
 from trueup.io.shards import Shards
-from trueup.metrics.hypothesis_tests import Judgement
+from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
 from trueup.metrics.table import DEFAULT, Scores
 
@@ -45,7 +45,7 @@ class Part:
     error: str | None
 
 
-def gathered(
+def map_shards(
     task: Task,
     shards: Shards,
     *,
@@ -80,7 +80,7 @@ def gathered(
     return total, rows, tuple(bad)
 
 
-def evaluate(
+def evaluate_shards(
     shards: Shards,
     *,
     metrics: Iterable[str] = DEFAULT,
@@ -97,10 +97,10 @@ def evaluate(
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     """
     wanted = tuple(metrics)
-    unknown = [metric for metric in wanted if metric not in TABLE]
+    unknown = [metric for metric in wanted if metric not in TABLE_METRICS]
     if unknown:
-        raise ValueError(f"of shards, metrics must be among {', '.join(TABLE)}, got {unknown[0]!r}")
-    tally, _, bad = gathered(
+        raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
+    tally, _, bad = map_shards(
         functools.partial(_tallied, bins=bins),
         shards,
         executor=executor,
@@ -110,7 +110,7 @@ def evaluate(
     )
     tell_of(bad)
     found = intervals(tally, wanted, level=level, replicates=replicates, seed=seed)
-    test = Judgement.of(tally, resamples=replicates, seed=seed)
+    test = CalibrationTests.of(tally, resamples=replicates, seed=seed)
     return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
 
 

@@ -11,9 +11,9 @@ from scipy.fft import dct, idct
 from scipy.special import spherical_jn
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import rows
+from trueup.core.row_scores import score_rows
 
 _CHUNK = 1 << 20
 """Numbers in one chunk of float64 work."""
@@ -37,7 +37,7 @@ def ks(logits: Any, labels: Any, *, rank: int = 1) -> float:
     z, y = as_tensors(logits, labels)
     check_place(rank, "rank", z)
     if rank == 1:
-        scored = rows(z, y)
+        scored = score_rows(z, y)
         return _largest_drift(scored.confidence, scored.correct == 1)
     scores, place = ranked(z, y, int(rank))
     return _largest_drift(scores[:, -1], place == rank)
@@ -99,7 +99,7 @@ def smooth_ece(logits: Any, labels: Any) -> float:
     z, y = as_tensors(logits, labels)
     if len(z) == 0:
         return math.nan
-    scored = rows(z, y)
+    scored = score_rows(z, y)
     waves = _cosines(scored.confidence, scored.confidence - scored.correct, _FINEST)
     low, high = 0.0, 1.0
     for _ in range(40):
@@ -129,7 +129,7 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
     n = len(z)
     if n == 0:
         return math.nan
-    scored = rows(z, y)
+    scored = score_rows(z, y)
     confidence, hits = scored.confidence, scored.correct
     certain = confidence[hits == 1]
     spread = float(certain.std()) if len(certain) else 0.0
@@ -170,7 +170,7 @@ def ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     step = max(1, _CHUNK // classes)
     for start in range(0, n, step):
         at = slice(start, start + step)
-        part, label = computable(z[at]), y[at, None]
+        part, label = upcast_half(z[at]), y[at, None]
         largest = part.topk(count, dim=1).values.double()
         scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()
         own = part.gather(1, label)

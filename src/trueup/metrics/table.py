@@ -13,9 +13,9 @@ import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.formatting import Row, as_html, as_text, number, percent, span
-from trueup.core.tally import TABLE
-from trueup.metrics.hypothesis_tests import Judgement
+from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.core.tally import TABLE_METRICS
+from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
 
@@ -36,7 +36,7 @@ class Scores:
     level: float
     values: Mapping[str, Mapping[str, Interval]]
     """By method, then by metric."""
-    tests: Mapping[str, Judgement]
+    tests: Mapping[str, CalibrationTests]
     changes: Mapping[str, Mapping[str, Interval]]
     """By method but the first: how much each metric differs from the first method's, paired."""
 
@@ -66,7 +66,7 @@ class Scores:
             return "There are no rows to judge."
         says = ""
         if "confidence" in values and "accuracy" in values:
-            said, right = (percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
@@ -117,14 +117,14 @@ class Scores:
         return pd.DataFrame(records, columns=columns)
 
     def __str__(self) -> str:
-        return "\n\n".join([self.caption(), as_text(self.table()), *self.notes()])
+        return "\n\n".join([self.caption(), text_table(self.table()), *self.notes()])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        return f"<div><p>{html.escape(self.caption())}</p>{as_html(self.table())}{notes}</div>"
+        return f"<div><p>{html.escape(self.caption())}</p>{html_table(self.table())}{notes}</div>"
 
     def caption(self) -> str:
         """How much was scored."""
@@ -132,20 +132,25 @@ class Scores:
 
     def table(self) -> list[Row]:
         """Its cells as text, the first row the heads."""
-        level = percent(self.level)
+        level = format_percent(self.level)
         if len(self.methods) == 1:
             found = self.values[self.methods[0]]
             return [["metric", "value", f"{level} interval"]] + [
-                [metric, number(i.value), span(i.low, i.high)] for metric, i in found.items()
+                [metric, format_number(i.value), format_interval(i.low, i.high)] for metric, i in found.items()
             ]
         if len(self.methods) == 2:
             one, two = self.methods
             rows = [["metric", one, two, "change", f"{level} interval"]]
             for metric in self.metrics:
                 change = self.changes[two][metric]
-                values = [number(self.values[name][metric].value) for name in self.methods]
+                values = [format_number(self.values[name][metric].value) for name in self.methods]
                 rows.append(
-                    [metric, *values, number(change.value, sign=True), span(change.low, change.high, sign=True)]
+                    [
+                        metric,
+                        *values,
+                        format_number(change.value, sign=True),
+                        format_interval(change.low, change.high, sign=True),
+                    ]
                 )
             return rows
         rows = [["method", *self.metrics]]
@@ -153,7 +158,9 @@ class Scores:
             marks = {
                 metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
             }
-            rows.append([name, *(number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())])
+            rows.append(
+                [name, *(format_number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())]
+            )
         return rows
 
     def notes(self) -> list[str]:
@@ -168,7 +175,9 @@ class Scores:
             return notes
         notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
         if len(self.methods) > 2:
-            notes.insert(0, f"* differs from {self.methods[0]}: the paired {percent(self.level)} interval excludes 0.")
+            notes.insert(
+                0, f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
+            )
         return notes
 
 
@@ -232,9 +241,9 @@ def compare(
         raise ValueError(f"metrics must be several names, such as ({metrics!r},), got {metrics!r}")
     wanted = tuple(metrics)
     for metric in wanted:
-        if metric not in TABLE and metric not in METRICS:
+        if metric not in TABLE_METRICS and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
-    tabled = [metric for metric in wanted if metric in TABLE]
+    tabled = [metric for metric in wanted if metric in TABLE_METRICS]
     first: Scored | None = None
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
@@ -252,16 +261,16 @@ def compare(
             scored.tally, {m: scored.value(m) for m in tabled}, level=level, replicates=replicates, seed=seed
         )
         for metric in wanted:
-            if metric not in TABLE:
+            if metric not in TABLE_METRICS:
                 found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
-        tests[name] = Judgement.of(scored.tally, resamples=replicates, seed=seed)
+        tests[name] = CalibrationTests.of(scored.tally, resamples=replicates, seed=seed)
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
         change = differences(first, scored, tabled, level=level, replicates=replicates, seed=seed)
         for metric in wanted:
-            if metric not in TABLE:
+            if metric not in TABLE_METRICS:
                 by = values[name][metric].value - values[first_name][metric].value
                 change[metric] = Interval(by, math.nan, math.nan, level)
         changes[name] = {metric: change[metric] for metric in wanted}

@@ -96,15 +96,15 @@ def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
             yield from (((key, *keys), tensor) for keys, tensor in tensors_in(value))
 
 
-def changed_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Any:
+def replace_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Any:
     """The same inputs with the one tensor changed that the keys lead to; the given ones stay as they are.
 
-    >>> changed_at((torch.ones(2), "text"), (0,), lambda x: x + 1)
+    >>> replace_at((torch.ones(2), "text"), (0,), lambda x: x + 1)
     (tensor([2., 2.]), 'text')
     """
     if not keys:
         return change(inputs)
-    return _replaced(inputs, keys[0], changed_at(inputs[keys[0]], keys[1:], change))
+    return _replaced(inputs, keys[0], replace_at(inputs[keys[0]], keys[1:], change))
 
 
 def _key(output: Any) -> Any:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_tensors, computable
-from trueup.core.distributed import gathered, rank, together
+from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.distributed import all_gather_rows, raise_on_all_ranks, rank
 from trueup.core.progress import track
 from trueup.io.predictions import Predictions
-from trueup.models.batches import Batch, Device, batches, changed_at, logits_of, tensors_in, with_logits
+from trueup.models.batches import Batch, Device, batches, logits_of, replace_at, tensors_in, with_logits
 from trueup.models.freezing import frozen, unwrapped
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "device_of",
     "embedding_of",
     "frozen",
+    "input_position",
     "logits_of",
     "on_model",
-    "place_of",
     "unwrapped",
     "with_logits",
 ]
@@ -55,23 +55,27 @@ def collect(
     device = device_of(model) if device is None else device
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    with together(), frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
+    with (
+        raise_on_all_ranks(),
+        frozen(model),
+        torch.no_grad(),
+    ):  # not inference mode: what a model caches must stay trainable
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
         for number, (args, kwargs, y) in enumerate(batches(steps, device=device)):
             output = model(*args, **kwargs)
             try:
                 # A copy, for a model or a loader may use the same memory for the next batch.
-                z, y = as_tensors(computable(logits_of(output)).to("cpu", copy=True), y.to("cpu", copy=True))
+                z, y = as_tensors(upcast_half(logits_of(output)).to("cpu", copy=True), y.to("cpu", copy=True))
                 if logits and z.shape[1] != logits[0].shape[1]:
                     raise ValueError(f"logits must have {logits[0].shape[1]} classes as before, got {z.shape[1]}")
             except ValueError as error:
                 raise ValueError(f"batch {number}: {error}") from None
             logits.append(z)
             labels.append(y)
-    whole = gathered(torch.cat(logits) if logits else torch.empty(0, 0))
+    whole = all_gather_rows(torch.cat(logits) if logits else torch.empty(0, 0))
     if not whole.shape[1]:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
-    return Predictions(whole, gathered(torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)))
+    return Predictions(whole, all_gather_rows(torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)))
 
 
 class _Bound:
@@ -137,9 +141,9 @@ class Calibrated(nn.Module):
         return with_logits(output, self.after(logits).to(logits.dtype))
 
     def _after_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = place_of(self.model, args, kwargs)
+        place = input_position(self.model, args, kwargs)
         if place is not None:
-            args, kwargs = changed_at((args, kwargs), place, self._mapped)
+            args, kwargs = replace_at((args, kwargs), place, self._mapped)
             return self.model(*args, **kwargs)
         caller, calls = get_ident(), []
 
@@ -192,14 +196,14 @@ def device_of(model: nn.Module) -> torch.device:
     return next((t.device for tensors in (model.parameters(), model.buffers()) for t in tensors), torch.device("cpu"))
 
 
-def place_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """Find the tensor that `before` acts on: the keys in `(args, kwargs)` that lead to it, or None for tokens.
 
     It is the first of floating point, positional ones before keywords; beside integers, one called a mask is not meant.
 
-    >>> place_of(nn.Identity(), ("text", torch.ones(1)), {})
+    >>> input_position(nn.Identity(), ("text", torch.ones(1)), {})
     (0, 1)
-    >>> place_of(nn.Embedding(9, 4), (torch.tensor([3]),), {"attention_mask": torch.ones(1)})
+    >>> input_position(nn.Embedding(9, 4), (torch.tensor([3]),), {"attention_mask": torch.ones(1)})
     """
     found = list(tensors_in((args, kwargs)))
     places = [place for place, tensor in found if tensor.is_floating_point()]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trueup.core.arrays import ROUNDING, computable
+from trueup.core.arrays import ROUNDING, upcast_half
 
 Options = ParamSpec("Options")
 Change: TypeAlias = Callable[Concatenate[Tensor, Options], Tensor]
@@ -36,7 +36,7 @@ def _on_images(change: Change[Options]) -> Change[Options]:
     @functools.wraps(change)
     def changed(images: Tensor, /, *args: Options.args, **options: Options.kwargs) -> Tensor:
         x = _as_images(images)
-        batch = computable(x if x.ndim == 4 else x[None])
+        batch = upcast_half(x if x.ndim == 4 else x[None])
         result = change(batch, *args, **options).clamp(0, 1) if batch.numel() else batch
         return result.to(x.dtype).to(x.device).reshape(x.shape)
 

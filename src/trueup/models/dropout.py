@@ -20,12 +20,12 @@ HALVES = (("trunk", "head"), ("forward_features", "forward_head"))  # ours, and 
 _divided: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
-def drops(model: nn.Module) -> bool:
+def has_dropout(model: nn.Module) -> bool:
     """Whether a network has a dropout layer with a probability above 0."""
-    return any(map(probability, model.modules()))
+    return any(map(dropout_probability, model.modules()))
 
 
-def probability(module: nn.Module) -> float | None:
+def dropout_probability(module: nn.Module) -> float | None:
     """With which a dropout layer, or attention or recurrence that holds one, drops; None of other layers."""
     if isinstance(module, _DropoutNd):
         return module.p
@@ -33,14 +33,14 @@ def probability(module: nn.Module) -> float | None:
 
 
 @contextmanager
-def dropping(model: nn.Module) -> Iterator[None]:
+def dropout_enabled(model: nn.Module) -> Iterator[None]:
     """A frozen network whose dropout layers are on."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with frozen(model), torch.no_grad():
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # it takes no notice of dropout layers
             for module in model.modules():
-                module.training = bool(probability(module))
+                module.training = bool(dropout_probability(module))
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -56,23 +56,23 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
     if form in known:
         return known[form]
     training, modes = model.training, [(module, module.training) for module in model.modules()]
-    with dropping(model):
+    with dropout_enabled(model):
         if _is_rows(inputs):  # numbers are moved away from 0, where networks that differ may agree
             row = args[0][:1]
             args = (row + torch.randn_like(row) if row.is_floating_point() else row.clone(),)
-        seeded(0)
+        seed_rng(0)
         wanted = logits_of(whole(*args, **kwargs))
-        start = seeded(0)
+        start = seed_rng(0)
         try:
             features = trunk(*args, **kwargs)
-            steady = drawn().equal(start)
+            steady = rng_state().equal(start)
             found = logits_of(head(features))
             if steady and training:  # in training a trunk may draw what it does not otherwise
                 for module, mode in modes:
                     module.training = mode
-                start = seeded(0)
+                start = seed_rng(0)
                 trunk(*inputs[0], **kwargs)
-                steady = drawn().equal(start)
+                steady = rng_state().equal(start)
         except Exception:
             steady, found = False, wanted
     same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
@@ -94,14 +94,16 @@ def _is_rows(inputs: Arguments) -> bool:
     return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
 
 
-def sampled(model: nn.Module, whole: Callable[..., Any], inputs: Arguments, passes: int, memory: int | None) -> Tensor:
+def sample_passes(
+    model: nn.Module, whole: Callable[..., Any], inputs: Arguments, passes: int, memory: int | None
+) -> Tensor:
     """Outputs (passes, n, …) of `whole`, the model's call, or of its head alone, in the mode it is in."""
     args, kwargs = inputs
     halves = _halves(model)
     if halves is not None and _is_divided(model, whole, halves, inputs):
-        start = drawn()
+        start = rng_state()
         features = halves[0](*args, **kwargs)
-        if drawn().equal(start):
+        if rng_state().equal(start):
             whole, args, kwargs = halves[1], (features,), {}
         else:  # it was changed since it was asked
             _divided.pop(model)
@@ -119,15 +121,15 @@ def sampled(model: nn.Module, whole: Callable[..., Any], inputs: Arguments, pass
     return torch.cat(samples)
 
 
-def drawn() -> Tensor:
+def rng_state() -> Tensor:
     """The global random states, which tell whether anything was drawn."""
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return torch.cat([torch.get_rng_state(), *on_cuda])
 
 
-def seeded(seed: int) -> Tensor:
+def seed_rng(seed: int) -> Tensor:
     """Begin the global random states anew; what they are then."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    return drawn()
+    return rng_state()

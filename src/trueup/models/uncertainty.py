@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from trueup.core.arrays import A, as_logits, computable, like
+from trueup.core.arrays import A, as_logits, match_kind, upcast_half
 from trueup.models.batches import arguments_of
-from trueup.models.dropout import drawn, dropping, drops, probability, sampled, seeded
+from trueup.models.dropout import dropout_enabled, dropout_probability, has_dropout, rng_state, sample_passes, seed_rng
 from trueup.models.freezing import unwrapped
 
 Classes: TypeAlias = Literal["first", "last"] | None
@@ -49,14 +49,14 @@ def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
     model = unwrapped(model)
-    if not drops(model):
-        layers = [module for module in model.modules() if probability(module) is not None]
+    if not has_dropout(model):
+        layers = [module for module in model.modules() if dropout_probability(module) is not None]
         fact = f"{len(layers)} with p = 0" if layers else "none"
         raise ValueError(f"model must have a dropout layer with p above 0, got {fact}; insert_dropout puts one in")
-    with dropping(model):
-        start = seeded(int(np.random.default_rng(seed).integers(2**63)))
-        samples = sampled(model, model, arguments_of(inputs), passes, memory)
-        if samples.numel() and drawn().equal(start):
+    with dropout_enabled(model):
+        start = seed_rng(int(np.random.default_rng(seed).integers(2**63)))
+        samples = sample_passes(model, model, arguments_of(inputs), passes, memory)
+        if samples.numel() and rng_state().equal(start):
             raise ValueError("model must use its dropout layers, got a pass that reached none of them")
     return samples
 
@@ -98,7 +98,7 @@ def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
     >>> f"{predictive_entropy(samples).item():.4f}"
     '0.6931'
     """
-    return like(entropy_of(mean_log_probs(_checked(samples, classes))), samples)
+    return match_kind(entropy_of(mean_log_probs(_checked(samples, classes))), samples)
 
 
 def mutual_information(samples: A, *, classes: Classes = None) -> A:
@@ -111,7 +111,7 @@ def mutual_information(samples: A, *, classes: Classes = None) -> A:
     Houlsby et al. (2011), Bayesian active learning for classification and preference learning.
     """
     log_probs = _checked(samples, classes)
-    return like((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
+    return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
 def probability_variance(samples: A, *, classes: Classes = None) -> A:
@@ -121,7 +121,7 @@ def probability_variance(samples: A, *, classes: Classes = None) -> A:
     >>> f"{probability_variance(samples).item():.4f}"
     '0.2900'
     """
-    return like(_checked(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
+    return match_kind(_checked(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
 
 
 class Moments(NamedTuple):
@@ -154,9 +154,9 @@ def moments(samples: A, *, variance_head: bool = False) -> Moments:
     if x.ndim != 3 or not len(x) or not x.is_floating_point() or (variance_head and x.shape[2] % 2):
         wish = "(passes, n, 2·targets)" if variance_head else "(passes, n) or (passes, n, targets)"
         raise ValueError(f"samples must be real of shape {wish}, got {x.dtype}, {tuple(x.shape)}")
-    means, *raw = (part.squeeze(2) for part in computable(x).chunk(2 if variance_head else 1, dim=2))
+    means, *raw = (part.squeeze(2) for part in upcast_half(x).chunk(2 if variance_head else 1, dim=2))
     within = (functional.softplus(raw[0]) + VARIANCE_FLOOR).mean(dim=0) if raw else torch.zeros_like(means[0])
-    return Moments(*(like(part, samples) for part in (means.mean(dim=0), means.var(dim=0, correction=0), within)))
+    return Moments(*(match_kind(part, samples) for part in (means.mean(dim=0), means.var(dim=0, correction=0), within)))
 
 
 def mean_log_probs(log_probs: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def log_probs_of(samples: Tensor, classes: Classes) -> Tensor:
     if classes not in ("first", "last") and not (classes is None and samples.ndim == 3):
         shapes = '"first" (passes, n, K, …) or "last" (passes, n, …, K)'
         raise ValueError(f"classes must be {shapes} for samples {tuple(samples.shape)}, got {classes!r}")
-    return computable(samples.movedim(2, -1) if classes == "first" else samples).log_softmax(dim=-1)
+    return upcast_half(samples.movedim(2, -1) if classes == "first" else samples).log_softmax(dim=-1)
 
 
 def _checked(samples: Any, classes: Classes) -> Tensor:

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trueup.core.bins import Bins, equal_width
-from trueup.io.atomic import blaming, brief, existing, replacing
-from trueup.io.headers import MONITOR_KEY, SCHEMA, content_of, safetensors_file
+from trueup.io.atomic import atomic_write, errors_name_file, require_file, shorten
+from trueup.io.headers import MONITOR_KEY, SCHEMA, header_content, safetensors_file
 from trueup.monitor.betting import Evidence
 from trueup.monitor.monitor import Alarm, Monitor
-from trueup.monitor.windows import Lately, Window
+from trueup.monitor.windows import WeightedTally, Window
 
 
 def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
@@ -48,7 +48,7 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
-    with replacing(file) as (draft,):
+    with atomic_write(file) as (draft,):
         save_file(
             {name: np.ascontiguousarray(a) for name, a in arrays.items()}, draft, {MONITOR_KEY: json.dumps(header)}
         )
@@ -56,9 +56,9 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
 
 def load_monitor(path: str | os.PathLike[str]) -> Monitor:
     """Read a monitor, which goes on as if it had never stopped."""
-    file = existing(safetensors_file(path))
-    with blaming(file), safe_open(file, "np") as content:
-        header = content_of(content, "monitor")
+    file = require_file(safetensors_file(path))
+    with errors_name_file(file), safe_open(file, "np") as content:
+        header = header_content(content, "monitor")
         arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         return _made(header, arrays)
 
@@ -72,7 +72,7 @@ def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
     """An entry of the header that must name its parts."""
     found = header.get(name)
     if not isinstance(found, dict):
-        raise ValueError(f"is no whole monitor ({name} must be named values, got {brief(repr(found), 300)})")
+        raise ValueError(f"is no whole monitor ({name} must be named values, got {shorten(repr(found), 300)})")
     return found
 
 
@@ -89,7 +89,7 @@ def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         _check(arrays, seen, monitor.evidence.block)
         monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
         edges = equal_width(monitor.bins)
-        tallies = [Lately(Bins(edges, *each), float(loss)) for each, loss in zip(sums, nll, strict=True)]
+        tallies = [WeightedTally(Bins(edges, *each), float(loss)) for each, loss in zip(sums, nll, strict=True)]
         monitor.total, monitor.fading, *pieces = tallies
         monitor.recent = Window(monitor.recent.size, tuple(pieces))
         monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
@@ -103,11 +103,13 @@ def _alarm(said: dict[str, Any], rows: int) -> Alarm:
     """Refuse an alarm that no rows could have raised."""
     alarm = Alarm(**said)
     if type(alarm.row) is not int or not 0 <= alarm.row <= rows:
-        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {brief(repr(alarm.row), 300)}")
+        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(alarm.row), 300)}")
     if type(alarm.evidence) is not float or not 0 < alarm.evidence < math.inf:
-        raise ValueError(f"the evidence of its alarm must be a positive number, got {brief(repr(alarm.evidence), 300)}")
+        raise ValueError(
+            f"the evidence of its alarm must be a positive number, got {shorten(repr(alarm.evidence), 300)}"
+        )
     if type(alarm.reason) is not str:
-        raise ValueError(f"the reason of its alarm must be text, got {brief(repr(alarm.reason), 300)}")
+        raise ValueError(f"the reason of its alarm must be text, got {shorten(repr(alarm.reason), 300)}")
     return alarm
 
 
@@ -117,7 +119,7 @@ def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> N
         raise ValueError("its arrays must be finite")
     least = {"rows": 0, "begun": 1, "streams": 1}
     if any(type(seen[name]) is not int or not low <= seen[name] < 1 << 53 for name, low in least.items()):
-        raise ValueError(f"{', '.join(least)} must be whole numbers, got {brief(str(seen), 300)}")
+        raise ValueError(f"{', '.join(least)} must be whole numbers, got {shorten(str(seen), 300)}")
     if seen["begun"] > 1 + seen["rows"] // block:
         raise ValueError(f"its betters cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
     sums, nll = arrays["tallies"], arrays["nll"]

@@ -13,7 +13,7 @@ import torch
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.row_scores import rows as scored
+from trueup.core.row_scores import score_rows as scored
 from trueup.monitor.betting import (
     EVERYWHERE,
     LOCAL_BINS,
@@ -23,7 +23,7 @@ from trueup.monitor.betting import (
     log_payoffs_of_classes,
     log_payoffs_of_rows,
 )
-from trueup.monitor.windows import Lately, Window
+from trueup.monitor.windows import WeightedTally, Window
 
 MOST_CLASSES = 100
 """Up to how many classes each has its own betters, unless said otherwise."""
@@ -78,13 +78,13 @@ class Monitor:
     of every class. Threads may share one: each batch goes in whole, one after the other.
 
     >>> rng = np.random.default_rng(0)
-    >>> def rows(n, temperature):
+    >>> def score_rows(n, temperature):
     ...     z = 2 * rng.normal(size=(n, 5))
     ...     return z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> monitor = Monitor(5, alpha=0.01)
-    >>> monitor.update(*rows(20_000, 1.0)).alarm is None
+    >>> monitor.update(*score_rows(20_000, 1.0)).alarm is None
     True
-    >>> print(monitor.update(*rows(2_000, 1.5)).alarm.reason)
+    >>> print(monitor.update(*score_rows(2_000, 1.5)).alarm.reason)
     It is too sure: with its log-odds times 0.70 and moved by -0.2 it would fit what was seen.
     """
 
@@ -115,9 +115,9 @@ class Monitor:
         self.alpha, self.half_life = float(alpha), float(half_life)
         self.classwise = self.classes <= MOST_CLASSES if classwise is None else bool(classwise)
         self.evidence = Evidence.none(len(self.shares), int(block))
-        self.total = Lately.nothing(self.bins)
+        self.total = WeightedTally.nothing(self.bins)
         self.recent = Window(int(window), ())
-        self.fading = Lately.nothing(self.bins)
+        self.fading = WeightedTally.nothing(self.bins)
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
@@ -231,10 +231,10 @@ class Monitor:
         if self.classwise:
             said = torch.softmax(z.double(), dim=1).cpu().numpy()
             payoffs = np.concatenate([payoffs, log_payoffs_of_classes(said, y.cpu().numpy())])
-        piece = Lately.of(confidence, correct, nll, self.bins)
+        piece = WeightedTally.of(confidence, correct, nll, self.bins)
         self.total = self.total + piece
-        self.recent = self.recent.and_then(piece)
-        self.fading = self.fading * 0.5 ** (n / self.half_life) + Lately.faded(
+        self.recent = self.recent.append(piece)
+        self.fading = self.fading * 0.5 ** (n / self.half_life) + WeightedTally.faded(
             confidence, correct, nll, self.bins, self.half_life
         )
         self.evidence = self.evidence.after(payoffs, n)
@@ -248,7 +248,7 @@ class Monitor:
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
 
 
-def _figures(tally: Lately) -> tuple[float, float, float, float]:
+def _figures(tally: WeightedTally) -> tuple[float, float, float, float]:
     """Accuracy, confidence, NLL and ECE."""
     b = tally.bins
     return tally.mean(b.hits.sum()), tally.mean(b.confidence.sum()), tally.mean(tally.nll), b.ece()

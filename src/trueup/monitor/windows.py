@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trueup.core.bins import Bins, equal_width, locate
+from trueup.core.bins import Bins, bin_index, equal_width
 
 PIECES = 10
 """Into how many pieces a window is divided; one goes when the next is full, so a window is a tenth longer at most."""
 
 
 @dataclass(frozen=True, eq=False)
-class Lately:
+class WeightedTally:
     """Rows, hits, confidence and NLL: with bins, so that a calibration error comes out."""
 
     bins: Bins
@@ -21,33 +21,35 @@ class Lately:
     """Summed over the rows."""
 
     @classmethod
-    def of(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int) -> Lately:
+    def of(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int) -> WeightedTally:
         """Tally trusted arrays, one number a row."""
-        return cls(Bins.tallied(confidence, correct, equal_width(bins)), float(nll.sum()))
+        return cls(Bins.from_scores(confidence, correct, equal_width(bins)), float(nll.sum()))
 
     @classmethod
-    def faded(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, half_life: float) -> Lately:
+    def faded(
+        cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, half_life: float
+    ) -> WeightedTally:
         """Tally with the weight ½ for what is `half_life` rows older than the last."""
         weight = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
         edges = equal_width(bins)
-        index = locate(confidence, edges)
+        index = bin_index(confidence, edges)
         count, said, hits = (
             np.bincount(index, weights=weight * w, minlength=bins) for w in (np.ones(len(nll)), confidence, correct)
         )
         return cls(Bins(edges, count, said, hits), float(weight @ nll))
 
     @classmethod
-    def nothing(cls, bins: int) -> Lately:
+    def nothing(cls, bins: int) -> WeightedTally:
         """No rows."""
         none = np.zeros(0)
         return cls.of(none, none, none, bins)
 
-    def __add__(self, other: Lately) -> Lately:
-        return Lately(self.bins + other.bins, self.nll + other.nll)
+    def __add__(self, other: WeightedTally) -> WeightedTally:
+        return WeightedTally(self.bins + other.bins, self.nll + other.nll)
 
-    def __mul__(self, weight: float) -> Lately:
+    def __mul__(self, weight: float) -> WeightedTally:
         b = self.bins
-        return Lately(Bins(b.edges, weight * b.count, weight * b.confidence, weight * b.hits), weight * self.nll)
+        return WeightedTally(Bins(b.edges, weight * b.count, weight * b.confidence, weight * b.hits), weight * self.nll)
 
     @property
     def rows(self) -> float:
@@ -64,9 +66,9 @@ class Window:
     """The last rows, between `size` and a tenth more, in pieces."""
 
     size: int
-    pieces: tuple[Lately, ...]
+    pieces: tuple[WeightedTally, ...]
 
-    def and_then(self, piece: Lately) -> Window:
+    def append(self, piece: WeightedTally) -> Window:
         """With one piece more, of rows that fit into what `room` says; what has become too old goes."""
         last = self.pieces[-1] if self.pieces else None
         if last is not None and last.rows + piece.rows <= self.of_piece:
@@ -83,6 +85,6 @@ class Window:
         last = int(self.pieces[-1].rows) if self.pieces else 0
         return self.of_piece - last if last < self.of_piece else self.of_piece
 
-    def total(self, bins: int) -> Lately:
+    def total(self, bins: int) -> WeightedTally:
         """All of it."""
-        return sum(self.pieces, start=Lately.nothing(bins))
+        return sum(self.pieces, start=WeightedTally.nothing(bins))

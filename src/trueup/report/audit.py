@@ -18,10 +18,10 @@ from torch import Tensor
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit, cross_fit, simplest
-from trueup.core.arrays import as_logits, as_tensors, computable
+from trueup.core.arrays import as_logits, as_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.progress import track
-from trueup.core.row_scores import rows
+from trueup.core.row_scores import score_rows
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import Scores, compare
 from trueup.registry import METHODS
@@ -149,7 +149,7 @@ def audit(
     truth = shown[1].cpu().numpy()
     made = _Made(fits, (z, y), None if test is None else shown[0], folds, truth)
     made.predictions[RAW] = Predictions(shown[0].cpu().numpy(), truth)
-    made.losses[RAW] = rows(z, y).nll
+    made.losses[RAW] = score_rows(z, y).nll
     for done, name in enumerate(track(list(fits), label="fitting", enabled=progress)):
         if on_step is not None:
             on_step(name, done, len(fits))
@@ -204,7 +204,7 @@ class _Made:
     def _fit(self, name: str) -> None:
         fit, (z, y) = self.fits[name], self.val
         held_out = as_logits(cross_fit(_applied_in_parts(fit), folds=self.folds)(z, y))
-        loss = rows(held_out, y).nll
+        loss = score_rows(held_out, y).nll
         calibrator = fit(z, y)
         after = held_out if self.test is None else as_logits(_apply(calibrator, self.test))
         self.losses[name], self.calibrators[name] = loss, calibrator
@@ -247,7 +247,7 @@ def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:
 
 
 def _computable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return computable(logits), labels
+    return upcast_half(logits), labels
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.core.formatting import percent
+from trueup.core.formatting import format_percent
 from trueup.report import palette
 from trueup.report.labels import better, label
 from trueup.report.records import ClassErrors, Comparison
@@ -62,7 +62,7 @@ def comparison(record: Comparison, *, titles: Mapping[str, str] | None = None, c
         }
         for i, name in enumerate(names)
     ]
-    level = f"{label(record.metric)}, with {percent(record.level)} intervals"
+    level = f"{label(record.metric)}, with {format_percent(record.level)} intervals"
     drawn = figure(traces, x=level, y="", height=96 + 42 * len(names), annotations=notes)
     drawn.update_layout(margin_l=8, margin_r=20)
     drawn.update_xaxes(showgrid=True, rangemode="tozero" if better(record.metric) < 0 else "normal", nticks=7)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.core.formatting import percent
+from trueup.core.formatting import format_percent
 from trueup.report import chart_rows, chart_studies, palette, studies
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
 from trueup.report.style import BAND, DARK, GAP_OVER, GAP_UNDER, INK, MUTED, PAPER, figure
@@ -38,7 +38,7 @@ def _reliability(record: Reliability, *, height: int = 380, legend: bool = True)
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
-            "name": f"{percent(record.level)} band if calibrated",
+            "name": f"{format_percent(record.level)} band if calibrated",
             "x": middle,
             "y": (record.high - record.low)[some],
             "base": record.low[some],
@@ -110,7 +110,7 @@ def _confidences(record: Confidences, *, height: int = 300, top: float | None = 
     high = 1.08 * (float((record.right + record.wrong).max(initial=0.0)) / total if top is None else top)
     traces += [
         {"type": "scatter", "mode": "lines", "x": [at, at], "y": [0, high], "hoverinfo": "skip"}
-        | {"name": f"{name} {percent(at, 1)}", "line": {"color": INK, "width": 1.2, "dash": dash}}
+        | {"name": f"{name} {format_percent(at, 1)}", "line": {"color": INK, "width": 1.2, "dash": dash}}
         for name, at, dash in (("says", record.mean, "dot"), ("is right", record.accuracy, "solid"))
     ]
     options: dict[str, Any] = {"barmode": "stack", "legend_traceorder": "normal"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.core.formatting import percent
+from trueup.core.formatting import format_percent
 from trueup.report import canvas, drawings_of_studies, palette, studies
 from trueup.report.canvas import SMALL, TICKS
 from trueup.report.labels import better, label
@@ -47,7 +47,7 @@ def _reliability(record: Reliability, ax: Axes | None = None, *, title: str | No
     left, width, some = record.edges[:-1], np.diff(record.edges), record.count > 0
     ax.plot([0, 1], [0, 1], color=palette.IDEAL, linewidth=0.8, linestyle="--", zorder=1)
     band: dict[str, Any] = {"color": palette.GREY, "alpha": 0.35, "linewidth": 0}
-    name = f"{percent(record.level)} band if calibrated"
+    name = f"{format_percent(record.level)} band if calibrated"
     ax.bar(
         left[some], (record.high - record.low)[some], width[some], record.low[some], align="edge", label=name, **band
     )
@@ -191,7 +191,7 @@ def _comparison(record: Comparison, ax: Axes | None = None, *, title: str | None
     ax.set_yticks(range(methods), labels=[canvas.shortened(record.methods[k]) for k in order])
     ax.set_ylim(max(methods, 1) - 0.4, -0.6)
     name = label(record.metric)
-    known = "" if np.isnan(record.low).all() else f", {percent(record.level)} interval"
+    known = "" if np.isnan(record.low).all() else f", {format_percent(record.level)} interval"
     canvas.dress(ax, f"{name} by method" if title is None else title, name + known, "")
     ax.tick_params(axis="y", labelsize=SMALL if methods > 12 else TICKS, length=0)
     ax.locator_params(axis="x", nbins=5)

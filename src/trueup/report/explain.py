@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.formatting import number, percent, span
+from trueup.core.formatting import format_interval, format_number, format_percent
 from trueup.report.labels import label
 from trueup.report.records import ClassErrors, Comparison, Confidences, Reliability, RiskCoverage, TemperatureSweep
 
@@ -48,7 +48,7 @@ SECTIONS = {
 
 def share(x: float, digits: int = 1) -> str:
     """A share in per cent, or a dash."""
-    return "–" if np.isnan(x) else percent(x, digits)
+    return "–" if np.isnan(x) else format_percent(x, digits)
 
 
 @singledispatch
@@ -91,7 +91,7 @@ def _(record: Reliability) -> str:
 
 @numbers.register(Reliability)
 def _(record: Reliability) -> Table:
-    head = ["Confidence", "Rows", "Mean confidence", "Accuracy", f"{percent(record.level)} band if calibrated"]
+    head = ["Confidence", "Rows", "Mean confidence", "Accuracy", f"{format_percent(record.level)} band if calibrated"]
     rows = []
     for k in np.flatnonzero(record.count > 0):
         between = f"{100 * record.edges[k]:.3g} % – {100 * record.edges[k + 1]:.3g} %"
@@ -153,7 +153,9 @@ def _(record: TemperatureSweep) -> str:
 def _(record: TemperatureSweep) -> Table:
     step = max(1, len(record.temperatures) // 20)
     each = list(zip(record.temperatures, record.nll, record.ece, strict=True))[::step]
-    return ["Temperature", "Log-loss", "ECE"], [[f"{t:.3f}", number(nll), number(ece)] for t, nll, ece in each]
+    return ["Temperature", "Log-loss", "ECE"], [
+        [f"{t:.3f}", format_number(nll), format_number(ece)] for t, nll, ece in each
+    ]
 
 
 @summary.register(Comparison)
@@ -165,8 +167,8 @@ def _(record: Comparison, *, titles: dict[str, str] | None = None) -> str:
     return (
         f"{called.get(record.methods[best], record.methods[best])} has the least {name}, {record.value[best]:.4f}; "
         f"{called.get(first, first).lower()} gives {record.value[0]:.4f}. {better} of the {others} others "
-        f"surely lower it: their paired {percent(record.level)} interval lies below 0. Noise makes a calibration "
-        "error look larger than it is, so an interval may lie below its dot."
+        f"surely lower it: their paired {format_percent(record.level)} interval lies below 0. Noise makes a "
+        "calibration error look larger than it is, so an interval may lie below its dot."
     )
 
 
@@ -175,14 +177,14 @@ def _(record: Comparison) -> Table:
     rows = [
         [
             name,
-            number(record.value[k]),
-            span(record.low[k], record.high[k]),
-            number(record.change[k], sign=True),
-            span(record.change_low[k], record.change_high[k], sign=True),
+            format_number(record.value[k]),
+            format_interval(record.low[k], record.high[k]),
+            format_number(record.change[k], sign=True),
+            format_interval(record.change_low[k], record.change_high[k], sign=True),
         ]
         for k, name in enumerate(record.methods)
     ]
-    level = percent(record.level)
+    level = format_percent(record.level)
     return ["Method", label(record.metric), f"{level} interval", "Change", f"{level} interval, paired"], rows
 
 
@@ -202,6 +204,7 @@ def _(record: ClassErrors) -> str:
 def _(record: ClassErrors, most: int = 200) -> Table:
     order = np.argsort(-record.error, kind="stable")[:most]
     rows = [
-        [record.names[k], number(record.error[k]), share(record.said[k], 2), share(record.seen[k], 2)] for k in order
+        [record.names[k], format_number(record.error[k]), share(record.said[k], 2), share(record.seen[k], 2)]
+        for k in order
     ]
     return ["Class", "Error", "Said", "Seen"], rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trueup.core.formatting import number, percent, span
+from trueup.core.formatting import format_interval, format_number, format_percent
 from trueup.metrics.intervals import Interval
 from trueup.report.audit import Audit
 from trueup.report.html import Cell, paragraph, sortable
@@ -20,7 +20,7 @@ def methods_table(found: Audit) -> list[str]:
         "Every method is fitted on the calibration rows. The choice is made there too, by cross-validation: "
         f"{chosen} is the simplest whose log-loss on held-out folds is within a standard error of the best."
     )
-    level = percent(found.scores.level)
+    level = format_percent(found.scores.level)
     where = "rows that its fit had not seen" if found.cross_fitted else "the test rows"
     told = (
         f"The table shows each on {where}. The change of ECE is paired, row by row, against the network as it is; "
@@ -45,17 +45,18 @@ def _cells(found: Audit, name: str) -> list[Cell]:
     ece = values["ece"]
     return [
         Cell(title(name), title(name), mark),
-        Cell(percent(values["accuracy"].value, 2), values["accuracy"].value),
-        Cell(number(ece.value), ece.value, span(ece.low, ece.high)),
+        Cell(format_percent(values["accuracy"].value, 2), values["accuracy"].value),
+        Cell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
         Cell("–", 0.0) if change is None else _change(change),
-        *(Cell(number(values[metric].value), values[metric].value) for metric in ("nll", "brier", "sce")),
-        Cell(number(loss), loss),
+        *(Cell(format_number(values[metric].value), values[metric].value) for metric in ("nll", "brier", "sce")),
+        Cell(format_number(loss), loss),
         Cell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
     ]
 
 
 def _change(by: Interval) -> Cell:
     shown, interval = (
-        words.replace("-", "−") for words in (number(by.value, sign=True), span(by.low, by.high, sign=True))
+        words.replace("-", "−")
+        for words in (format_number(by.value, sign=True), format_interval(by.low, by.high, sign=True))
     )
     return Cell(shown, by.value, interval)

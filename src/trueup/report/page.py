@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trueup.core.formatting import percent
+from trueup.core.formatting import format_percent
 from trueup.core.version import __version__
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.report import html as markup
 from trueup.report import records
 from trueup.report.audit import Audit
@@ -44,7 +44,7 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file that is either complete or not there."""
         page = self.html()
-        with replacing(Path(path)) as (draft,):
+        with atomic_write(Path(path)) as (draft,):
             draft.write_text(page, encoding="utf-8")
 
 
@@ -127,8 +127,8 @@ class _Page:
     def header(self) -> str:
         scores, chosen = self.audit.scores, self.audit.chosen
         facts = [
-            ("It says, on average", percent(scores[RAW, "confidence"].value, 1)),
-            ("It is right", percent(scores[RAW, "accuracy"].value, 1)),
+            ("It says, on average", format_percent(scores[RAW, "confidence"].value, 1)),
+            ("It is right", format_percent(scores[RAW, "accuracy"].value, 1)),
             ("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"),
         ]
         if chosen == RAW:
@@ -165,7 +165,7 @@ class _Page:
         options: dict[str, Any] = {"bins": self.audit.bins, "level": self.audit.scores.level, "seed": self.audit.seed}
         found = [records.reliability(*pair, **options) for _, _, pair in self.pairs]
         key = (("dot", "accuracy; the larger, the more rows"), ("over", "says too much"), ("under", "says too little"))
-        band = ("band", f"{percent(found[0].level)} band if calibrated")
+        band = ("band", f"{format_percent(found[0].level)} band if calibrated")
         return self.told("reliability", markup.legend([*key, band]), self.pair("reliability", found, legend=False))
 
     def confidence(self) -> str:
@@ -235,7 +235,7 @@ class _Page:
             ("Choice", f"least log-loss over {found.folds} folds of the calibration rows; of those within one standard "
              "error of it, the simplest. The test rows had no part in it." if not found.cross_fitted else
              f"least log-loss over {found.folds} folds; of those within one standard error of it, the simplest."),
-            ("Intervals", f"{percent(scores.level)}, from 1,000 bootstrap replicates; changes are paired, row by row"),
+            ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
             ("Bands", "from 1,000 redrawings of right and wrong by the confidences themselves"),
             ("Seed", str(found.seed)),
             ("Seconds of fitting", f"{sum(found.seconds.values()):.1f} in all"),

@@ -10,13 +10,13 @@ import numpy as np
 
 from trueup.calibrators.temperature_search import inverse_temperature
 from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, ERRORS, Bins, equal_width, rounding
+from trueup.core.bins import BINNED_ERRORS, BINS, Bins, equal_width, rounding_error
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.row_scores import confidences as confidences_of
 from trueup.core.row_scores import confidences_and_hits
 from trueup.core.tally import Tally
 from trueup.metrics import ranking
-from trueup.metrics.hypothesis_tests import consistency_of
+from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.metrics.table import Scores
 from trueup.models import shift
 
@@ -126,7 +126,7 @@ def reliability(
     Bröcker and Smith (2007).
     """
     tally = Tally.of(logits, labels, bins=bins)
-    test, top = consistency_of(tally, level=level, resamples=resamples, seed=seed), tally.top
+    test, top = consistency_of_tally(tally, level=level, resamples=resamples, seed=seed), tally.top
     seen = top.count, top.mean_confidence, top.accuracy, test.low, test.high
     return Reliability(equal_width(bins), *seen, level, top.ece(), tally.n)
 
@@ -183,7 +183,7 @@ def class_errors(logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[
     if len(named) != classes:
         raise ValueError(f"names must have {classes} entries, one a class, got {len(named)}")
     n = tally.n or np.nan
-    error = ERRORS["ece"](tally.count, tally.confidence, tally.hits) if tally.n else np.full(classes, np.nan)
+    error = BINNED_ERRORS["ece"](tally.count, tally.confidence, tally.hits) if tally.n else np.full(classes, np.nan)
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
 
 
@@ -214,12 +214,12 @@ def temperature_sweep(
         if grid.ndim != 1 or not len(grid) or not ((grid > 0) & np.isfinite(grid)).all():
             raise ValueError("temperatures must be a list of positive numbers")
     hits = confidences_and_hits(z, y, quick=True)[1]
-    edges, unit = equal_width(bins), rounding(z)
+    edges, unit = equal_width(bins), rounding_error(z)
     nll, ece = np.empty(len(grid)), np.empty(len(grid))
     for i, beta in enumerate((1 / grid).tolist()):
         nll[i] = temperature_sums(z, y, beta, quick=True)[0] / len(z)
         confidence, _ = confidences_of(z, beta=beta, quick=True)
-        ece[i] = Bins.tallied(confidence, hits, edges, rounding=unit).ece()
+        ece[i] = Bins.from_scores(confidence, hits, edges, rounding=unit).ece()
     return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trueup.core.formatting import percent
+from trueup.core.formatting import format_percent
 from trueup.report.method_titles import RAW, title
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def verdict(found: Audit) -> str:
     before = scores[RAW, "ece"].value
     close = abs(said - right) < 0.01
     digits = 1 if close or max(said, right) >= 0.995 else 0  # nobody is right 100 % of the time by rounding
-    says, does = (percent(share, digits) for share in (said, right))
+    says, does = (format_percent(share, digits) for share in (said, right))
     honest = scores.tests[RAW].p_value > 0.05
     if honest:
         opening = f"This network says {says} and is right {does} of the time: nothing speaks against its calibration"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trueup import metrics
-from trueup.core.arrays import as_tensors, computable
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import compare
 from trueup.report.charts import chart
@@ -23,7 +23,7 @@ RESAMPLES = 400
 def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15) -> Curve:
     """The reliability diagram of a pair whose logits are divided by a temperature."""
     z, y = as_tensors(*pair)
-    z = computable(z) if temperature == 1 else computable(z) / temperature
+    z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, resamples=RESAMPLES)
     full = record.count > 0
     count, n = record.count[full], max(record.rows, 1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trueup.io.atomic import blaming, existing
+from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import check_packing, npy_header
 from trueup.io.parquet import chunks_of, numbers_a_row
 from trueup.io.parquet_pages import unpacked_bytes
@@ -49,8 +49,8 @@ def declared(path: Path, settings: Settings) -> Shapes:
     ...     declared(Path(f"{folder}/net.npz"), Settings())
     {'logits': (5, 3), 'labels': (5,)}
     """
-    existing(path)
-    with blaming(path):
+    require_file(path)
+    with errors_name_file(path):
         shapes = _READERS[path.suffix.lower()](path, settings)
         _judge(shapes, settings)
     return shapes

@@ -21,9 +21,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from trueup.integrations.prometheus import prometheus_text
-from trueup.io.atomic import blaming
-from trueup.io.headers import content_of
-from trueup.io.sanity import doubt
+from trueup.io.atomic import errors_name_file
+from trueup.io.headers import header_content
+from trueup.io.sanity import looks_like_probabilities
 from trueup.monitor import Monitor, load_monitor, save_monitor
 from trueup.monitor.checkpoint import settings_in
 from trueup.serve import models, uploads
@@ -141,7 +141,7 @@ def routes(watches: Watches, settings: Settings) -> APIRouter:
                     data = await run_in_threadpool(uploads.read, path, shown, options, settings, uploads.WORDS_OF_LOGS)
                     if data.test is not None:
                         raise ValueError(f"{shown}: a log has one list of rows, got val and test")
-                    if probs is None and (told := doubt(data.val.logits)):
+                    if probs is None and (told := looks_like_probabilities(data.val.logits)):
                         # Rows cannot be taken out of a monitor again.
                         raise ValueError(
                             f"{shown}: {told}; choose which they are under “What is in the file?”, "
@@ -201,11 +201,11 @@ def _loaded(content: bytes, name: str, settings: Settings) -> Monitor:
         path = Path(folder, "checkpoint.safetensors")
         path.write_bytes(content)
         try:
-            with blaming(path), safe_open(path, "np") as file:
-                found = settings_in(content_of(file, "monitor"))
+            with errors_name_file(path), safe_open(path, "np") as file:
+                found = settings_in(header_content(file, "monitor"))
             _judge(models.MonitorRequest(**found | {"name": name}), settings)
             monitor = load_monitor(path)
-            with blaming(path):
+            with errors_name_file(path):
                 _try(monitor)
         except ValidationError as error:
             told = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.exceptions import HTTPException
 
 from trueup.core.arrays import as_tensors
-from trueup.io.atomic import blaming, replacing
+from trueup.io.atomic import atomic_write, errors_name_file
 from trueup.monitor import Monitor, Status, load_monitor, save_monitor
 from trueup.serve.settings import Settings
 
@@ -196,7 +196,7 @@ class Watches:
     def _load(self, file: Path) -> None:
         """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
         monitor, about = load_monitor(file), file.with_suffix(".json")
-        with blaming(about):
+        with errors_name_file(about):
             name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
         while any(watch.name == name for watch in self._all.values()):
             name += "′"
@@ -213,7 +213,7 @@ class Watches:
             checkpoint, about = self._files(watch.id)
             try:
                 if watch.saved is None:
-                    with replacing(about) as (draft,):
+                    with atomic_write(about) as (draft,):
                         draft.write_text(json.dumps({"name": watch.name}), encoding="utf-8")
                 save_monitor(monitor, checkpoint)
             except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again

@@ -17,9 +17,9 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from trueup.core.wording import of_files
-from trueup.io.formats import FORMATS, files
+from trueup.io.formats import FORMATS, file_list
 from trueup.io.predictions import Predictions, load
-from trueup.io.sanity import doubt
+from trueup.io.sanity import looks_like_probabilities
 from trueup.report.audit import RECORDING as ONE_AT_A_TIME
 from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
@@ -155,7 +155,7 @@ def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
         notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     else:
         found = halves()
-        told = (doubt(half.logits) for half in found)
+        told = (looks_like_probabilities(half.logits) for half in found)
         notes = tuple(
             dict.fromkeys(f"{each}: say so under “What is in the file?” if they are" for each in told if each)
         )
@@ -206,12 +206,12 @@ def _part(path: Path) -> None:
                 else f"{path}: the file is cut off: {end:,} bytes were promised, {size:,} came"
             )
         file.seek(end)
-        with open(files(path)[1], "wb") as labels:
+        with open(file_list(path)[1], "wb") as labels:
             shutil.copyfileobj(file, labels)
         file.truncate(end)
 
 
 def _told(message: str, path: Path, name: str, words: Mapping[str, str]) -> str:
-    for file, shown in ((files(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
+    for file, shown in ((file_list(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
         message = message.replace(str(file), shown).replace(file.name, shown)
     return of_files(message, words)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.core.version import __version__
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.report.html import described, document, footer, paragraph, section, text
 from trueup.study import tables as room
 from trueup.study.cell import as_json
@@ -92,7 +92,7 @@ def save(study: Study, store: Store, options: Options | None, folder: str | Path
     )
     page = target / "index.html"
     style = files("trueup.report").joinpath("page.css").read_text("utf-8") + STYLE
-    with replacing(page) as (draft,):
+    with atomic_write(page) as (draft,):
         whole = document(study.title or study.name, body, policy=POLICY, style=style)
         draft.write_text(whole, encoding="utf-8")
     return page
@@ -142,7 +142,7 @@ def table_html(table: Table) -> str:
 def _drawn(name: str, figure: Any, folder: Path) -> str:
     """Write a figure in every format; its vectors, or pixels where those are too many, for the page."""
     for suffix in FORMATS:
-        with replacing(folder / f"{name}.{suffix}") as (draft,):
+        with atomic_write(folder / f"{name}.{suffix}") as (draft,):
             figure.savefig(draft, format=suffix, dpi=DPI)
     kind, out = "svg+xml", io.BytesIO()
     figure.savefig(out, format="svg", transparent=True)

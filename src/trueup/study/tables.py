@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.training.calibratability import t_test as t_test
 
 MISSING = "–"
@@ -204,7 +204,7 @@ def save(tables: Mapping[str, Table], folder: str | Path) -> list[Path]:
         texts = {"md": table.markdown() + "\n", "tex": table.latex() + "\n", "csv": table.csv()}
         for suffix, text in texts.items():
             path = target / f"{name}.{suffix}"
-            with replacing(path) as [draft]:
+            with atomic_write(path) as [draft]:
                 draft.write_text(text, encoding="utf-8")
             written.append(path)
     return written

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from trueup.io.atomic import blaming, existing, replacing
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.models.networks import Normalise, load_weights
 from trueup.registry import LOSSES, NETWORKS
 from trueup.study.cell import as_json
@@ -108,7 +108,7 @@ def trained(settings: Mapping[str, Any]) -> Subject:
         path = folder_of(settings.get("folder")) / how["weights"]
         if how.get("digest") not in (None, digest(path)):
             raise ValueError(f"{path}: the file has changed since the study began")
-        with blaming(existing(path)):
+        with errors_name_file(require_file(path)):
             load_weights(model, path)
     elif "epochs" in how:
         _learned(model, data, normalise, settings)
@@ -143,9 +143,9 @@ def _learned(model: nn.Module, data: Data, normalise: nn.Module, settings: Mappi
             whole = nn.Sequential(normalise, model)
             epochs, seed = how.pop("epochs"), settings["network_seed"]
             train(whole, data, loss, epochs, augment=augment, seed=seed, progress=False, **how)
-            with replacing(path) as (draft,):
+            with atomic_write(path) as (draft,):
                 save_file({name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}, draft)
-    with blaming(path):  # also after training, so that nobody's weights are on another device
+    with errors_name_file(path):  # also after training, so that nobody's weights are on another device
         model.cpu().load_state_dict(load_file(path))
 
 
@@ -160,7 +160,7 @@ def _data(settings: Mapping[str, Any]) -> Data:
 def _halves(folder: Path) -> Data:
     images, labels = npz(folder / "cifar10_test.npz")["train"]
     path = folder / "cifar10_test_split.npz"
-    with blaming(existing(path)), np.load(path, allow_pickle=False) as file:
+    with errors_name_file(require_file(path)), np.load(path, allow_pickle=False) as file:
         split = [file[f"{name}_index"] for name in ("val", "test")]
     val, test = (TensorDataset(pixels(images[index]), torch.from_numpy(labels[index])) for index in split)
     return Data("cifar10", "image", val, val, test, classes=THINGS, normalisation=IMAGENET)

@@ -58,7 +58,7 @@ class History:
         last_wrong = np.where(~self.correct, np.arange(1, len(self.correct) + 1)[:, None], 0).max(axis=0, initial=0)
         return np.where(last_wrong < len(self.correct), last_wrong + 1.0, np.inf)
 
-    def and_then(self, epoch: Epoch, correct: np.ndarray) -> History:
+    def append(self, epoch: Epoch, correct: np.ndarray) -> History:
         """With one more epoch."""
         seen = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
         return History((*self.epochs, epoch), np.concatenate([seen, correct[None]]))

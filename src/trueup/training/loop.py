@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from trueup.core.distributed import everyone, gathered, together
+from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks
 from trueup.core.progress import track
-from trueup.io.atomic import blaming, replacing
+from trueup.io.atomic import atomic_write, errors_name_file
 from trueup.io.predictions import Predictions
-from trueup.models.batches import arguments_of, changed_at, logits_of, tensors_in
+from trueup.models.batches import arguments_of, logits_of, replace_at, tensors_in
 from trueup.models.freezing import frozen
 from trueup.training.history import Epoch, History
 from trueup.training.settings import Optimiser, Recipe, Schedule
@@ -154,7 +154,7 @@ class _Run:
                 epoch, correct = self.judged(number, loss, start)
             except FloatingPointError as error:
                 raise TrainingError(f"{error} after epoch {number}: a smaller rate may help{_at(checkpoint)}") from None
-            history = history.and_then(epoch, correct)
+            history = history.append(epoch, correct)
             self.keep(checkpoint, history)
         return Trained(self.plain, history, self.predictions(1), self.predictions(2))
 
@@ -220,15 +220,15 @@ class _Run:
         stretch = Subset(whole, range(n * rank // ranks, n * (rank + 1) // ranks))
         found: list[tuple[Tensor, ...]] = []
         # The network itself, since a wrapper would wait for processes that have no batch.
-        with together(), frozen(self.plain), torch.no_grad():
+        with raise_on_all_ranks(), frozen(self.plain), torch.no_grad():
             for inputs, labels in DataLoader(stretch, batch_size=4 * self.recipe.batch):
                 outputs = self.task.asked(self.plain, self.placed(inputs)).cpu()
                 if not bool(torch.isfinite(outputs).all()):
                     raise FloatingPointError("the network's outputs are not finite")
                 found.append(kept(self.task.judged(outputs, labels.cpu())))
         parts: list[Any] = list(zip(*found, strict=True))
-        parts += [[torch.empty(0)]] * (max(everyone(len(parts))) - len(parts))  # where a process has no rows
-        return tuple(gathered(torch.cat(part)) for part in parts)
+        parts += [[torch.empty(0)]] * (max(all_gather_object(len(parts))) - len(parts))  # where a process has no rows
+        return tuple(all_gather_rows(torch.cat(part)) for part in parts)
 
     def placed(self, inputs: Any) -> Any:
         """On the network's device, and numbers in its precision, as Fabric does it in training."""
@@ -236,7 +236,7 @@ class _Run:
         types = [p.dtype for p in self.plain.parameters() if p.is_floating_point()]
         for keys, tensor in list(tensors_in(inputs)) if types else []:
             if tensor.is_floating_point() and tensor.dtype != types[0]:
-                inputs = changed_at(inputs, keys, lambda x: x.to(types[0]))
+                inputs = replace_at(inputs, keys, lambda x: x.to(types[0]))
         return inputs
 
     def judged(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
@@ -257,14 +257,14 @@ class _Run:
                 "loss": self.loss.state_dict() if isinstance(self.loss, nn.Module) else {},
                 "history": history.as_state(),
             }
-            with replacing(checkpoint) as (draft,):
+            with atomic_write(checkpoint) as (draft,):
                 torch.save(state, draft)
         self.fabric.barrier()
 
     def resume(self, checkpoint: Path | None) -> History:
         if checkpoint is None or not checkpoint.exists():
             return History()
-        with blaming(checkpoint):
+        with errors_name_file(checkpoint):
             state = torch.load(checkpoint, weights_only=True, map_location="cpu")
             self.recipe.check(state["settings"])
             self.plain.load_state_dict(state["model"])

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from trueup import metrics
 from trueup.calibrators.temperature import WIDE, Temperature
-from trueup.core.arrays import computable, flatten
+from trueup.core.arrays import flatten, upcast_half
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
 from trueup.models.batches import arguments_of, logits_of
-from trueup.models.dropout import drops
+from trueup.models.dropout import has_dropout
 from trueup.models.uncertainty import VARIANCE_FLOOR, Classes, mc_dropout, moments
 from trueup.training.data.dataset import Kind
 
@@ -84,7 +84,7 @@ class Classification:
     def judged(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Logits (m, K) and labels (m,)."""
         self._check(outputs, labels)
-        return flatten(computable(outputs), labels, classes=self.classes, ignore_index=self.ignore_index)
+        return flatten(upcast_half(outputs), labels, classes=self.classes, ignore_index=self.ignore_index)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
         """Whether the greatest logit is the label's."""
@@ -131,7 +131,7 @@ class Regression:
 
     def asked(self, model: nn.Module, inputs: Any) -> Tensor:
         """Samples (passes, n, …)."""
-        if self.passes > 1 and drops(model):
+        if self.passes > 1 and has_dropout(model):
             return mc_dropout(model, inputs, self.passes)
         args, kwargs = arguments_of(inputs)
         return logits_of(model(*args, **kwargs))[None]

@@ -10,11 +10,11 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
-from trueup.core.arrays import as_vector, computable, like
-from trueup.core.module import Parametrised
+from trueup.core.arrays import as_vector, match_kind, upcast_half
+from trueup.core.module import ParametricModule
 
 
-class Recalibrator(Parametrised):
+class Recalibrator(ParametricModule):
     """A forecast N(μ, σ²) becomes the law of μ + σZ; the constructor takes the parameters of Z, `fit` estimates them.
 
     Calling it maps (μ, σ) to the mean and the standard deviation of that law. NumPy in, NumPy out; torch in, torch out;
@@ -38,26 +38,26 @@ class Recalibrator(Parametrised):
         if isinstance(mean, Tensor) and isinstance(std, Tensor):
             return super().__call__(mean, std)
         m, s = _forecast(mean, std)
-        return tuple(like(x, mean) for x in super().__call__(_back(m, mean), _back(s, std)))
+        return tuple(match_kind(x, mean) for x in super().__call__(_back(m, mean), _back(s, std)))
 
     def forward(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """μ + σ·E[Z] and σ·std(Z), for tensors of any one shape."""
         if mean.shape != std.shape:
             raise ValueError(f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}")
         centre, scale = self.moments()
-        m, s = computable(mean), computable(std)
+        m, s = upcast_half(mean), upcast_half(std)
         return (m + centre * s).to(mean.dtype), (scale * s).to(std.dtype)
 
     def levels(self, levels: Any) -> Any:
         """At which level of the forecast to read the quantile of each calibrated level: Φ(Q(q)), Q being Z's."""
         q = as_levels(levels)
-        return like(_back(torch.from_numpy(ndtr(self.standard_quantiles(q))), levels), levels)
+        return match_kind(_back(torch.from_numpy(ndtr(self.standard_quantiles(q))), levels), levels)
 
     def quantiles(self, mean: Any, std: Any, *, levels: Any) -> Any:
         """The calibrated quantiles μ + σ·Q(q), (n, levels)."""
         m, s = _forecast(mean, std)
         z = self.standard_quantiles(as_levels(levels))
-        return like(_back(m[:, None] + _times(s[:, None], torch.from_numpy(z)), mean), mean)
+        return match_kind(_back(m[:, None] + _times(s[:, None], torch.from_numpy(z)), mean), mean)
 
     def interval(self, mean: Any, std: Any, *, level: float = 0.95) -> Any:
         """The ends (low, high) of the interval that leaves (1 − level)/2 on either side."""
@@ -68,7 +68,7 @@ class Recalibrator(Parametrised):
     def probabilities(self, mean: Any, std: Any, targets: Any) -> Any:
         """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
         z = standardised(mean, std, targets)
-        return like(_back(torch.from_numpy(self.standard_shares(z)), mean), mean)
+        return match_kind(_back(torch.from_numpy(self.standard_shares(z)), mean), mean)
 
 
 def standardised(mean: Any, std: Any, targets: Any, *, at_least: int = 0) -> np.ndarray:

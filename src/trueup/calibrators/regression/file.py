@@ -23,8 +23,8 @@ from trueup.calibrators.regression.base import Recalibrator
 from trueup.calibrators.regression.quantiles import IsotonicQuantiles
 from trueup.calibrators.regression.variance import VarianceScaling
 from trueup.core.version import __version__
-from trueup.io.atomic import blaming, existing, replacing
-from trueup.io.headers import KEY, SCHEMA, content_of, safetensors_file
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
 
 KNOWN: Mapping[str, type[Recalibrator]] = {kind.__name__: kind for kind in (VarianceScaling, IsotonicQuantiles)}
 
@@ -67,14 +67,14 @@ def save_recalibrator(recalibrator: Recalibrator, path: str | os.PathLike[str], 
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in recalibrator.config().items()
     }
-    with replacing(file) as (draft,):
+    with atomic_write(file) as (draft,):
         save_file(tensors, draft, metadata={KEY: text})
 
 
 def load_recalibrator(path: str | os.PathLike[str]) -> Recalibrator:
     """Read a recalibrator that `save_recalibrator` wrote; of anything else one sentence says what is wrong."""
-    file = existing(Path(path))
-    with blaming(file), safe_open(file, framework="pt") as stored:
+    file = require_file(Path(path))
+    with errors_name_file(file), safe_open(file, framework="pt") as stored:
         method = _content(stored)["recalibrator"]
         if method not in KNOWN:
             raise ValueError(f"no recalibrator is called {method!r}; there are: {', '.join(sorted(KNOWN))}")
@@ -87,14 +87,14 @@ def load_recalibrator(path: str | os.PathLike[str]) -> Recalibrator:
 
 def header(path: str | os.PathLike[str]) -> Header:
     """Read what a file says of its recalibrator, without the recalibrator."""
-    file = existing(Path(path))
-    with blaming(file), safe_open(file, framework="pt") as stored:
+    file = require_file(Path(path))
+    with errors_name_file(file), safe_open(file, framework="pt") as stored:
         content = _content(stored)
         return Header(content["recalibrator"], content["versions"], content["summary"])
 
 
 def _content(stored: Any) -> dict[str, Any]:
-    content = content_of(stored, "recalibrator")
+    content = header_content(stored, "recalibrator")
     if set(content) != _CONTENT:
         raise ValueError(f"the header must have {', '.join(sorted(_CONTENT))}, got {', '.join(sorted(content))}")
     return content

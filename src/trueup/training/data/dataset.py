@@ -67,8 +67,8 @@ def with_val(parts: Parts, *, share: float, seed: int) -> Parts:
     _check_named(parts)
     if "val" in parts:
         return parts
-    train, val = held_out(len(parts["train"].labels), share=share, seed=seed)
-    return {"train": chosen(parts["train"], train), "val": chosen(parts["train"], val), "test": parts["test"]}
+    train, val = split_off(len(parts["train"].labels), share=share, seed=seed)
+    return {"train": select(parts["train"], train), "val": select(parts["train"], val), "test": parts["test"]}
 
 
 def _check_named(parts: Parts) -> None:
@@ -76,7 +76,7 @@ def _check_named(parts: Parts) -> None:
         raise ValueError(f"the files must have the parts train and test, got {', '.join(parts) or 'none'}")
 
 
-def held_out(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_off(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Part 0..n−1 at random: the first of a permutation, and its last `share`, at least one of each.
 
     `RandomState`, for its stream is the same in every version of NumPy.
@@ -88,7 +88,7 @@ def held_out(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray
     return order[:kept], order[kept:]
 
 
-def chosen(part: Part, index: Sequence[int] | np.ndarray) -> Part:
+def select(part: Part, index: Sequence[int] | np.ndarray) -> Part:
     """The samples of a part at these places."""
     inputs = part.inputs[index] if isinstance(part.inputs, np.ndarray) else [part.inputs[i] for i in index]
     return Part(inputs, part.labels[index])

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trueup.io.atomic import blaming, existing
-from trueup.training.data.dataset import Data, held_out
+from trueup.io.atomic import errors_name_file, require_file
+from trueup.training.data.dataset import Data, split_off
 from trueup.training.data.images import IMAGENET, pixels
 from trueup.training.data.sources import Source, library, obtain
 
@@ -41,7 +41,7 @@ def imagenet(folder: Path, seed: int) -> Data:
     The images of `val` are halved, always in the same way: one half for validation, one for testing.
     """
     files, labels, classes = obtain("imagenet", folder, [Source(("train/*/*", "val/*/*"), _listed)])
-    val, test = held_out(len(files["val"]), share=0.5, seed=0)
+    val, test = split_off(len(files["val"]), share=0.5, seed=0)
 
     def part(key: str, index: np.ndarray) -> Pictures:
         return Pictures([files[key][i] for i in index], [labels[key][i] for i in index])
@@ -70,7 +70,7 @@ def _listed(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], t
 def decoded(path: Path) -> np.ndarray:
     """The pixels of a picture, (H, W, 3) bytes, by Pillow."""
     pillow = library("PIL.Image", "pillow")
-    with blaming(existing(path)), pillow.open(path) as picture:
+    with errors_name_file(require_file(path)), pillow.open(path) as picture:
         return np.asarray(picture.convert("RGB"))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from trueup.training.data.class_names import CELLS, CLOTHES, HUNDRED, TEN, THINGS
-from trueup.training.data.dataset import Data, Part, Parts, checked, chosen, held_out, with_val
+from trueup.training.data.dataset import Data, Part, Parts, checked, select, split_off, with_val
 from trueup.training.data.readers import cifar_binary, cifar_pickle, idx, joined, mat, npz, saved_dataset
 from trueup.training.data.sources import Download, Source, library, obtain
 
@@ -32,8 +32,8 @@ def digits(folder: Path, seed: int) -> Data:
     """1,797 handwritten digits, 8 × 8, inside scikit-learn: a fifth each for testing and for validation."""
     whole = library("sklearn.datasets", "scikit-learn").load_digits()
     part = Part((whole.images / 16).astype(np.float32), whole.target.astype(np.int64))
-    rest, test = held_out(len(part.labels), share=0.2, seed=0)
-    parts = with_val({"train": chosen(part, rest), "test": chosen(part, test)}, share=0.25, seed=seed)
+    rest, test = split_off(len(part.labels), share=0.2, seed=0)
+    parts = with_val({"train": select(part, rest), "test": select(part, test)}, share=0.25, seed=seed)
     return _data("digits", parts, TEN, DIGITS)
 
 
@@ -97,7 +97,7 @@ def svhn(folder: Path, seed: int) -> Data:
     if "val" not in parts and "train" in parts:
         whole = parts["train"]
         cut = len(whole.labels) - round(len(whole.labels) / 10)
-        parts["train"], parts["val"] = (chosen(whole, np.arange(a, b)) for a, b in ((0, cut), (cut, len(whole.labels))))
+        parts["train"], parts["val"] = (select(whole, np.arange(a, b)) for a, b in ((0, cut), (cut, len(whole.labels))))
     return _data("svhn", parts, TEN, SVHN)
 
 

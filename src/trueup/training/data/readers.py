@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
-from trueup.io.atomic import blaming, existing
+from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
 from trueup.training.data.dataset import Part, Parts
 from trueup.training.data.matlab import matrices
@@ -29,7 +29,7 @@ PIECE = 1 << 20
 
 def idx(path: Path) -> np.ndarray:
     """Read bytes in the IDX format of MNIST, also compressed: 0 0 8 d, d sizes as big-endian int32, the bytes."""
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rb") as file:
             head = file.read(4)
@@ -57,7 +57,7 @@ def _at_most(file: IO[bytes], most: int) -> bytes:
 
 def cifar_binary(path: Path, *, labels: int = 1) -> Part:
     """Read a binary batch of CIFAR: for each image its label bytes, the last of which counts, then its three planes."""
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         content = np.fromfile(path, np.uint8)
         row = labels + 3 * SIDE * SIDE
         if not content.size or content.size % row:
@@ -71,7 +71,7 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
 
     Of all that a pickle can call, only what makes plain arrays of bytes is let through, and that by makers of ours.
     """
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         batch = _Bytes(io.BytesIO(path.read_bytes()), encoding="latin1").load()
         if not isinstance(batch, dict) or not isinstance(batch.get("data"), _Array) or label not in batch:
             raise ValueError(f"a batch must be a mapping with data and {label}")
@@ -86,7 +86,7 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
 
 def npz(path: Path, inputs: str = "images") -> Parts:
     """Read train, val and test of one file: `train_images`, `train_labels` and so on, or `images` and `labels`."""
-    with blaming(existing(path)), arrays_in(path) as found:
+    with errors_name_file(require_file(path)), arrays_in(path) as found:
         keys = [key for key in ("train", "val", "test") if f"{key}_{inputs}" in found]
         prefixes = {key: f"{key}_" for key in keys} or {"train": ""}
         wanted = [f"{prefix}{what}" for prefix in prefixes.values() for what in (inputs, "labels")]
@@ -134,7 +134,7 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 def mat(path: Path) -> Part:
     """Read a file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         found = matrices(path, ("X", "y"))
         if found.keys() != {"X", "y"} or found["X"].ndim != 4:
             told = ", ".join(f"{name} {array.shape}" for name, array in found.items())

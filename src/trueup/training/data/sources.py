@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from trueup.io.atomic import replacing
+from trueup.io.atomic import atomic_write
 from trueup.training.data.dataset import Parts
 
 PLACES = (".", "{name}", "images", "text", "tabular")
@@ -99,7 +99,7 @@ def files_by_url(urls: Mapping[str, str]) -> Download:
                 continue
             with urlopen(url, timeout=PATIENCE) as answer:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                with replacing(folder / file) as [draft], draft.open("wb") as out:
+                with atomic_write(folder / file) as [draft], draft.open("wb") as out:
                     shutil.copyfileobj(answer, out)
 
     return Download(by="https from " + next(iter(urls.values())).split("/")[2], fetch=fetch)

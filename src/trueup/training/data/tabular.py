@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from trueup.io.atomic import blaming, existing
-from trueup.training.data.dataset import Data, held_out
+from trueup.io.atomic import errors_name_file, require_file
+from trueup.training.data.dataset import Data, split_off
 from trueup.training.data.readers import arrays_in
 from trueup.training.data.sources import Source, files_by_url, obtain
 
@@ -59,20 +59,20 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
         raise ValueError(f"{name}: wanted columns (n, columns) and targets (n,), got {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError(f"{name}: columns and targets must be finite")
-    return parted(name, x, y, test=0.1, val=0.2, seed=seed)
+    return split_table(name, x, y, test=0.1, val=0.2, seed=seed)
 
 
-def parted(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: float, seed: int) -> Data:
+def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: float, seed: int) -> Data:
     """A table in three parts, columns and targets centred and scaled by the training part.
 
     `test` is the share of all rows that are for testing, `val` the share of the others that are for validation.
 
-    >>> parts = parted("steps", np.arange(20.0)[:, None], np.arange(20.0), test=0.1, val=0.5, seed=0)
+    >>> parts = split_table("steps", np.arange(20.0)[:, None], np.arange(20.0), test=0.1, val=0.5, seed=0)
     >>> len(parts.train), len(parts.val), len(parts.test)
     (9, 9, 2)
     """
-    rest, test_rows = held_out(len(y), share=test, seed=seed)
-    train_rows, val_rows = (rest[part] for part in held_out(len(rest), share=val, seed=seed))
+    rest, test_rows = split_off(len(y), share=test, seed=seed)
+    train_rows, val_rows = (rest[part] for part in split_off(len(rest), share=val, seed=seed))
     centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)  # a column that never changes
     mean, std = float(y[train_rows].mean()), float(y[train_rows].std()) or 1.0
@@ -86,7 +86,7 @@ def parted(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: float, 
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with blaming(existing(path)), arrays_in(path) as found:
+    with errors_name_file(require_file(path)), arrays_in(path) as found:
         if not {"x", "y"} <= found.keys():
             raise ValueError(f"wanted the arrays x and y, got {', '.join(found) or 'none'}")
         return found["x"].astype(np.float64), found["y"].astype(np.float64)
@@ -96,16 +96,16 @@ def _indexed(inner: str, place: Path) -> tuple[np.ndarray, np.ndarray]:
     """A table beside the numbers of its columns, as in the collection of Hernández-Lobato and Adams (2015)."""
     folder, read = place / inner, []
     for file in INDEXED:
-        with blaming(existing(folder / file)):
+        with errors_name_file(require_file(folder / file)):
             read.append(np.loadtxt(folder / file))
     table, columns, target = read
-    with blaming(folder / INDEXED[1]):
+    with errors_name_file(folder / INDEXED[1]):
         return table[:, columns.astype(np.int64).reshape(-1)], table[:, int(target)]
 
 
 def _plain(path: Path, delimiter: str | None) -> tuple[np.ndarray, np.ndarray]:
     """A table as the repository itself has it, the target last; a first line of names is passed over."""
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         with path.open(encoding="utf-8") as file:
             named = any(c.isalpha() for c in file.readline().replace("e", ""))
         table = np.loadtxt(path, delimiter=delimiter, skiprows=int(named), ndmin=2)

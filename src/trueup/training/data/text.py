@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from trueup.io.atomic import blaming, existing
+from trueup.io.atomic import errors_name_file, require_file
 from trueup.training.data.class_names import GROUPS, QUESTIONS, STARS
 from trueup.training.data.dataset import Data, Part, Parts, checked, with_val
 from trueup.training.data.readers import saved_dataset
@@ -102,7 +102,7 @@ def tinyshakespeare(folder: Path, seed: int) -> Data:
 def labelled(path: Path, encoding: str = "utf-8") -> Part:
     """Read lines of a label, a whole number, and a text."""
     labels, texts = [], []
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         for number, line in enumerate(path.read_text(encoding=encoding).splitlines(), start=1):
             label, _, text = line.partition(" ")
             if not re.fullmatch("[0-9]{1,9}", label):
@@ -115,7 +115,7 @@ def labelled(path: Path, encoding: str = "utf-8") -> Part:
 def questions(path: Path) -> Part:
     """Read lines of `COARSE:fine` and a question, as their authors wrote them."""
     labels, texts = [], []
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         for number, line in enumerate(path.read_text(encoding="latin-1").splitlines(), start=1):
             kind, _, text = line.partition(" ")
             coarse = kind.partition(":")[0]
@@ -135,7 +135,7 @@ def posts(folder: Path) -> Part:
 def packed_posts(path: Path, folders: dict[str, str]) -> Parts:
     """Read the same from the archive, without unpacking it."""
     found: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
-    with blaming(existing(path)), path.open("rb") as bare:
+    with errors_name_file(require_file(path)), path.open("rb") as bare:
         packed = bare.read(2) == b"\x1f\x8b"
         bare.seek(0)
         with (
@@ -203,7 +203,7 @@ def _saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
 
 def _book(name: str, place: Path) -> str:
     path = place / name
-    with blaming(existing(path)):
+    with errors_name_file(require_file(path)):
         return path.read_text(encoding="utf-8")
 
 

@@ -20,9 +20,9 @@ from trueup.models.networks import Normalise
 from trueup.models.uncertainty import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 from trueup.registry import NETWORKS
 from trueup.training.data import load_data
-from trueup.training.data.dataset import Data, held_out
+from trueup.training.data.dataset import Data, split_off
 from trueup.training.data.sources import library
-from trueup.training.data.tabular import parted
+from trueup.training.data.tabular import split_table
 from trueup.training.loop import train
 from trueup.training.tasks import Classification, Regression, Task
 
@@ -72,7 +72,7 @@ def description() -> str:
 def _diabetes(seed: int) -> Data:
     """442 patients, 10 columns: how far the illness went on in a year (Efron et al. 2004); the seed is the split."""
     x, y = library("sklearn.datasets", "scikit-learn").load_diabetes(return_X_y=True)
-    return parted("diabetes", x, y, test=0.2, val=0.25, seed=seed)
+    return split_table("diabetes", x, y, test=0.2, val=0.25, seed=seed)
 
 
 def _descriptions(seed: int) -> Data:
@@ -81,8 +81,8 @@ def _descriptions(seed: int) -> Data:
     alphabet = tuple(sorted(set(text)))
     signs = np.array([alphabet.index(sign) for sign in text])
     stretches = torch.from_numpy(signs[: len(signs) // (WINDOW + 1) * (WINDOW + 1)].reshape(-1, WINDOW + 1))
-    rest, test = held_out(len(stretches), share=0.2, seed=0)
-    train_rows, val = (rest[part] for part in held_out(len(rest), share=0.25, seed=seed))
+    rest, test = split_off(len(stretches), share=0.2, seed=0)
+    train_rows, val = (rest[part] for part in split_off(len(rest), share=0.25, seed=seed))
     first, second, third = (TensorDataset(stretches[i, :-1], stretches[i, 1:]) for i in (train_rows, val, test))
     return Data("descriptions", "characters", first, second, third, classes=alphabet, vocabulary=alphabet)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup.io.atomic import blaming
+from trueup.io.atomic import errors_name_file
 from trueup.io.predictions import Predictions, load
 
 SPLITS = 3
@@ -103,7 +103,7 @@ def _files(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
     if not files:
         raise ValueError(f"{folder}: wanted a folder with .npz files of logits, found none")
     for file in files:
-        with blaming(file), np.load(file, allow_pickle=False) as arrays:
+        with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
             names = [name for name in arrays.files if not name.endswith("labels")]
             shapes = {name: arrays[name].shape for name in names}
         known = {"file": file.name, "digest": _digest(file)}
