@@ -22,6 +22,11 @@ class Lazy(Mapping[str, Any]):
             raise KeyError(f"no {self._kind} is called {name!r}; there are: {', '.join(self)}") from None
         return reduce(getattr, attribute.split("."), import_module(module))
 
+    def classes(self) -> dict[str, str]:
+        """The classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""
+        owners = (place.rpartition(".")[0] for place in self._where.values() if "." in place.split(":")[1])
+        return {owner.split(":")[1]: owner for owner in owners}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
@@ -120,6 +125,17 @@ METHODS = Lazy(
     },
 )
 """Method → `fit(logits, labels) -> Calibrator`."""
+
+CALIBRATORS = Lazy(
+    "calibrator",
+    {
+        **METHODS.classes(),
+        "Linear": "trueup.calibrators.linear:Linear",
+        "Chain": "trueup.calibrators.compose:Chain",
+        "OneVsRest": "trueup.calibrators.compose:OneVsRest",
+    },
+)
+"""Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""
 
 
 def _losses(module: str, **names: str) -> dict[str, str]:

@@ -16,11 +16,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +24,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trueup import calibrators
-from trueup.calibrators.base import Calibrator
+from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
+from trueup.registry import CALIBRATORS
 
 
 class Header(NamedTuple):
@@ -49,7 +45,7 @@ class Header(NamedTuple):
 
 
 def save_calibrator(
-    calibrator: Calibrator, path: str | os.PathLike[str], *, classes: int | None = None, summary: Any = None
+    calibrator: Any, path: str | os.PathLike[str], *, classes: int | None = None, summary: Any = None
 ) -> None:
     """Write a calibrator, or a chain of them, to a `.safetensors` file that is either complete or not there.
 
@@ -64,7 +60,7 @@ def save_calibrator(
     (Temperature(temperature=1.7), {'fitted to': 'val'})
     """
     file = safetensors_file(path)
-    if not isinstance(calibrator, Calibrator):
+    if not _is_calibrator(calibrator):
         raise ValueError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
     if classes is not None:
         calibrator(torch.zeros(1, classes))  # a calibrator of another number of classes says so
@@ -80,7 +76,7 @@ def save_calibrator(
         save_file(tensors, draft, metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)})
 
 
-def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+def load_calibrator(path: str | os.PathLike[str]) -> Any:
     """Read a calibrator from a file that `save_calibrator` wrote; of anything else one sentence says what is wrong."""
     file = require_file(Path(path))
     with errors_name_file(file), safe_open(file, framework="pt") as stored:
@@ -103,32 +99,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         content = _entries(header_content(stored, "calibrator"), "header", _CONTENT)
         method = _entries(content["calibrator"], "calibrator", _CALIBRATOR)["method"]
         return Header(method, content["classes"], content["versions"], unpack(content["summary"], {}))
-
-
-@cache
-def known() -> Mapping[str, type[Calibrator]]:
-    """The calibrators of this package, by the names of their classes: all that a file can hold."""
-    modules = [f"{calibrators.__name__}.{module.name}" for module in iter_modules(calibrators.__path__)]
-    modules += [name for name in ("trueup.calibrators.compose",) if find_spec(name)]
-    found: dict[str, type[Calibrator]] = {}
-    for name in modules:
-        for value in vars(import_module(name)).values():
-            if isinstance(value, type) and issubclass(value, Calibrator) and value.__module__ == name:
-                if value.__name__ in found:
-                    raise TypeError(
-                        f"two calibrators are called {value.__name__}: in {found[value.__name__]} and {name}"
-                    )
-                if not _is_abstract(value):
-                    found[value.__name__] = value
-    return found
-
-
-def _is_abstract(kind: type) -> bool:
-    return any(
-        getattr(getattr(kind, name), "__isabstractmethod__", False)
-        for name in ("map", "calibrated")
-        if hasattr(kind, name)
-    )
 
 
 MOST_CLASSES = 1 << 24
@@ -160,9 +130,9 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
         # Buffers may be views of one memory, which the format does not allow.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
-    if tensors is not None and isinstance(value, Calibrator):
+    if tensors is not None and _is_calibrator(value):
         kind, prefix = type(value).__name__, f"{name}." if name else ""
-        if known().get(kind) is not type(value):
+        if CALIBRATORS.get(kind) is not type(value):
             raise ValueError(
                 f"only calibrators of trueup itself can be saved, since no other could be found; got {kind}"
             )
@@ -170,6 +140,10 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
         ended = None if value.certificate is None else pack(asdict(value.certificate), name, None)
         return {"calibrator": {"method": kind, "config": config, "certificate": ended}}
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
+
+
+def _is_calibrator(value: Any) -> bool:
+    return isinstance(value, ParametricModule) and hasattr(value, "certificate")
 
 
 def _entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
@@ -205,13 +179,13 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise ValueError(f"the header has {json.dumps(value)[:80]} where a value was wanted")
 
 
-def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Calibrator:
+def _built(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
     method = stored["method"]
-    if method not in known():
-        raise ValueError(f"no calibrator is called {method!r}; there are: {', '.join(sorted(known()))}")
+    if method not in CALIBRATORS:
+        raise ValueError(f"no calibrator is called {method!r}; there are: {', '.join(sorted(CALIBRATORS))}")
     config = unpack({"dict": stored["config"]}, tensors)
     try:
-        found = known()[method](**config)
+        found = CALIBRATORS[method](**config)
     except Exception as error:
         raise ValueError(f"{method} does not take the parameters of the file: {error}") from None
     for name, parameter in found.named_buffers():
