@@ -1,6 +1,6 @@
 """Makes a neural network's confidence honest: measures how far it is from accuracy, and repairs it.
 
-Nothing heavy is imported until a name is used.
+Every public package and name is reachable from here; nothing heavy is imported until it is used.
 """
 
 from __future__ import annotations
@@ -12,47 +12,33 @@ from trueup.core.version import __version__
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS
 
 if TYPE_CHECKING:
-    from trueup import losses, metrics
+    from trueup import (
+        calibrators,
+        clamping,
+        integrations,
+        io,
+        losses,
+        metrics,
+        models,
+        monitor,
+        report,
+        study,
+        training,
+    )
     from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
+    from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, save_clamped
     from trueup.core.arrays import flatten, from_binary, from_probs
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, load, save, stream
+    from trueup.io.shards import Shards
+    from trueup.metrics.sharded import evaluate_shards
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
     from trueup.monitor import Monitor
 
-_WHERE = {
-    "flatten": "core.arrays",
-    "from_binary": "core.arrays",
-    "from_probs": "core.arrays",
-    "Predictions": "io.predictions",
-    "load": "io.predictions",
-    "save": "io.predictions",
-    "stream": "io.predictions",
-    "Scores": "metrics.table",
-    "compare": "metrics.table",
-    "evaluate": "metrics.table",
-    "Monitor": "monitor",
-    "Tally": "core.tally",
-    "Calibrated": "models.calibrated",
-    "collect": "models.calibrated",
-    "on_model": "models.calibrated",
-    "clamp": "clamping",
-    "load_clamped": "clamping",
-    "save_clamped": "clamping",
-    "chain": "calibrators.compose",
-    "choose": "calibrators.compose",
-    "cross_fit": "calibrators.compose",
-    "grid": "calibrators.compose",
-    "load_calibrator": "io.artifacts",
-    "one_vs_rest": "calibrators.compose",
-    "refinement": "calibrators.compose",
-    "save_calibrator": "io.artifacts",
-}
-
-_ROOMS = (
+_PACKAGES = (
     "calibrators",
     "clamping",
     "integrations",
@@ -65,6 +51,37 @@ _ROOMS = (
     "study",
     "training",
 )
+_NAMES = {
+    "Calibrated": "models.calibrated",
+    "Monitor": "monitor",
+    "Predictions": "io.predictions",
+    "Scores": "metrics.table",
+    "Shards": "io.shards",
+    "Tally": "core.tally",
+    "chain": "calibrators.compose",
+    "choose": "calibrators.compose",
+    "clamp": "clamping",
+    "collect": "models.calibrated",
+    "compare": "metrics.table",
+    "cross_fit": "calibrators.compose",
+    "evaluate": "metrics.table",
+    "evaluate_shards": "metrics.sharded",
+    "fit_shards": "calibrators.sharded",
+    "flatten": "core.arrays",
+    "from_binary": "core.arrays",
+    "from_probs": "core.arrays",
+    "grid": "calibrators.compose",
+    "load": "io.predictions",
+    "load_calibrator": "io.artifacts",
+    "load_clamped": "clamping",
+    "on_model": "models.calibrated",
+    "one_vs_rest": "calibrators.compose",
+    "refinement": "calibrators.compose",
+    "save": "io.predictions",
+    "save_calibrator": "io.artifacts",
+    "save_clamped": "clamping",
+    "stream": "io.predictions",
+}
 
 __all__ = [
     "LOSSES",
@@ -76,39 +93,51 @@ __all__ = [
     "Monitor",
     "Predictions",
     "Scores",
+    "Shards",
     "Tally",
     "__version__",
+    "calibrators",
     "chain",
     "choose",
     "clamp",
+    "clamping",
     "collect",
     "compare",
     "cross_fit",
     "evaluate",
+    "evaluate_shards",
+    "fit_shards",
     "flatten",
     "from_binary",
     "from_probs",
     "grid",
+    "integrations",
+    "io",
     "load",
     "load_calibrator",
     "load_clamped",
     "losses",
     "metrics",
+    "models",
+    "monitor",
     "on_model",
     "one_vs_rest",
     "refinement",
+    "report",
     "save",
     "save_calibrator",
     "save_clamped",
     "stream",
+    "study",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"trueup.{name}")
-    if name in _WHERE:
-        return getattr(import_module(f"trueup.{_WHERE[name]}"), name)
+    if name in _NAMES:
+        return getattr(import_module(f"trueup.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'trueup' has no attribute {name!r}")
 
 
