@@ -10,10 +10,10 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli import resolve as made
-from trueup.cli.errors import silence_warnings
 from trueup.cli.evaluate import print_scores
 from trueup.cli.files import output
 from trueup.cli.output import print_json, print_remarks
+from trueup.core.warning_capture import silence_warnings
 
 CLAMP = "trueup.clamping.fit:clamp"
 TRAIN = "trueup.training.loop:train"
@@ -99,7 +99,7 @@ def clamp(
     )  # fmt: skip
     network = network if device is None else network.to(device)
     loaders = [_loader(part, batch) for part in parts]
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         clamped = clamped_by(network, loaders[0], **options, progress=not quiet)
         save_clamped(clamped, out)
         scores = _before_and_after(network, clamped, loaders, not quiet)

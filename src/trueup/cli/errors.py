@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from trueup.core.warning_capture import write_warnings
 from trueup.core.wording import of_files
 
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
@@ -54,7 +54,7 @@ class Verbs(TyperGroup):
     ) -> Any:
         """Run a command line and exit, or return the code if it does not stand alone."""
         try:
-            with _warnings_in_a_line():
+            with _warnings_on_stderr():
                 found = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 sys.stdout.flush()
             code = found if isinstance(found, int) else 0
@@ -119,23 +119,7 @@ def _line(text: object) -> str:
     return of_files(" ".join(str(text).split()), _WORDS)
 
 
-@contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Show what the library warns of without the place in its code; what only its developers need is not shown."""
+def _warnings_on_stderr() -> AbstractContextManager[None]:
     if sys.warnoptions or os.environ.get("TRUEUP_DEBUG"):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print_stderr(f"warning: {_line(message)}")
-        yield
-
-
-@contextmanager
-def silence_warnings(quiet: bool) -> Iterator[None]:
-    """Show no warnings inside, if so asked."""
-    with warnings.catch_warnings():
-        if quiet:
-            warnings.simplefilter("ignore")
-        yield
+        return nullcontext()
+    return write_warnings(lambda message: print_stderr(f"warning: {message}"))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr, silence_warnings
+from trueup.cli.errors import print_stderr
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
+from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
@@ -65,7 +66,7 @@ def evaluate(
         o.known("metric", dict.fromkeys([*METRICS, *DEFAULT]), name)
     names = Names(probs, logits, labels)
     chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         if names.sharded(file, cluster):
             with names.shards(file, split, cluster) as (shards, executor):
                 from trueup.metrics.sharded import evaluate_shards as over_shards
@@ -223,7 +224,7 @@ def _audited(
     wanted = list(METHODS) if every else methods
     from trueup.report.audit import audit
 
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         halves = names.val_and_test(val, test)
         count = halves[0].logits.shape[1]
         if named is not None and len(named) != count:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import silence_warnings
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
 from trueup.core.formatting import format_number
+from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.calibrators.base import Calibrator
@@ -48,7 +48,7 @@ def fit(
     names = Names(probs, logits, labels)
     several = names.sharded(val, cluster)
     output(out, ".safetensors", reads=() if several else (Path(val),))
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         if several:
             calibrator, rows, classes = _fitted_to_shards(names, val, split, wanted, cluster, skip_bad, quiet)
         else:
@@ -124,7 +124,7 @@ def apply(
     from trueup.io.predictions import save, save_logits
 
     names = Names(probs, logits, labels)
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         fitted = load_calibrator(calibrator)
         alone = names.unlabelled(file, split)
         if alone is not None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import silence_warnings
 from trueup.cli.files import Names, output
 from trueup.cli.output import print_json, print_remarks, print_table
 from trueup.core.formatting import format_number
+from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
@@ -60,7 +60,7 @@ def monitor(
     watching = load_monitor(state) if state is not None and state.exists() else None
     if watching is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         watching, seen = _replayed(Names(probs, logits, labels), files, watching, settings, quiet)
     if state is not None:
         save_monitor(watching, state)

@@ -10,9 +10,10 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli import resolve as made
-from trueup.cli.errors import print_stderr, silence_warnings
+from trueup.cli.errors import print_stderr
 from trueup.cli.output import plain, print_json, print_remarks, print_table
 from trueup.core.formatting import format_number
+from trueup.core.warning_capture import silence_warnings
 
 TRAIN = "trueup.training.loop:train"
 DATA = "trueup.training.data:load_data"
@@ -98,7 +99,7 @@ def train(
         if not quiet:
             print_stderr(f"going on from {checkpoint}")
     made.write_json(folder / made.RUN, run)
-    with silence_warnings(quiet):
+    with silence_warnings(enabled=quiet):
         done = trained_by(
             model, rows, LOSSES[loss](), epochs, **options, augment=flip_and_crop if augment else None,
             checkpoint=checkpoint, progress=not quiet,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +20,7 @@ from trueup.core.arrays import as_logits, as_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
+from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import Scores, compare
 from trueup.registry import METHODS
@@ -190,16 +189,14 @@ class _Made:
 
     def add(self, name: str) -> None:
         started = perf_counter()
-        # What the interpreter does with warnings is one state for all threads: one fit at a time may change it.
-        with RECORDING, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as messages:
             try:
                 self._fit(name)
             except Exception as error:
                 self.failures[name] = _reason(error)
         self.seconds[name] = perf_counter() - started
-        if caught:
-            self.warnings[name] = tuple(dict.fromkeys(" ".join(str(w.message).split()) for w in caught))
+        if messages:
+            self.warnings[name] = tuple(messages)
 
     def _fit(self, name: str) -> None:
         fit, (z, y) = self.fits[name], self.val
@@ -211,7 +208,6 @@ class _Made:
         self.predictions[name] = Predictions(after.cpu().numpy(), self.truth)
 
 
-RECORDING = threading.RLock()
 _PART = 1 << 18  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster
 
 
