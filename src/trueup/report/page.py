@@ -23,7 +23,7 @@ from trueup.report import records
 from trueup.report.audit import Audit
 from trueup.report.charts import DARK, chart
 from trueup.report.explain import SECTIONS, numbers, summary
-from trueup.report.html import described, paragraph, section, text
+from trueup.report.html import definition_list, escape, paragraph, section
 from trueup.report.method_titles import RAW, title
 from trueup.report.methods import methods_table
 
@@ -92,7 +92,7 @@ class _Page:
         from plotly.offline import get_plotlyjs
 
         body = self.body()
-        style, script = (files("trueup.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+        script = files("trueup.report").joinpath("page.js").read_text("utf-8")
         scripts = [get_plotlyjs().replace("</script", "<\\/script"), script]
         allowed = " ".join(f"'sha256-{_digest(each)}'" for each in scripts)
         policy = (
@@ -105,12 +105,11 @@ class _Page:
             self.wanted.title,
             body,
             *(
-                f'<script type="application/json" id="{name}">{markup.embedded(value)}</script>'
+                f'<script type="application/json" id="{name}">{markup.embed_json(value)}</script>'
                 for name, value in data.items()
             ),
             *(f"<script>{each}</script>" for each in scripts),
             policy=policy,
-            style=style,
         )
 
     def body(self) -> str:
@@ -136,9 +135,9 @@ class _Page:
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
         name = self.wanted.title
-        heading = text(name) if name == "Calibration report" else f"<span>Calibration of</span> {text(name)}"
+        heading = escape(name) if name == "Calibration report" else f"<span>Calibration of</span> {escape(name)}"
         return (
-            f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{described(facts, 'facts')}"
+            f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{definition_list(facts, 'facts')}"
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )
@@ -243,7 +242,7 @@ class _Page:
         ]  # fmt: skip
         items += [(f"Could not be fitted: {title(name)}", why) for name, why in found.failures.items()]
         items += [(f"Warning: {title(name)}", "; ".join(said)) for name, said in found.warnings.items()]
-        return section("how", "How it was computed", described(items, "how"))
+        return section("how", "How it was computed", definition_list(items, "how"))
 
 
 def _inside(name: str) -> str:
