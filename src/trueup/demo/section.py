@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trueup.demo import camera, words
 from trueup.demo.camera import Shifted
 from trueup.demo.pictures import Repairs
-from trueup.report.html import paragraph, table, text
+from trueup.report.html import escape, paragraph, table
 from trueup.report.labels import label
 
 TITLE = "What if the camera changes?"
@@ -16,18 +16,18 @@ TITLE = "What if the camera changes?"
 
 def camera_html(found: Sequence[Shifted], record: Repairs, picture: bytes) -> str:
     """The images as the changed camera shows them, a PNG file, and what each way of calibrating makes of them."""
-    code = b64encode(picture).decode("ascii")
+    source = f"data:image/png;base64,{b64encode(picture).decode('ascii')}"
     parts = [
         paragraph(words.CAMERA),
         '<figure><div class="scroll" role="region" aria-label="Digits and their repair" tabindex="0">'
-        f'<img alt="{text(told(record))}" src="data:image/png;base64,{code}" style="width:100%;min-width:40rem"></div>'
-        f'<figcaption class="words">{text(words.CAPTION)}</figcaption></figure>',
+        f'<img alt="{escape(told(record))}" src="{source}" style="width:100%;min-width:40rem"></div>'
+        f'<figcaption class="words">{escape(words.CAPTION)}</figcaption></figure>',
     ]
     for each in found:
         head, *rows = words.camera_rows(each)
         head = [head[0].capitalize(), *map(label, camera.METRICS)]
         name = each.corruption.capitalize()
-        parts += [f"<h3>{text(name)}</h3>", paragraph(words.setting(each)), table(name, head, rows)]
+        parts += [f"<h3>{escape(name)}</h3>", paragraph(words.setting(each)), table(name, head, rows)]
         parts.append(paragraph(f"{words.camera_verdict(each)} {words.earned(each)}"))
     return "".join(parts)
 

@@ -123,8 +123,11 @@ class Scores:
         return str(self)
 
     def _repr_html_(self) -> str:
+        head, *rows = self.table()
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        return f"<div><p>{html.escape(self.caption())}</p>{html_table(self.table())}{notes}</div>"
+        style = "<style scoped>.trueup td { text-align: right } .trueup tbody th { text-align: left }</style>"
+        caption = html.escape(self.caption())
+        return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
 
     def caption(self) -> str:
         """How much was scored."""
