@@ -247,9 +247,7 @@ def _looks(record: Comparison, ax: Axes) -> list[tuple[str | None, np.ndarray, d
 def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
     """The best method, and how many lower the metric significantly."""
     label, titles = style.label(record.metric), titles or {}
-    best, first = (
-        titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0])
-    )
+    best, first = (titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0]))
     lower = int((record.change_high < 0).sum())
     return (
         f"{best} has the least {label}, {np.nanmin(record.value):.4f}; {first.lower()} gives {record.value[0]:.4f}. "
