@@ -233,7 +233,9 @@ class _Runs:
 
 
 WARNINGS_LOCK = threading.RLock()
-_CHUNK = 1 << 18  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster
+_CHUNK = (
+    1 << 18
+)  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster
 
 
 def _apply(calibrator: Calibrator, logits: Tensor) -> Tensor:
@@ -316,4 +318,6 @@ def _verdict(audit: Audit) -> str:
         )
     calibrated = scores.tests[chosen].p_value > 0.05
     how = "calibrates it" if calibrated else "removes most of this" if after < before / 2 else "removes part of this"
-    return f"{opening} {method_title(chosen)} {how}: the calibration error (ECE) falls from {before:.3f} to {after:.3f}."
+    return (
+        f"{opening} {method_title(chosen)} {how}: the calibration error (ECE) falls from {before:.3f} to {after:.3f}."
+    )
