@@ -181,7 +181,7 @@ class _Page:
              "error of it, the simplest. The test rows were not used." if not audit.cross_fitted else
              f"least log-loss over {audit.folds} folds; of those within one standard error of it, the simplest."),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
-            ("Bands", "from 1,000 resamples in which each prediction is right with a probability equal to its confidence"),
+            ("Bands", "from 1,000 resamples in which each prediction is right with the probability of its confidence"),
             ("Seed", str(audit.seed)),
             ("Seconds of fitting", f"{sum(audit.seconds.values()):.1f} in total"),
             ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),

@@ -66,19 +66,17 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
     values = [scores.values[name][metric] for name in scores.methods]
     unknown = Interval(np.nan, np.nan, np.nan)
     changes = [scores.changes.get(name, {}).get(metric, unknown) for name in scores.methods]
-    columns = (
-        np.array([getattr(interval, end) for interval in intervals])
-        for intervals in (values, changes)
-        for end in ("value", "low", "high")
-    )
-    return Comparison(metric, scores.methods, *columns, scores.level)
+    ends = "value", "low", "high"
+    value, low, high = (np.array([getattr(interval, end) for interval in values]) for end in ends)
+    change, change_low, change_high = (np.array([getattr(interval, end) for interval in changes]) for end in ends)
+    return Comparison(metric, scores.methods, value, low, high, change, change_low, change_high, scores.level)
 
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The table of methods, and their calibration errors as a chart."""
     rows = "rows that its fit had not seen" if audit.cross_fitted else "the test rows"
     methods = audit.scores.methods
-    panels = ()
+    panels: tuple[Panel, ...] = ()
     if len(methods) > 1:
         titles = {name: method_title(name) for name in methods}
         record = comparison(audit.scores, "ece")
@@ -247,10 +245,13 @@ def _looks(record: Comparison, ax: Axes) -> list[tuple[str | None, np.ndarray, d
 def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
     """The best method, and how many lower the metric significantly."""
     label, titles = style.label(record.metric), titles or {}
-    best, first = (titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0]))
+    best, first = (
+        titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0])
+    )
     lower = int((record.change_high < 0).sum())
     return (
-        f"{best} has the least {label}, {np.nanmin(record.value):.4f}; {first.lower()} gives {record.value[0]:.4f}. "
+        f"{titles.get(best, best)} has the least {label}, {np.nanmin(record.value):.4f}; "
+        f"{titles.get(first, first).lower()} gives {record.value[0]:.4f}. "
         f"{lower} of the {len(record.methods) - 1} others lower it by a statistically significant amount: their paired "
         f"{format_percent(record.level)} bootstrap interval lies below 0. Noise makes a calibration error look larger "
         "than it is, so an interval may lie below its dot."

@@ -70,8 +70,8 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
         name="reliability",
         title="Is its confidence right?",
         text="Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted "
-        "diagonal, confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no "
-        "further off than chance would put a calibrated network.",
+        "diagonal, confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are "
+        "no further off than chance would put a calibrated network.",
         legend=(
             ("dot", "accuracy; the larger, the more rows"),
             ("over", "overconfident"),

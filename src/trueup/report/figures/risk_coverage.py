@@ -62,9 +62,7 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
         title="Does its confidence separate right from wrong?",
         text="Predictions of low confidence can be left to somebody else. The lower the curve, the better confidence "
         "separates right predictions from wrong ones; the dotted line is the best possible.",
-        panels=(
-            Panel("risk-chart", "Error rate among the most confident", first, options, summary(first, **options)),
-        ),
+        panels=(Panel("risk-chart", "Error rate among the most confident", first, options, summary(first, **options)),),
     )
 
 
