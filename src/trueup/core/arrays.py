@@ -7,7 +7,6 @@ the right shape, type and range and to hold no NaN, so no inner function checks 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 Array: TypeAlias = np.ndarray | Tensor
-ArrayLike: TypeAlias = Array | Sequence[Any]
 A = TypeVar("A", np.ndarray, Tensor)
 
 FLOOR = 1e-30

@@ -35,12 +35,12 @@ def ks(logits: Any, labels: Any, *, rank: int = 1) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    check_place(rank, "rank", z)
+    _check_rank(rank, "rank", z)
     if rank == 1:
         scored = score_rows(z, y)
         return _largest_drift(scored.confidence, scored.correct == 1)
-    scores, place = ranked(z, y, int(rank))
-    return _largest_drift(scores[:, -1], place == rank)
+    scores, label_rank = _largest_probs(z, y, int(rank))
+    return _largest_drift(scores[:, -1], label_rank == rank)
 
 
 def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
@@ -55,9 +55,9 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    check_place(top, "top", z)
-    scores, place = ranked(z, y, int(top))
-    return _largest_drift(scores.sum(axis=1), place <= top)
+    _check_rank(top, "top", z)
+    scores, label_rank = _largest_probs(z, y, int(top))
+    return _largest_drift(scores.sum(axis=1), label_rank <= top)
 
 
 def ks_classwise(logits: Any, labels: Any) -> float:
@@ -144,10 +144,10 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
     return float(np.mean(np.abs(mesh * density - hit_density)))
 
 
-def check_place(place: Any, name: str, z: Tensor) -> None:
+def _check_rank(rank: Any, name: str, z: Tensor) -> None:
     """Refuse a rank that there is no class for."""
-    if not isinstance(place, (int, np.integer)) or not 1 <= place <= z.shape[1]:
-        raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {place!r}")
+    if not isinstance(rank, (int, np.integer)) or not 1 <= rank <= z.shape[1]:
+        raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
 
 
 def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
@@ -162,10 +162,10 @@ def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
     return float(np.abs(drift[tie_ends(ordered)]).max()) / n
 
 
-def ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest probabilities of each row, descending (n, count), and the label's place among all, from 1."""
+def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` largest probabilities of each row, descending (n, count), and the label's rank among all, from 1."""
     n, classes = z.shape
-    scores, place = np.empty((n, count)), np.empty(n, np.int64)
+    scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = torch.arange(classes, device=z.device)
     step = max(1, _CHUNK // classes)
     for start in range(0, n, step):
@@ -175,8 +175,8 @@ def ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
         scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()
         own = part.gather(1, label)
         ahead = (part > own) | ((part == own) & (order < label))
-        place[at] = 1 + ahead.sum(dim=1).cpu().numpy()
-    return scores, place
+        label_rank[at] = 1 + ahead.sum(dim=1).cpu().numpy()
+    return scores, label_rank
 
 
 def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
