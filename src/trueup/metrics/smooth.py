@@ -11,12 +11,10 @@ from scipy.fft import dct, idct
 from scipy.special import spherical_jn
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import score_rows
-
-_CHUNK = 1 << 20
-"""Numbers in one chunk of float64 work."""
+from trueup.core.row_scores import class_probs, score_rows
 
 _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
@@ -72,17 +70,11 @@ def ks_classwise(logits: Any, labels: Any) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    n, classes = z.shape
     label = y.cpu().numpy()
-    height = max(1, _CHUNK // classes)
-    parts = [z[start : start + height].double().logsumexp(dim=1) for start in range(0, max(1, n), height)]
-    normaliser = torch.cat(parts)
-    step = max(1, _CHUNK // max(1, n))
     total = 0.0
-    for first in range(0, classes, step):
-        probs = torch.exp(z[:, first : first + step].double() - normaliser[:, None]).T.contiguous().cpu().numpy()
+    for first, probs in class_probs(z):
         total += sum(_largest_drift(p, label == k) for k, p in enumerate(probs, first))
-    return total / classes
+    return total / z.shape[1]
 
 
 def smooth_ece(logits: Any, labels: Any) -> float:
@@ -167,14 +159,12 @@ def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.nda
     n, classes = z.shape
     scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = torch.arange(classes, device=z.device)
-    step = max(1, _CHUNK // classes)
-    for start in range(0, n, step):
-        at = slice(start, start + step)
+    for at in chunks.row_chunks(n, classes, chunks.STEP):
         part, label = upcast_half(z[at]), y[at, None]
         largest = part.topk(count, dim=1).values.double()
         scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()
-        own = part.gather(1, label)
-        ahead = (part > own) | ((part == own) & (order < label))
+        of_label = part.gather(1, label)
+        ahead = (part > of_label) | ((part == of_label) & (order < label))
         label_rank[at] = 1 + ahead.sum(dim=1).cpu().numpy()
     return scores, label_rank
 

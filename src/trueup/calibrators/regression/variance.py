@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from trueup.calibrators.regression.base import Recalibrator, standardised
+from trueup.core.optimize import warn_at_bound
 
 LEAST = 1e-12
 """The scale where every target is its mean, so that a likelihood remains."""
@@ -49,7 +49,7 @@ class VarianceScaling(Recalibrator):
         z = np.abs(standardised(mean, std, targets, at_least=1))
         largest = float(z.max())
         if largest == 0:
-            warnings.warn(f"scale stopped at its bound, {LEAST:g}: every target is its mean", stacklevel=2)
+            warn_at_bound("scale", LEAST, "every target is its mean")
             return cls(LEAST)
         return cls(largest * math.sqrt(float(np.mean((z / largest) ** 2))))  # no overflow in the squares
 
