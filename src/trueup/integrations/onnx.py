@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
 
+__all__ = ["TOLERANCE", "check_export", "export_table"]
+
 TOLERANCE = 1e-5
 """By how much an exported calibrator may differ: relative for logits above 1, absolute below."""
 

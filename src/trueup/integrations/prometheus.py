@@ -10,6 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from trueup.monitor.monitor import Monitor
 
+__all__ = ["Collector", "prometheus_text"]
+
 GAUGES = {
     "rows": "Predictions seen",
     "accuracy": "Share of correct predictions",

@@ -24,6 +24,8 @@ try:
 except ImportError:
     raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
 
+__all__ = ["CalibratedClassifier", "LogitCalibrator"]
+
 
 class _CalibratedBase(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Predictions that follow from calibrated logits."""

@@ -26,6 +26,8 @@ try:
 except ImportError:
     raise ImportError("this module needs torchmetrics: pip install 'trueup[torchmetrics]'") from None
 
+__all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
+
 _SETTINGS = ("edges", "bins", "closed")
 """What of a tally is not a sum, but says what is counted."""
 
