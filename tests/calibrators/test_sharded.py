@@ -11,8 +11,8 @@ from trueup import metrics
 from trueup.calibrators import sharded_data as data
 from trueup.calibrators.sharded import FITS, fit
 from trueup.io import shards as source
-from trueup.io.shards import Shards
-from trueup.metrics.sharded import BadShard, evaluate_shards
+from trueup.io.shards import BadShard, Shards
+from trueup.metrics.sharded import evaluate_shards
 
 CLASSES = 4
 
@@ -180,7 +180,7 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     from functools import partial
 
     from trueup.calibrators.sharded_data import Sample
-    from trueup.metrics.sharded import map_shards
+    from trueup.io.shards import map_shards
 
     shards = Shards.of(written(tmp_path / "g", z, y, parts=10), rows=100)
     joined = partial(Sample.joined, most=500)

@@ -23,8 +23,7 @@ from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions
-from trueup.io.shards import Shards
-from trueup.metrics.sharded import tell_of
+from trueup.io.shards import Shards, warn_of_bad_shards
 
 _DECREMENT = 1e-12
 
@@ -79,7 +78,7 @@ def fit_shards(
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
     data = Data(shards, executor, skip_bad, progress)
     found = FITS[method](data)
-    tell_of(data.bad)
+    warn_of_bad_shards(data.bad)
     return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 

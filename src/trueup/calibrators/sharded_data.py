@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trueup.io.predictions import Predictions
-from trueup.io.shards import NUMBERS, Shards
-from trueup.metrics.sharded import BadShard, NoRows, map_shards
+from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards
 
 SAMPLE = 20_000
 """Rows, about, from all shards, by which a search is begun."""
@@ -67,9 +66,9 @@ class Data:
         """Some rows, by which a search is begun: the first of some shards, unless all were looked over."""
         if self._sample is None:
             try:
-                found = self._sampled(self._shards.some(_HEADS, SAMPLE), "first rows of shards")
+                found = self._sampled(self._shards.heads(_HEADS, SAMPLE), "first rows of shards")
             except NoRows:
-                found = self._sampled(self._shards.some(len(self._shards), SAMPLE), "first rows of shards")
+                found = self._sampled(self._shards.heads(len(self._shards), SAMPLE), "first rows of shards")
             self._sample = Predictions(found[0].logits, found[0].labels)
         return self._sample
 
@@ -100,7 +99,7 @@ class Data:
     def _note(self, rows: int, bad: tuple[str, ...]) -> None:
         if self._rows is None:
             self._rows, self.bad = rows, bad
-            self._shards, self._skip_bad = self._shards.without(bad).again(), False
+            self._shards, self._skip_bad = self._shards.without(bad).reread(), False
         elif rows != self._rows:
             raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
 

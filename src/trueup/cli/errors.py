@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from trueup.core.wording import of_files
+from trueup.core.errors import Hint, message_of
 
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
 """Codes: what was asked cannot be done; it could, but failed; the user stopped it."""
@@ -27,16 +27,20 @@ _EXTRAS = {
     "sklearn": "sklearn",
     "uvicorn": "serve",
 }
-_WORDS = {
-    "probs=True": "--probs",
-    r"split='(\w+)'": r"--split \1",
-    "logits need no from_probs": "logits need no --probs",
-    "log-probabilities of exact zeros come through from_probs": "probabilities with exact zeros are read by --probs",
-    r"load_calibrator\(path\)": "`trueup apply`",
-    r"load_monitor\(path\)": "`trueup monitor --state`",
-    r", which load_\w+\(.*?\) reads": "",
+_HINTS = {
+    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
+    Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
+    Hint.NOT_PROBABILITIES: "logits need no --probs",
+    Hint.EXACT_ZEROS: "probabilities with exact zeros are read by --probs",
+    Hint.PROBS: "say --probs to read probabilities",
+    Hint.SPLIT: "choose --split {}",
+    Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
+    Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
+    Hint.LOAD_CLAMPED: "",
+    Hint.LOAD_RECALIBRATOR: "",
 }
-"""What the library says, and what an option or a verb is called here."""
+"""What to do instead, in the words of the command line."""
 _INPUT = (ValueError, ImportError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
@@ -116,7 +120,8 @@ def print_stderr(line: str) -> None:
 
 
 def _line(text: object) -> str:
-    return of_files(" ".join(str(text).split()), _WORDS)
+    words = message_of(text, _HINTS) if isinstance(text, BaseException) else str(text)
+    return " ".join(words.split())
 
 
 @contextmanager

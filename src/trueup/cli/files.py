@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trueup.core.arrays import Array
-    from trueup.io.predictions import Predictions
+    from trueup.io.predictions import PredictionFile, Predictions
     from trueup.io.shards import Shards
 
 
@@ -28,16 +28,11 @@ class Names:
     labels: str | None = None
 
     def read(self, path: Path, split: str | None = None) -> Predictions:
-        """Predictions of a file, or of one half of it."""
-        from trueup.cli.options import given
-        from trueup.io.predictions import load
-
-        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
+        """Predictions of a file, or of one split of it."""
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
-        found = load(path, **given(logits=columns, labels=self.labels, split=split), probs=self.probs)
-        self._doubt(path, found.logits)
-        return found
+        with self._open(path) as file:
+            return self._load(file, split)
 
     def sharded(self, where: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
@@ -68,48 +63,50 @@ class Names:
 
     def unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
         """The logits of a file without labels; None if it has some."""
-        from trueup.cli.options import given
-        from trueup.io.predictions import has_labels, load_logits
-
-        if self.labels is not None or has_labels(path, split=split):
-            return None
-        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
-        found = load_logits(path, **given(logits=columns, split=split), probs=self.probs)
-        self._doubt(path, found)
-        return found
+        with self._open(path) as file:
+            if self.labels is not None or file.has_labels(split):
+                return None
+            logits = file.load_logits(split)
+        self._doubt(path, logits)
+        return logits
 
     def half(self, path: Path, name: str) -> Predictions:
-        """One half of a file that has both, else the whole."""
-        return self.read(path, name if self.has_halves(path) else None)
-
-    def has_halves(self, path: Path) -> bool:
-        """Whether a file names its labels val_… and test_…."""
-        from trueup.io.atomic import errors_name_file
-        from trueup.io.formats import FORMATS
-
-        if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
-            return False  # reading it will say what is wrong
-        reader, _ = FORMATS[path.suffix.lower()]
-        with errors_name_file(path), reader(path) as source:
-            return all(f"{half}_{self.labels or 'labels'}" in source.columns for half in ("val", "test"))
+        """One split of a file that has val and test, else the whole."""
+        with self._open(path) as file:
+            return self._load(file, name if len(file.splits) == 2 else None)
 
     def val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
-        """What is fitted to, and what is judged: two files, two halves of one, or one file and nothing."""
+        """What is fitted to, and what is judged: two files, two splits of one, or one file and nothing."""
         if test is not None:
             return self.half(val, "val"), self.half(test, "test")
-        return self.half(val, "val"), self.read(val, "test") if self.has_halves(val) else None
+        with self._open(val) as file:
+            if len(file.splits) == 2:
+                return self._load(file, "val"), self._load(file, "test")
+            return self._load(file, None), None
+
+    def _open(self, path: Path) -> AbstractContextManager[PredictionFile]:
+        from trueup.cli.options import given
+        from trueup.io.predictions import open_predictions
+
+        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
+        return open_predictions(path, **given(logits=columns, labels=self.labels), probs=self.probs)
+
+    def _load(self, file: PredictionFile, split: str | None) -> Predictions:
+        pair = file.load(split)
+        self._doubt(file.path, pair.logits)
+        return pair
 
     def _doubt(self, path: str | Path, logits: Array) -> None:
-        from trueup.io.sanity import looks_like_probabilities
+        from trueup.io.predictions import looks_like_probabilities
 
         if not self.probs and (told := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {told}; say --probs if that is what they are", stacklevel=3)
 
     def _doubt_first(self, shards: Shards) -> None:
         """Look at the first rows there are; what is wrong with a shard is told where it is read."""
-        from trueup.io.sanity import LOOKED_AT
+        from trueup.io.predictions import ROWS_LOOKED_AT
 
-        few = replace(shards, rows=LOOKED_AT)
+        few = replace(shards, rows=ROWS_LOOKED_AT)
         for path in () if self.probs else few.paths:
             with suppress(ValueError, OSError):
                 part = next(few.read(path))
