@@ -23,8 +23,7 @@ from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions
-from trueup.io.shards import NUMBERS, Shards
-from trueup.metrics.sharded import BadShard, NoRows, map_shards, warn_bad_shards
+from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
 _FTOL = 1e-12
 _SAMPLE_ROWS = 20_000
@@ -83,7 +82,7 @@ def fit_shards(
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
     data = _Data(shards, executor, skip_bad, progress)
     found = FITS[method](data)
-    warn_bad_shards(data.bad)
+    warn_of_bad_shards(data.bad)
     return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 
@@ -135,9 +134,9 @@ class _Data:
         """Some rows, by which a search is begun: the first of some shards, unless all were read."""
         if self._sample is None:
             try:
-                found = self._draw(self._shards.some(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
+                found = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
             except NoRows:
-                found = self._draw(self._shards.some(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
+                found = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
             self._sample = Predictions(found[0].logits, found[0].labels)
         return self._sample
 
@@ -168,7 +167,7 @@ class _Data:
     def _note(self, rows: int, bad: tuple[str, ...]) -> None:
         if self._rows is None:
             self._rows, self.bad = rows, bad
-            self._shards, self._skip_bad = self._shards.without(bad).again(), False
+            self._shards, self._skip_bad = self._shards.without(bad).reread(), False
         elif rows != self._rows:
             raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
 
