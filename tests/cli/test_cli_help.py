@@ -66,7 +66,7 @@ def test_options_tell_the_defaults_of_the_library():
     ("where", "options"),
     [
         (o.LOAD, ("logits", "labels")),
-        (o.COMPARE, ("bins", "level", "replicates", "seed")),
+        (o.COMPARE, ("bins", "level", "n_resamples", "seed")),
         (measure.AUDIT, ("bins", "folds", "level", "seed")),
         (clamp.CLAMP, ("recipe", "loss", "lam", "input_map", "seed")),
         (train.TRAIN, ("batch", "optimiser", "rate", "decay", "schedule", "seed")),

@@ -42,7 +42,7 @@ def shifted(corruptions, severities=range(6)):
 
 def methods(count, metric="ece"):
     pairs = {f"method {k}": (LOGITS / (1 + k / 8), LABELS) for k in range(count)}
-    return r.comparison(compare(pairs, metrics=(metric,), replicates=50), metric)
+    return r.comparison(compare(pairs, metrics=(metric,), n_resamples=50), metric)
 
 
 RECORDS = {

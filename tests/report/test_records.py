@@ -215,7 +215,7 @@ def test_torch_and_lists_and_halves_are_welcome(make):
     ("call", "said"),
     [
         (lambda z, y: reliability(z, y, level=1.5), "level must lie between 0 and 1, got 1.5"),
-        (lambda z, y: reliability(z, y, resamples=0), "resamples must be a whole number of at least 1, got 0"),
+        (lambda z, y: reliability(z, y, resamples=0), "n_resamples must be a whole number of at least 1, got 0"),
         (lambda z, y: reliability(z, y, bins=0), "bins must be a whole number of at least 1, got 0"),
         (lambda z, y: confidences(z, y[:-1]), "labels must have 30 entries, one for each row of logits, got 29"),
         (lambda z, y: risk_coverage(z, y, points=1), "points must be at least 2, got 1"),

@@ -45,7 +45,7 @@ def evaluate(
     level: o.Level = None,
     replicates: Annotated[
         int | None,
-        typer.Option("--replicates", metavar="N", help=o.help_of("Bootstrap replicates", o.COMPARE, "replicates")),
+        typer.Option("--replicates", metavar="N", help=o.help_of("Bootstrap replicates", o.COMPARE, "n_resamples")),
     ] = None,
     seed: o.Seed = None,
     cluster: o.Cluster = None,
@@ -64,7 +64,7 @@ def evaluate(
     for name in metric or ():
         o.known("metric", dict.fromkeys([*METRICS, *DEFAULT]), name)
     names = Names(probs, logits, labels)
-    chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
+    chosen = o.given(metrics=metric, bins=bins, level=level, n_resamples=replicates, seed=seed)
     with silence_warnings(quiet):
         if names.sharded(file, cluster):
             with names.shards(file, split, cluster) as (shards, executor):
