@@ -9,7 +9,7 @@ from trueup import METHODS, load, metrics
 from trueup.calibrators import curvature
 from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
-from trueup.calibrators.penalties import PENALTIES, best_of
+from trueup.calibrators.penalties import PENALTIES, choose_penalty
 from trueup.calibrators.temperature import Temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums
@@ -121,8 +121,8 @@ def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data
     z, y = (torch.as_tensor(x) for x in val)
     problem = Problem(z, y, Penalty(), on=on)
     path = [Penalty.odir(strength, 10) for strength in sorted(PENALTIES, reverse=True)]
-    each = [best_of([penalty], problem, 0.35, 5) for penalty in path]
-    assert best_of(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
+    each = [choose_penalty([penalty], problem, 0.35, 5) for penalty in path]
+    assert choose_penalty(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
 def test_vector_sums_agree_between_passes():

@@ -151,7 +151,7 @@ def read_shards(path):
     from trueup.metrics.sharded import evaluate_shards
 
     shards = Shards.of(path.parent)
-    options = {"replicates": 2, "metrics": ["ece"], "progress": False}
+    options = {"n_resamples": 2, "metrics": ["ece"], "progress": False}
     found = nonsense(path, lambda: evaluate_shards(shards, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,7 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, TopLabel
-from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
+from trueup.calibrators.per_class import (
+    check_margin,
+    clip_frequencies,
+    keep_curve,
+    map_top_confidence,
+    one_vs_rest,
+    step,
+)
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
 from trueup.core.row_scores import confidences_and_hits, top_label_tally
@@ -38,11 +45,11 @@ class Histogram(TopLabel):
     def __init__(self, edges: Any, values: Any, margin: float = 0.0) -> None:
         super().__init__()
         keep_curve(self, "edges", edges, values, more=-1)
-        self.margin = checked_margin(margin)
+        self.margin = check_margin(margin)
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its bin's accuracy and share the rest."""
-        return on_top(logits, self.calibrated, self.margin)
+        return map_top_confidence(logits, self.calibrated, self.margin)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The bin's accuracy."""
@@ -131,7 +138,7 @@ class HistogramOvR(Calibrator):
     @classmethod
     def counted(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From a class-wise tally."""
-        return cls(edges, clipped(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
+        return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
 
 
 def slack_edges(bins: int, z: Tensor) -> np.ndarray:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
-from trueup.calibrators.penalties import regularised
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
+from trueup.calibrators.penalties import fit_penalised
 from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_tensors
-from trueup.core.optimize import Certificate
-
-L = TypeVar("L", bound="Linear")
 
 
 class Linear(Calibrator):
@@ -67,9 +64,9 @@ class Vector(Linear):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
         z, y = as_tensors(logits, labels, at_least=1)
-        problem = Problem(z, y, Penalty(diagonal=TINY, bias=TINY), vector=True)
+        problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
-        return _certified(cls(weight, bias), certificate)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Matrix(Linear):
@@ -88,19 +85,19 @@ class Matrix(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, penalty: float = SMALL) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y = as_tensors(logits, labels, at_least=1)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty))
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
-        return _certified(cls(weight, bias), certificate)
+        return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = fit_penalised(z, y, **options)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Dirichlet(Linear):
@@ -128,15 +125,15 @@ class Dirichlet(Linear):
     def fit(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, on="log_probs", l2=True, **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = fit_penalised(z, y, on="log_probs", l2=True, **options)
+        return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, on="log_probs", **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = fit_penalised(z, y, on="log_probs", **options)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Structured(Linear):
@@ -185,9 +182,4 @@ class Structured(Linear):
         penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
         problem = Problem(z, y, penalty, on="log_probs", scale=beta, vector=diagonal)
         weight, bias, certificate = problem.solve(start=1.0)
-        return _certified(cls(1 / beta, weight, bias), certificate)
-
-
-def _certified(found: L, certificate: Certificate) -> L:
-    found.certificate = certificate
-    return found
+        return cls(1 / beta, weight, bias).with_certificate(certificate)

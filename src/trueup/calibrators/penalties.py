@@ -19,7 +19,7 @@ PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
 
 
-def regularised(
+def fit_penalised(
     z: Tensor,
     y: Tensor,
     *,
@@ -45,11 +45,11 @@ def regularised(
         return whole.solve(start)
     offsets: Sequence[float | None] = bias_penalties or [None]
     paths = [[made(strength, mu) for strength in sorted(penalties, reverse=True)] for mu in offsets]
-    best, x = min((best_of(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
+    best, x = min((choose_penalty(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
     return replace(whole, penalty=best).solve(x)
 
 
-def best_of(
+def choose_penalty(
     path: Sequence[Penalty], whole: Problem, start: float, folds: int
 ) -> tuple[float, Penalty, float | np.ndarray]:
     """The penalty of least cross-validated loss, that loss, and about where its minimum is.
@@ -61,7 +61,7 @@ def best_of(
     parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
     n = len(whole.z)
     share = np.array([len(test.z) for _, test in parts]) / n
-    found = [whole.point(start)] * len(parts)
+    found = [whole.start_point(start)] * len(parts)
     best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
     least, worse = np.full(len(parts), np.inf), 0
     # What is made of the rows is the same for every penalty.
@@ -70,7 +70,7 @@ def best_of(
         blocks = whole.blocks(start)
     for penalty in path:
         found = [
-            replace(train, penalty=penalty).solve_roughly(x, blocks, likelihood)
+            replace(train, penalty=penalty).solve_coarse(x, blocks, likelihood)
             for (train, _), x, likelihood in zip(parts, found, learnt, strict=True)
         ]
         with one_thread(whole.z.numel()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
-from trueup.calibrators.diagonal import centred
+from trueup.calibrators.diagonal import centre_rows
 from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
@@ -71,7 +71,7 @@ class ProximityInformed(Calibrator):
                 else "must be given, as to the fit"
             )
             raise ValueError(f"features {wish}")
-        x = centred(logits.double()) if features is None else features
+        x = centre_rows(logits.double()) if features is None else features
         if not isinstance(x, Tensor):
             x = as_matrix(x, "features", rows=logits.shape[0])
         wanted = logits.shape[0], self.features.shape[1]  # not len, which an export would take for a constant
@@ -235,7 +235,7 @@ def _scored(
     """Features, confidence, proximity to the other rows, and whether the prediction was right."""
     z, y = as_tensors(logits, labels, at_least=neighbours + 1)
     z = upcast_half(z).double()
-    x = centred(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
+    x = centre_rows(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
     check_neighbours(neighbours, len(z) - 1)
     near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)
     return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y

@@ -13,7 +13,7 @@ import torch
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
-from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
@@ -191,7 +191,7 @@ class _Data:
 
 
 def _temperature(data: _Data) -> Temperature:
-    return Temperature.ended(*_inverse_temperature(data))
+    return Temperature.from_search(*_inverse_temperature(data))
 
 
 def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
@@ -220,11 +220,13 @@ def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndar
 
 
 def _vector(data: _Data) -> Linear:
-    return _linear(data, Vector, Penalty(diagonal=TINY, bias=TINY), vector=True)
+    return _linear(data, Vector, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
 
 
 def _matrix(data: _Data) -> Linear:
-    return _linear(data, Matrix, Penalty(off=SMALL, diagonal=SMALL, bias=SMALL), vector=False)
+    return _linear(
+        data, Matrix, Penalty(off=MATRIX_PENALTY, diagonal=MATRIX_PENALTY, bias=MATRIX_PENALTY), vector=False
+    )
 
 
 def _structured(data: _Data, *, vector: bool) -> Linear:
@@ -256,17 +258,15 @@ def _linear(
         return total
 
     x, certificate = lbfgs(
-        few.penalised(likelihood, rows),
+        few.penalise(likelihood, rows),
         start,
-        decrement=_FTOL,
+        ftol=_FTOL,
         precondition=few.inverse(few.blocks(start)),
-        renew=lambda x: few.inverse(few.blocks(x, careful=True)),
+        refresh=lambda x: few.inverse(few.blocks(x, careful=True)),
     )
-    x, classes = few.settled(x), z.shape[1]
+    x, classes = few.canonical(x), z.shape[1]
     weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-    found = make(weight if vector else weight.reshape(classes, classes), bias)
-    found.certificate = certificate
-    return found
+    return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
 
 
 def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:

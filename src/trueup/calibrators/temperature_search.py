@@ -18,9 +18,9 @@ from trueup.core.optimize import Certificate, halley, newton
 
 Loss = Callable[[float], tuple[float, float, float]]
 
-FAR = 1e6
+MAX_SCALE_RATIO = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
-COLD, HOT = 1e-3, 1e2
+MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
 _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
@@ -44,7 +44,7 @@ def search_beta(
 
     Where some rows say nothing it may be at a bound.
     """
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if few is None:
         bound = _bound(loss, low, high)
         if bound is None:
@@ -128,7 +128,7 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
 
 def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y), low, high) is not None:
         return None
     loss, seen = _noted(_mean_loss(z, y))
@@ -151,7 +151,7 @@ def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
-    grid = np.geomspace(1 / HOT, 1 / COLD, 26) / scale
+    grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
     while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
@@ -185,7 +185,7 @@ def focal_inverse_temperature(
 def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         log_p = torch.log_softmax(beta * part, dim=1)
         p = log_p.exp()
         mean = (p * part).sum(dim=1, keepdim=True)
@@ -220,7 +220,7 @@ def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
 def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
     """The mean Brier score of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         p = torch.softmax(beta * part, dim=1)
         off = part - (p * part).sum(dim=1, keepdim=True)
         rise = p * off
@@ -239,7 +239,7 @@ def scale_of(z: Tensor) -> float:
     return float(np.median(few.std(axis=1)))
 
 
-def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def shifted_chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         double = upcast_half(z[rows]).double()

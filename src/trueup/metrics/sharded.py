@@ -21,7 +21,7 @@ def evaluate_shards(
     metrics: Iterable[str] = DEFAULT,
     bins: int = BINS,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
     executor: Executor | None = None,
     skip_bad: bool = False,
@@ -44,8 +44,8 @@ def evaluate_shards(
         label="evaluating shards",
     )
     warn_of_bad_shards(bad)
-    found = intervals(tally, wanted, level=level, replicates=replicates, seed=seed)
-    test = CalibrationTests.of(tally, resamples=replicates, seed=seed)
+    found = intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)
+    test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
     return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
 
 
