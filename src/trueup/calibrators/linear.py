@@ -28,8 +28,8 @@ class Linear(Calibrator):
         self.keep("bias", bias)
         classes = len(self.bias)
         if tuple(self.weight.shape) not in ((classes,), (classes, classes)):
-            wish = f"({classes},) or ({classes}, {classes})"
-            raise ValueError(f"weight must have shape {wish}, got {tuple(self.weight.shape)}")
+            shapes = f"({classes},) or ({classes}, {classes})"
+            raise ValueError(f"weight must have shape {shapes}, got {tuple(self.weight.shape)}")
 
     weight: Tensor
     bias: Tensor

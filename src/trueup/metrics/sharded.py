@@ -101,7 +101,7 @@ def evaluate_shards(
     if unknown:
         raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
-        functools.partial(_tallied, bins=bins),
+        functools.partial(_tally_rows, bins=bins),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -114,7 +114,7 @@ def evaluate_shards(
     return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
 
 
-def _tallied(part: Predictions, *, bins: int) -> Tally:
+def _tally_rows(part: Predictions, *, bins: int) -> Tally:
     return Tally.of(*part, bins=bins)
 
 
@@ -128,7 +128,7 @@ def warn_bad_shards(bad: tuple[str, ...]) -> None:
 
 def _parts(task: Task, shards: Shards, executor: Executor | None) -> Iterator[Part]:
     # Not with all paths: each task is sent by itself.
-    run = functools.partial(_summed, task, replace(shards, paths=()), executor is not None)
+    run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
     if executor is None:
         yield from map(run, shards.paths)
         return
@@ -141,8 +141,8 @@ def _parts(task: Task, shards: Shards, executor: Executor | None) -> Iterator[Pa
             future.cancel()
 
 
-def _summed(task: Task, shards: Shards, alone: bool, path: str) -> Part:
-    """Sum a task over one shard; whatever is wrong with it is told, not raised, so that the others go on.
+def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
+    """Sum a task over one shard; an error is returned, not raised, so that the others go on.
 
     A worker beside others keeps to one thread.
     """
