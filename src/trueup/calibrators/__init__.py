@@ -1,4 +1,4 @@
-"""Calibrators: fitted maps from logits to logits, one method a file; classes and compositions are found here by name."""
+"""Calibrators: fitted maps from logits to logits, one method a file; their classes are found here by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODULES = {
     **dict.fromkeys(("IsotonicQuantiles", "Recalibrator", "VarianceScaling"), "regression"),
 }
 
-__all__ = sorted([*CALIBRATORS, *_MODULES])
+__all__ = [*CALIBRATORS, *_MODULES]  # noqa: PLE0604 (both hold strings)
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,7 @@ def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
 
 
 def auto(logits: Any, labels: Any) -> Calibrator:
-    """Automatic choice: choose among `CHOICES`, or `MANY_CLASSES_CHOICES` for many classes, by cross-validated likelihood.
+    """Automatic choice: the best of `CHOICES`, or of `MANY_CLASSES_CHOICES`, by cross-validated likelihood.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

@@ -77,10 +77,10 @@ class Histogram(TopLabel):
         else:
             places = slack_edges(bins, z)
             count, _, hits = top_label_tally(z, y, places[1:-1].copy())
-        return cls.counted(count, hits, places, empty)
+        return cls.from_counts(count, hits, places, empty)
 
     @classmethod
-    def counted(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_counts(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From trusted counts of rows and hits in bins."""
         return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2))
 
@@ -133,10 +133,10 @@ class HistogramOvR(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         places = slack_edges(bins, z)
         tally = Bins.of(z, y, bins=bins, classwise=True)
-        return cls.counted(tally, places, empty)
+        return cls.from_counts(tally, places, empty)
 
     @classmethod
-    def counted(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From a class-wise tally."""
         return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
 

@@ -65,12 +65,12 @@ class ProximityInformed(Calibrator):
 
     def _confidence(self, logits: Tensor, features: Any) -> Tensor:
         if self.of_logits != (features is None):
-            wish = (
+            problem = (
                 "must be left out, as they were left out of the fit"
                 if self.of_logits
                 else "must be given, as to the fit"
             )
-            raise ValueError(f"features {wish}")
+            raise ValueError(f"features {problem}")
         x = centre_rows(logits.double()) if features is None else features
         if not isinstance(x, Tensor):
             x = as_matrix(x, "features", rows=logits.shape[0])
@@ -152,7 +152,7 @@ class DensityRatio(ProximityInformed):
         mirrored: bool = False,
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         points = torch.stack([top, near], dim=1)
         return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
 
@@ -217,7 +217,7 @@ class BinMeanShift(ProximityInformed):
         rule: Rule = "distance",
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
         proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
         row, column = _cell(top, near, edges, proximity_edges, rounding_error(as_logits(logits)))
@@ -229,7 +229,7 @@ class BinMeanShift(ProximityInformed):
         return cls(x, (shrunk * gap).reshape(shape), edges, proximity_edges, features is None, neighbours, rule)
 
 
-def _scored(
+def _score(
     logits: Any, labels: Any, features: Any, neighbours: int, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, confidence, proximity to the other rows, and whether the prediction was right."""
@@ -237,7 +237,7 @@ def _scored(
     z = upcast_half(z).double()
     x = centre_rows(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
     check_neighbours(neighbours, len(z) - 1)
-    near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)
+    near = closeness(x, x, neighbours=neighbours, rule=rule, exclude_self=True)
     return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y
 
 

@@ -275,19 +275,19 @@ def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndar
 
 def _histogram(data: _Data) -> Histogram:
     tally = data.sum(partial(_bins, classwise=False), "counting, shards")
-    return Histogram.counted(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    return Histogram.from_counts(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
     tally = data.sum(partial(_bins, classwise=True), "counting, shards")
-    return HistogramOvR.counted(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    return HistogramOvR.from_counts(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
 def _histogram_mass(data: _Data) -> Histogram:
     """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
-    return Histogram.counted(tally.count, tally.hits, tally.edges)
+    return Histogram.from_counts(tally.count, tally.hits, tally.edges)
 
 
 def _bins(part: Predictions, *, classwise: bool) -> Bins:

@@ -34,7 +34,7 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
-    return search_beta(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+    return search_beta(_mean_loss(z, y), quick, _estimate_from_few(z, y, scale), scale)
 
 
 def search_beta(
@@ -53,7 +53,7 @@ def search_beta(
         return bound, Certificate("bound", abs(slope), 0, 3, value)
     near, passes = few.near, 0
     if quick is not None:
-        near, (before, curvature_before), passes = _nearer(quick, few, low, high)
+        near, (before, curvature_before), passes = _refine(quick, few, low, high)
         value, slope, curvature = loss(near)
         third = (curvature - curvature_before) / (near - before) if near != before else 0.0
         step = halley(slope, curvature, third)
@@ -71,27 +71,27 @@ def bound_reason(beta: float, scale: float) -> str:
     return "the logits tell labels apart no better than chance"
 
 
-def _nearer(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def _refine(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
-    noted, seen = _noted(loss)
-    _, slope, curvature = noted(few.near)
+    recorded, seen = _record(loss)
+    _, slope, curvature = recorded(few.near)
     near = few.near + halley(slope, curvature, few.third * curvature)
     if abs(near - few.near) > _THIRD_NEAR * few.near:
         start = min(max(near, few.near / 2), 2 * few.near)
-        near, _ = newton(noted, start, low=low, high=high, tolerance=_NEAR)
+        near, _ = newton(recorded, start, low=low, high=high, tolerance=_NEAR)
     return near, seen[-1], len(seen)
 
 
-def _noted(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
+def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
     """A loss that notes where it was asked and the curvature there."""
     seen: list[tuple[float, float]] = []
 
-    def noting(beta: float) -> tuple[float, float, float]:
+    def recorded(beta: float) -> tuple[float, float, float]:
         found = loss(beta)
         seen.append((beta, found[2]))
         return found
 
-    return noting, seen
+    return recorded, seen
 
 
 def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
@@ -99,7 +99,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     scale = scale_of(z)
     if scale == 0:
         return 1.0
-    few = _of_few(z, y, scale)
+    few = _estimate_from_few(z, y, scale)
     return inverse_temperature(z, y)[0] if few is None else few.near
 
 
@@ -112,7 +112,7 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
@@ -131,7 +131,7 @@ def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate 
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y), low, high) is not None:
         return None
-    loss, seen = _noted(_mean_loss(z, y))
+    loss, seen = _record(_mean_loss(z, y))
     near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
     if found.status != "converged":
         return None

@@ -1,7 +1,7 @@
-"""The only door for arrays: parse once here, trust afterwards.
+"""Validation of arrays: check once here, trust afterwards.
 
-Every public function takes `logits, labels` and passes them through this room first. What leaves it is known to have
-the right shape, type and range and to hold no NaN, so no inner function checks anything.
+Every public function takes `logits, labels` and checks them here first. What comes back is known to have the right
+shape, type and range and to hold no NaN, so no inner function checks anything.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class RowScores(NamedTuple):
     label_prob: np.ndarray
     """The probability of the label."""
     group: np.ndarray
-    """The group that the row was dealt to, where class-wise tallies were asked for."""
+    """The group of the row, where class-wise tallies were asked for."""
 
     @classmethod
     def empty(cls, n: int) -> RowScores:
@@ -48,7 +48,7 @@ class RowScores(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassCells:
-    """What a class-wise tally is to count: p lies in bin #{cuts < p}; rows are dealt to groups, or come with theirs."""
+    """What a class-wise tally counts: p lies in bin #{cuts < p}; rows go to groups by their hash, or come with them."""
 
     cuts: np.ndarray
     groups: int = 1

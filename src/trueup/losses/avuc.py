@@ -42,8 +42,8 @@ class AvUC(Loss, function=avuc, neutral={"strength": 0.0}):
 def avu_penalty(confidence: Tensor, correct: Tensor, uncertainty: Tensor, threshold: float) -> Tensor:
     """−ln of the soft share of rows that are right and certain, or wrong and uncertain."""
     certain = uncertainty <= threshold
-    doubt = torch.tanh(uncertainty)
-    soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - doubt, doubt)
+    squashed = torch.tanh(uncertainty)
+    soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
     good = torch.where(correct == certain, soft, 0.0).sum()
     return -torch.log(good / (soft.sum() + EPS) + EPS)
 

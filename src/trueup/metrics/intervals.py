@@ -1,4 +1,4 @@
-"""How sure the numbers are: intervals, and differences between methods.
+"""Confidence intervals of metrics, and of paired differences between methods.
 
 Everything is resampled from tallies (counts in some hundred cells of confidence), never from the logits: a thousand
 replicates cost the same at a thousand rows as at a billion. Inside a cell all rows take its mean confidence, which
@@ -173,7 +173,7 @@ def differences(
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Paired intervals of second − first for several metrics; both must have been dealt the same groups."""
+    """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
     tail = tail_share(level)
     check_resamples(n_resamples)
     joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
@@ -191,7 +191,7 @@ def differences(
         else:
             adaptive = name == "aece"
             if adaptive not in joint:
-                joint[adaptive] = _jointly_noisy(first, second, adaptive, n_resamples, seed)
+                joint[adaptive] = _resample_jointly(first, second, adaptive, n_resamples, seed)
             low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
             most = _most(first, second, name)
             low, high = max(low, -most), min(high, most)
@@ -225,7 +225,7 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
     return float(change.mean()) if bounded or not change.any() else 1.0
 
 
-def _jointly_noisy(
+def _resample_jointly(
     first: Scored, second: Scored, adaptive: bool, n_resamples: int, seed: int
 ) -> tuple[BootstrapBins, BootstrapBins]:
     """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""

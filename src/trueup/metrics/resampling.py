@@ -143,7 +143,7 @@ class Classwise(NamedTuple):
 
 
 def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[float, float]:
-    """Interval of a true difference of class-wise errors; both must have been dealt the same groups of rows."""
+    """Interval of a true difference of class-wise errors; both must have the same groups of rows."""
     start, other = (solve(side.expected, side.observed) for side in (before, after))
     if start < other:
         return _negative(paired_classwise(after, before, tail))

@@ -36,7 +36,7 @@ def evaluate_shards(
     if unknown:
         raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
-        functools.partial(_tallied, bins=bins),
+        functools.partial(_tally_rows, bins=bins),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -49,5 +49,5 @@ def evaluate_shards(
     return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
 
 
-def _tallied(part: Predictions, *, bins: int) -> Tally:
+def _tally_rows(part: Predictions, *, bins: int) -> Tally:
     return Tally.of(*part, bins=bins)

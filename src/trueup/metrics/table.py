@@ -1,4 +1,4 @@
-"""The table: how calibrated a network is, how sure that is, and how methods differ."""
+"""The table of `evaluate` and `compare`: metrics with confidence intervals, tests, and paired differences."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Scores:
         return json.dumps(self.to_dict(), **options)
 
     def to_pandas(self) -> Any:
-        """A data frame with a row a method and metric (needs pandas)."""
+        """A data frame with one row for each method and metric (needs pandas)."""
         import pandas as pd
 
         nothing = Interval(math.nan, math.nan, math.nan)
