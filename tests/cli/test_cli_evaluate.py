@@ -33,7 +33,7 @@ def test_quiet_is_the_table_alone(folder, command):
 def test_options_reach_the_library(folder, asked):
     words = ("--metric", "ece", "--metric", "smooth_ece", "--bins", 7, "--level", 0.8, "--replicates", 50, "--seed", 3)
     pair = trueup.load("test.npz")
-    wanted = trueup.evaluate(*pair, metrics=("ece", "smooth_ece"), bins=7, level=0.8, replicates=50, seed=3)
+    wanted = trueup.evaluate(*pair, metrics=("ece", "smooth_ece"), bins=7, level=0.8, n_resamples=50, seed=3)
     assert asked("evaluate", "test.npz", *words)["scores"] == wanted.to_dict()
 
 
@@ -67,7 +67,7 @@ def test_probabilities_are_read_when_asked_for(folder, asked, command):
 
 def test_halves_of_a_file(folder, asked, command):
     assert asked("evaluate", "both.npz", "--split", "test")["scores"] == asked("evaluate", "test.npz")["scores"]
-    assert "choose --split val or --split test" in command("evaluate", "both.npz", code=2).stderr
+    assert "choose --split val or test" in command("evaluate", "both.npz", code=2).stderr
     assert (
         "--split must be val or test, got 'train'" in command("evaluate", "both.npz", "--split", "train", code=2).stderr
     )
@@ -93,7 +93,7 @@ def test_compare_prints_a_table_of_eighty_columns(folder, command):
     assert max(map(len, lines[:14])) <= 80
     assert [line.split()[0] for line in lines[3 : 4 + len(DEFAULT)]] == ["raw", *DEFAULT]
     assert "Chosen by cross-validation: temperature, Temperature scaling." in out
-    assert "This network says" in lines[-1]
+    assert "This network is overconfident" in lines[-1]
 
 
 def test_compare_shows_the_metrics_that_were_asked_for(folder, command):

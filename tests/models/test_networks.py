@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,7 +7,8 @@ import torch
 from torch import nn
 
 from trueup.models import networks
-from trueup.models.networks import CNN, MLP, Normalise, ResNet, WideResNet, load_weights
+from trueup.models.networks import CNN, MLP, Normalise, ResNet, WideResNet, build_network, load_weights, network_options
+from trueup.registry import NETWORKS
 
 SMALL = {
     "resnet8": (lambda **o: networks.resnet8(5, channels=2, **o), (2, 16, 16)),
@@ -224,3 +226,27 @@ def test_real_weights_give_the_stored_logits(data, name, count):
         with torch.no_grad():
             logits = network(Normalise()(torch.from_numpy(chosen).permute(0, 3, 1, 2) / 255))
         np.testing.assert_allclose(logits.numpy(), stored[f"{half}_logits"][: count // 2], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "characters", "tabular"])
+def test_a_network_is_built_for_the_sizes_of_a_data_set(kind):
+    sample = {
+        "image": torch.rand(3, 8, 8),
+        "text": torch.tensor([1, 4, 0]),
+        "characters": torch.tensor([1, 4, 2]),
+        "tabular": torch.rand(13),
+    }[kind]
+    words = tuple("abcdef") if kind in ("text", "characters") else ()
+    data = SimpleNamespace(name="few", kind=kind, train=[(sample, 0)], classes=tuple("abcdef"), vocabulary=words)
+    name = {"image": "cnn", "text": "text_cnn", "characters": "char_transformer", "tabular": "mlp"}[kind]
+    options = network_options(name, data, seed=3)
+    normalisation = ((0.5,) * 3, (0.25,) * 3) if kind == "image" else None
+    network = build_network(name, options, normalisation=normalisation).eval()
+    assert network(sample[None]).shape[-1] == 6
+    plain = network if normalisation is None else network[1]
+    again = NETWORKS[name](**options).eval()
+    assert all(a.equal(b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+    assert network_options(name, data, outputs=2, seed=3) == {**options, next(iter(options)): 2}
+    other = "text_cnn" if kind != "text" else "cnn"
+    with pytest.raises(ValueError, match=f"{other} is not for .* such as few"):
+        network_options(other, data)

@@ -145,7 +145,7 @@ def test_cifar_as_python_2_pickled_it(tmp_path):
     ("content", "message"),
     [
         ({"data": Evil(), "labels": [1]}, "a batch must hold plain arrays, got a call of __builtin__.exec"),
-        ({"data": np.array([Evil()], dtype=object), "labels": [1]}, "got a call of __builtin__.exec"),
+        ({"data": np.array([Evil()], dtype=object), "labels": [1]}, "arrays must be of bytes, got type O8"),
         ({"data": np.zeros((1, 3072)), "labels": [1]}, "arrays must be of bytes, got type f8"),
         ({"data": np.zeros((1, 9), np.uint8), "labels": [1]}, r"data must have shape \(n, 3072\), got \(1, 9\)"),
         ({"data": [1, 2], "labels": [1]}, "a batch must be a mapping with data and labels"),
@@ -190,6 +190,24 @@ def test_svhn_keeps_the_last_tenth_and_ten_means_zero(tmp_path):
     assert data.test.tensors[1].tolist() == [2, 3, 4]
     assert data.train.tensors[1][8] == 0  # written as 10
     assert data.train.tensors[0].shape == (18, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda whole: whole[:200], "train_32x32.mat: "),
+        (lambda whole: b"x" * len(whole), "train_32x32.mat: Unknown mat file type"),
+        (lambda whole: whole.replace(b"X", b"Z"), r"wanted the arrays X \(height, width, 3, n\) and y, got y"),
+    ],
+)
+def test_damaged_matlab_files_are_named(tmp_path, damage, message):
+    for name in ("train", "test"):
+        path = tmp_path / f"{name}_32x32.mat"
+        savemat(path, {"X": np.moveaxis(numbered(20, 32, 32, 3), 0, 3), "y": np.ones((20, 1))})
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message) as error:
+        load_data("svhn", tmp_path)
+    assert str(tmp_path) in str(error.value)
 
 
 def blood(path):

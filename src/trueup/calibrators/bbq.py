@@ -10,9 +10,10 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import BEYOND, class_probs, keep_curve, members, one_vs_rest, step, table
+from trueup.calibrators.per_class import PADDING, keep_curve, one_vs_rest, pad_curves, rows_by_class, step
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import tie_ends
+from trueup.core.row_scores import class_probs
 
 _PRIOR = 2.0  # pseudo-counts N′, shared by a binning's bins
 _EDGE = 1e-6  # how near to 0 and 1 a bin's prior mean may come
@@ -58,16 +59,16 @@ class BBQ(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Weigh all binnings of each class at once, on sums over its sorted probabilities."""
+        """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
         z, y = as_tensors(logits, labels, at_least=1)
-        of_class, binnings = members(y, z.shape[1]), _binnings(len(z))
+        of_class, binnings = rows_by_class(y, z.shape[1]), _binnings(len(z))
         curves = [
             _average(scores, scores[of_class[k]], binnings)
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
         cuts, values = zip(*curves, strict=True)
-        return cls(table(cuts, BEYOND), table(values))
+        return cls(pad_curves(cuts, PADDING), pad_curves(values))
 
 
 class _Binnings(NamedTuple):

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
 """Penalty on the squared steps between the logarithms of neighbouring slopes."""
-_CHUNK = 1 << 20
-_CACHE = 1 << 25
-"""Numbers of the basis that are kept between steps of the search; more are computed anew each time."""
 
 
 class Diagonal(Calibrator):
@@ -56,7 +54,7 @@ class Diagonal(Calibrator):
 
     def map(self, logits: Tensor) -> Tensor:
         """Apply g, taken to be 0 at the first knot."""
-        u = centred(logits.double())
+        u = centre_rows(logits.double())
         result = torch.zeros_like(u)
         for slope, integral in zip(self.slopes, _integrals(u, self.knots), strict=True):
             result = result + slope * integral
@@ -64,7 +62,7 @@ class Diagonal(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, knots: int = 8) -> Self:
-        """Minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
+        """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")
@@ -72,14 +70,12 @@ class Diagonal(Calibrator):
         temperature = float(start.temperature)
         at = _knots(z, temperature, knots)
         slopes, certificate = _increasing(z, y, at, 1 / temperature)
-        fitted = cls(at, slopes)
         if start.certificate is not None:
             certificate = dataclasses.replace(certificate, status=start.certificate.status)
-        fitted.certificate = certificate
-        return fitted
+        return cls(at, slopes).with_certificate(certificate)
 
 
-def centred(z: Tensor) -> Tensor:
+def centre_rows(z: Tensor) -> Tensor:
     """Rows less their mean: a constant added to a row of logits means nothing."""
     # Less the largest first: the mean of logits far from zero would lose their last digits.
     z = z - z.amax(dim=1, keepdim=True)
@@ -100,8 +96,8 @@ def _integrals(u: Tensor, knots: Tensor) -> Iterator[Tensor]:
 def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
-    for part in torch.split(z, max(1, _CHUNK // z.shape[1])):
-        u = centred(upcast_half(part).double())
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+        u = centre_rows(upcast_half(z[rows]).double())
         p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
         weights.append((p * (1 - p)).flatten())
@@ -121,11 +117,10 @@ def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tens
     n, size = len(z), z.numel() * len(knots)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        step = max(1, _CHUNK // (z.shape[1] * len(knots)))
-        for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-            yield torch.stack(list(_integrals(centred(upcast_half(part).double()), knots)), dim=2), labels
+        for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
+            yield torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2), y[rows]
 
-    cache = list(pieces()) if size <= _CACHE else None
+    cache = list(pieces()) if size <= chunks.KEPT else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * torch.exp(torch.from_numpy(theta).to(z.device))

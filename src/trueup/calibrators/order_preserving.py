@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.diagonal import centred
+from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
+from trueup.core.splits import random_order
 
 _LEAST = 1e-3
 """The least slope, as a part of 1/T: rounding then never makes equal what was in order."""
@@ -73,7 +74,7 @@ class OrderInvariant(Calibrator):
     def fit(
         cls, logits: Any, labels: Any, *, hidden: int = 100, epochs: int = 40, batch: int = 256, seed: int = 0
     ) -> Self:
-        """Train the network by Adam on the likelihood, from temperature scaling."""
+        """Order-invariant network: train the network by Adam on the likelihood, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         temperature = Temperature.fit(z, y).temperature
         ordered, place = upcast_half(z).double().sort(dim=1, descending=True)
@@ -85,7 +86,7 @@ class OrderInvariant(Calibrator):
 
 def _stretched(ordered: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
     """Sorted logits with stretched gaps, from 0 down, at temperature 1."""
-    x = centred(ordered)
+    x = centre_rows(ordered)
     for layer in layers[:-1]:
         x = torch.relu(x @ layer[:, :-1].T + layer[:, -1])
     slopes = _LEAST + softplus(x @ layers[-1][:, :-1].T + layers[-1][:, -1] + _NEUTRAL)
@@ -102,7 +103,7 @@ class _Trainer:
     ) -> None:
         self.ordered, self.rank, self.temperature, self.batch = ordered, rank, temperature, batch
         self.generator = torch.Generator().manual_seed(seed)
-        x = centred(ordered)
+        x = centre_rows(ordered)
         self.middle, width = x.mean(dim=0), x.std(dim=0, correction=0)
         self.width = torch.where(width > 0, width, 1.0)
         classes = ordered.shape[1]
@@ -141,7 +142,7 @@ class _Trainer:
 def _train(ordered: Tensor, rank: Tensor, *, epochs: int, seed: int, **settings: Any) -> tuple[Tensor, ...]:
     """Layers trained on every row, for as many epochs as served best a fifth that was held out."""
     n = len(ordered)
-    everything = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(ordered.device)
+    everything = torch.from_numpy(random_order(n, torch.Generator().manual_seed(seed))).to(ordered.device)
     held, rest = everything[: n // 5], everything[n // 5 :]
     enough = 0
     if len(held):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
+from trueup.core import chunks
 from trueup.core.onnx_ops import count_below
-from trueup.core.row_scores import confidences
 
-ORDER = 1e-9
+ORDER_WEIGHT = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
-BEYOND = 2.0
+PADDING = 2.0
 """Where places that only fill up a row of a table lie: above every probability."""
 
-_BLOCK = 1 << 22  # numbers worked on at a time
 
-
-def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
+def map_top_confidence(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
     """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin].
 
     The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
@@ -38,7 +36,7 @@ def one_vs_rest(
     With `score`, which takes logits, the curve is of that instead of the probabilities.
     """
     # In single precision 1e-9 would vanish beside the curve's value; eight units of rounding do not.
-    weight = max(ORDER, 8 * torch.finfo(logits.dtype).eps)
+    weight = max(ORDER_WEIGHT, 8 * torch.finfo(logits.dtype).eps)
 
     def part(z: Tensor) -> Tensor:
         p = torch.softmax(z.double(), dim=1)
@@ -46,10 +44,10 @@ def one_vs_rest(
         q = curve(x.T.contiguous()).T + weight * p
         return torch.log(q / q.sum(dim=1, keepdim=True)).to(z.dtype)
 
-    size = max(1, _BLOCK // logits.shape[1])
-    if torch.compiler.is_compiling() or len(logits) <= size:
+    if torch.compiler.is_compiling():
         return part(logits)
-    return torch.cat([part(logits[start : start + size]) for start in range(0, len(logits), size)])
+    blocks = [part(logits[at]) for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.BLOCK)]
+    return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
@@ -67,25 +65,14 @@ def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Ten
     return _take(values, count_below(cuts, x, right=right))
 
 
-def class_probs(z: Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
-    confidence, predicted = confidences(z)
-    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
-    scale = torch.from_numpy(confidence)
-    classes = max(1, _BLOCK // max(1, len(z)))
-    for first in range(0, z.shape[1], classes):
-        shifted = z[:, first : first + classes].double().T - top
-        yield first, (shifted.cpu().exp_() * scale).contiguous().numpy()
-
-
-def members(y: Tensor, classes: int) -> list[np.ndarray]:
+def rows_by_class(y: Tensor, classes: int) -> list[np.ndarray]:
     """The rows of each class."""
     labels = y.cpu().numpy()
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
-def table(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
+def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
     """Curves of different lengths as one array, filled up with a number or with each one's last value."""
     width = max(len(curve) for curve in curves)
     rows = np.empty((len(curves), width))
@@ -108,14 +95,14 @@ def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int
         raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")
 
 
-def checked_margin(margin: float) -> float:
+def check_margin(margin: float) -> float:
     """How far a row's confidence stays from 0 and 1."""
     if not 0 <= margin < 0.5:
         raise ValueError(f"margin must lie in [0, 0.5), got {margin!r}")
     return float(margin)
 
 
-def clipped(values: np.ndarray, n: int) -> np.ndarray:
+def clip_frequencies(values: np.ndarray, n: int) -> np.ndarray:
     """Keep frequencies among n samples off 0 and 1: at least 1/(n+2), at most 1 − 1/(n+2)."""
     return np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))
 

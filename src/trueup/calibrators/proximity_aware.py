@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
-from trueup.calibrators.diagonal import centred
+from trueup.calibrators.diagonal import centre_rows
+from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
-from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error
+from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
-_BLOCK = 1 << 22
 _NOWHERE = 1e-10
 """Below this density of samples nothing is known of an input, and its confidence stays."""
 _NARROWEST = 1e-3
@@ -65,13 +65,13 @@ class ProximityInformed(Calibrator):
 
     def _confidence(self, logits: Tensor, features: Any) -> Tensor:
         if self.of_logits != (features is None):
-            wish = (
+            problem = (
                 "must be left out, as they were left out of the fit"
                 if self.of_logits
                 else "must be given, as to the fit"
             )
-            raise ValueError(f"features {wish}")
-        x = centred(logits.double()) if features is None else features
+            raise ValueError(f"features {problem}")
+        x = centre_rows(logits.double()) if features is None else features
         if not isinstance(x, Tensor):
             x = as_matrix(x, "features", rows=logits.shape[0])
         wanted = logits.shape[0], self.features.shape[1]  # not len, which an export would take for a constant
@@ -151,8 +151,8 @@ class DensityRatio(ProximityInformed):
         rule: Rule = "distance",
         mirrored: bool = False,
     ) -> Self:
-        """Keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         points = torch.stack([top, near], dim=1)
         return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
 
@@ -216,8 +216,8 @@ class BinMeanShift(ProximityInformed):
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
     ) -> Self:
-        """Take the mean gap in each cell."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        """Bin-mean shift: take the mean gap in each cell."""
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
         proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
         row, column = _cell(top, near, edges, proximity_edges, rounding_error(as_logits(logits)))
@@ -229,24 +229,22 @@ class BinMeanShift(ProximityInformed):
         return cls(x, (shrunk * gap).reshape(shape), edges, proximity_edges, features is None, neighbours, rule)
 
 
-def _scored(
+def _score(
     logits: Any, labels: Any, features: Any, neighbours: int, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, confidence, proximity to the other rows, and whether the prediction was right."""
     z, y = as_tensors(logits, labels, at_least=neighbours + 1)
     z = upcast_half(z).double()
-    x = centred(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
+    x = centre_rows(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
     check_neighbours(neighbours, len(z) - 1)
-    near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)
+    near = closeness(x, x, neighbours=neighbours, rule=rule, exclude_self=True)
     return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y
 
 
 def _cell(
     confidence: Tensor, proximity: Tensor, edges: Tensor, proximity_edges: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    # Right-closed, and a confidence that rounding put just beyond an edge still counts as on it.
-    column = torch.bucketize(confidence, edges[1:-1] * (1 + 4 * eps))
-    return torch.bucketize(proximity, proximity_edges[1:-1]), column
+    return tensor_bin_index(proximity, proximity_edges), tensor_bin_index(confidence, edges, rounding=eps)
 
 
 def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
@@ -257,9 +255,8 @@ def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
         flip = points.new_tensor([-1.0, 1.0])
         points = torch.cat([points, points * flip, points * flip + points.new_tensor([2.0, 0.0])])
     scaled, at = query / width, points / width
-    step = max(1, _BLOCK // len(points))
-    whole = torch.compiler.is_compiling() or len(query) <= step
-    blocks = [scaled] if whole else scaled.split(step)
+    whole = torch.compiler.is_compiling()
+    blocks = [scaled] if whole else [scaled[at] for at in chunks.row_chunks(len(query), len(points), chunks.BLOCK)]
     sums = [
         torch.logsumexp(-((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1) for q in blocks
     ]

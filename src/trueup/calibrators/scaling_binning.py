@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import keep_curve, on_top, step
+from trueup.calibrators.per_class import keep_curve, map_top_confidence, step
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import Bins, equal_mass
 from trueup.core.row_scores import confidences
+from trueup.core.splits import random_order
 
 
 class ScalingBinning(TopLabel):
@@ -56,28 +56,24 @@ class ScalingBinning(TopLabel):
     def map(self, logits: Tensor) -> Tensor:
         """Scale, give the predicted class the mean of its bin, and share the rest as the scaler does."""
         scaled = logits / self.temperature.to(logits.dtype)
-        return on_top(scaled, self.calibrated)
+        return map_top_confidence(scaled, self.calibrated)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0) -> Self:
-        """Fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at random."""
+        """Scaling-binning: fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at
+        random.
+        """
         z, y = as_tensors(logits, labels, at_least=3 if splits == 3 else 1)
         if splits not in (1, 3):
             raise ValueError(f"splits must be 1 or 3, got {splits!r}")
         parts: list[Any] = [slice(None)] * 3
         if splits == 3:
-            order = torch.from_numpy(np.random.default_rng(seed).permutation(len(z))).to(z.device)
-            parts = list(order.tensor_split(3))
+            parts = np.array_split(random_order(len(z), np.random.default_rng(seed)), 3)
         scaler = Temperature.fit(z[parts[0]], y[parts[0]])
         scaled, _ = confidences(scaler(upcast_half(z)))
-        edges = equal_mass(scaled[_numpy(parts[1])], bins)
-        last = scaled[_numpy(parts[2])]
+        edges = equal_mass(scaled[parts[1]], bins)
+        last = scaled[parts[2]]
         tally = Bins.from_scores(last, np.zeros_like(last), edges)
         mean = tally.confidence / np.maximum(tally.count, 1.0)
-        found = cls(scaler.temperature, edges, np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2))
-        found.certificate = scaler.certificate
-        return found
-
-
-def _numpy(part: Any) -> Any:
-    return part.cpu().numpy() if isinstance(part, Tensor) else part
+        values = np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2)
+        return cls(scaler.temperature, edges, values).with_certificate(scaler.certificate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import (
+    bound_reason,
     brier_inverse_temperature,
     focal_inverse_temperature,
     inverse_temperature,
@@ -20,12 +20,12 @@ from trueup.calibrators.temperature_search import (
 )
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
-from trueup.core.optimize import Certificate
+from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
-FINE = tuple(i / 1000 for i in range(1, 5001))
+FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
-WIDE = tuple(i / 100 for i in range(1, 1001))
+WIDE_GRID = tuple(i / 100 for i in range(1, 1001))
 """0.01 … 10.00, the grid of Rethinking Calibration."""
 
 
@@ -62,29 +62,24 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise the negative log-likelihood, by Newton steps in 1/T from a subsample's optimum."""
+        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
         z, y = as_tensors(logits, labels, at_least=1)
         beta, certificate = inverse_temperature(z, y)
-        return cls.ended(beta, certificate, scale_of(z))
+        return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod
-    def ended(cls, beta: float, certificate: Certificate, scale: float) -> Self:
-        """What a search for 1/T by likelihood has come to; a bound is told, of logits of that scale."""
+    def from_search(cls, beta: float, certificate: Certificate, scale: float) -> Self:
+        """The end of a search for 1/T by likelihood, of logits of this scale; at a bound it warns."""
         if certificate.status == "bound":
-            sure = beta * scale > 1
-            why = (
-                "every label has its row's largest logit"
-                if sure
-                else "the logits tell labels apart no better than chance"
-            )
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: {why}", stacklevel=3)
-        return cls._certified(1 / beta, certificate)
+            warn_at_bound("temperature", 1 / beta, bound_reason(beta, scale), stacklevel=3)
+        return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
-    def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE, bins: int = BINS) -> Self:
-        """Take the temperature of a grid with the least ECE; of equal ones the one nearest to 1 (in its logarithm).
+    def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE_GRID, bins: int = BINS) -> Self:
+        """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
+        nearest to 1 (in its logarithm).
 
-        The default grid is 0.001 … 5.000; `WIDE` is 0.01 … 10.00.
+        The default grid is 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
         z, y = as_tensors(logits, labels, at_least=1)
         grid = np.asarray(temperatures, dtype=np.float64)
@@ -96,32 +91,28 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit_ece_wide(cls, logits: Any, labels: Any) -> Self:
-        """Take the temperature of 0.01 … 10.00 with the least ECE."""
-        return cls.fit_ece(logits, labels, temperatures=WIDE)
+        """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
+        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID)
 
     @classmethod
     def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0) -> Self:
-        """Minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since it is not convex."""
+        """Temperature scaling (focal loss): minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since
+        it is not convex.
+        """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
         beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
-        return cls._certified(1 / beta, certificate)
+            warn_at_bound("temperature", 1 / beta)
+        return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any) -> Self:
-        """Minimise the mean squared distance from the one-hot label."""
+        """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
         beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
-        return cls._certified(1 / beta, certificate)
-
-    @classmethod
-    def _certified(cls, temperature: float, certificate: Certificate) -> Self:
-        found = cls(temperature)
-        found.certificate = certificate
-        return found
+            warn_at_bound("temperature", 1 / beta)
+        return cls(1 / beta).with_certificate(certificate)
 
 
 def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np.ndarray:

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import upcast_half
-from trueup.core.loss_sums import temperature_sums
+from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
 from trueup.core.optimize import Certificate, halley, newton
 
 Loss = Callable[[float], tuple[float, float, float]]
 
-FAR = 1e6
+MAX_SCALE_RATIO = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
-COLD, HOT = 1e-3, 1e2
+MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
 _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
 _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
 _THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
-_CHUNK = 1 << 20
 
 
 def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
@@ -34,7 +34,7 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
-    return search_beta(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+    return search_beta(_mean_loss(z, y), quick, _estimate_from_few(z, y, scale), scale)
 
 
 def search_beta(
@@ -44,7 +44,7 @@ def search_beta(
 
     Where some rows say nothing it may be at a bound.
     """
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if few is None:
         bound = _bound(loss, low, high)
         if bound is None:
@@ -53,7 +53,7 @@ def search_beta(
         return bound, Certificate("bound", abs(slope), 0, 3, value)
     near, passes = few.near, 0
     if quick is not None:
-        near, (before, curvature_before), passes = _nearer(quick, few, low, high)
+        near, (before, curvature_before), passes = _refine(quick, few, low, high)
         value, slope, curvature = loss(near)
         third = (curvature - curvature_before) / (near - before) if near != before else 0.0
         step = halley(slope, curvature, third)
@@ -64,27 +64,34 @@ def search_beta(
     return beta, replace(certificate, passes=certificate.passes + passes)
 
 
-def _nearer(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def bound_reason(beta: float, scale: float) -> str:
+    """Why a likelihood has no best 1/T: it rises up to the bound that was reached, of logits of this scale."""
+    if beta * scale > 1:
+        return "every label has its row's largest logit"
+    return "the logits tell labels apart no better than chance"
+
+
+def _refine(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
-    noted, seen = _noted(loss)
-    _, slope, curvature = noted(few.near)
+    recorded, seen = _record(loss)
+    _, slope, curvature = recorded(few.near)
     near = few.near + halley(slope, curvature, few.third * curvature)
     if abs(near - few.near) > _THIRD_NEAR * few.near:
         start = min(max(near, few.near / 2), 2 * few.near)
-        near, _ = newton(noted, start, low=low, high=high, tolerance=_NEAR)
+        near, _ = newton(recorded, start, low=low, high=high, tolerance=_NEAR)
     return near, seen[-1], len(seen)
 
 
-def _noted(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
+def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
     """A loss that notes where it was asked and the curvature there."""
     seen: list[tuple[float, float]] = []
 
-    def noting(beta: float) -> tuple[float, float, float]:
+    def recorded(beta: float) -> tuple[float, float, float]:
         found = loss(beta)
         seen.append((beta, found[2]))
         return found
 
-    return noting, seen
+    return recorded, seen
 
 
 def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
@@ -92,7 +99,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     scale = scale_of(z)
     if scale == 0:
         return 1.0
-    few = _of_few(z, y, scale)
+    few = _estimate_from_few(z, y, scale)
     return inverse_temperature(z, y)[0] if few is None else few.near
 
 
@@ -105,7 +112,7 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
@@ -121,10 +128,10 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
 
 def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y), low, high) is not None:
         return None
-    loss, seen = _noted(_mean_loss(z, y))
+    loss, seen = _record(_mean_loss(z, y))
     near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
     if found.status != "converged":
         return None
@@ -144,7 +151,7 @@ def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
-    grid = np.geomspace(1 / HOT, 1 / COLD, 26) / scale
+    grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
     while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
@@ -175,26 +182,10 @@ def focal_inverse_temperature(
     return newton(lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1]))
 
 
-def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
-
-    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
-
-    >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
-    0.8466 -0.6534
-    """
-    p, rest = log_p.exp(), -torch.expm1(log_p)
-    safe = rest.clamp(min=1e-12)
-    ratio = torch.where(rest > 1e-12, -p * log_p / safe, torch.ones_like(p))
-    weight = rest**gamma * (1 + gamma * ratio)
-    turn = -gamma * safe ** (gamma - 1) * p * (2 + log_p + (gamma - 1) * ratio)
-    return weight, turn if gamma else torch.zeros_like(p)
-
-
 def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         log_p = torch.log_softmax(beta * part, dim=1)
         p = log_p.exp()
         mean = (p * part).sum(dim=1, keepdim=True)
@@ -202,7 +193,7 @@ def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, floa
         variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
         log_y = log_p.gather(1, labels)
         weight, turn = focal_weight(log_y, gamma)
-        sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** gamma * log_y).sum())
+        sums[0] += float(focal_loss(log_y, gamma).sum())
         sums[1] += float((weight * off).sum())
         sums[2] += float((weight * variance - turn * off.square()).sum())
     value, slope, curvature = (sums / len(z)).tolist()
@@ -229,7 +220,7 @@ def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
 def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
     """The mean Brier score of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         p = torch.softmax(beta * part, dim=1)
         off = part - (p * part).sum(dim=1, keepdim=True)
         rise = p * off
@@ -248,9 +239,8 @@ def scale_of(z: Tensor) -> float:
     return float(np.median(few.std(axis=1)))
 
 
-def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def shifted_chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
-    step = max(1, _CHUNK // z.shape[1])
-    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        double = upcast_half(part).double()
-        yield double - double.amax(dim=1, keepdim=True), labels[:, None]
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+        double = upcast_half(z[rows]).double()
+        yield double - double.amax(dim=1, keepdim=True), y[rows, None]

@@ -1,21 +1,22 @@
-"""The only door for arrays: parse once here, trust afterwards.
+"""Validation of arrays: check once here, trust afterwards.
 
-Every public function takes `logits, labels` and passes them through this room first. What leaves it is known to have
-the right shape, type and range and to hold no NaN, so no inner function checks anything.
+Every public function takes `logits, labels` and checks them here first. What comes back is known to have the right
+shape, type and range and to hold no NaN, so no inner function checks anything.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
+from trueup.core.errors import Hint, InputError
+
 Array: TypeAlias = np.ndarray | Tensor
-ArrayLike: TypeAlias = Array | Sequence[Any]
 A = TypeVar("A", np.ndarray, Tensor)
 
 FLOOR = 1e-30
@@ -34,7 +35,7 @@ def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
         ...
-    ValueError: labels must lie in 0..1, got 2..2
+    trueup.core.errors.InputError: labels must lie in 0..1, got 2..2
     """
     z, y = as_tensors(logits, labels, soft=soft, at_least=at_least)
     return match_kind(z, logits), match_kind(y, logits)
@@ -65,16 +66,10 @@ def as_logits(logits: Any, name: str = "logits") -> Tensor:
     """Check logits (n, classes): floating point, finite, at least two classes."""
     z = _tensor(logits, name)
     if z.ndim != 2:
-        hint = {
-            1: "; a binary score (n,) goes through from_binary",
-            3: "; tokens or pixels go through flatten",
-            4: "; tokens or pixels go through flatten",
-        }.get(z.ndim, "")
-        raise ValueError(f"{name} must have shape (n, classes), got {_shape(z)}{hint}")
+        hint = {1: Hint.BINARY_SCORE, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
+        raise InputError(name, "have shape (n, classes)", _shape(z), hint)
     if z.shape[1] < 2:
-        raise ValueError(
-            f"{name} must have at least 2 classes, got shape {_shape(z)}; a binary score goes through from_binary"
-        )
+        raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", Hint.BINARY_SCORE)
     return _check_finite(z, name)
 
 
@@ -118,7 +113,7 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
     if p.numel():
         low, high = p.min().item(), p.max().item()
         if low < -tolerance or high > 1 + tolerance:
-            raise ValueError(f"{name} must lie in [0, 1], got {low:.6g}..{high:.6g}; logits need no from_probs")
+            raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", Hint.NOT_PROBABILITIES)
         off = (p.sum(dim=1, dtype=torch.float64) - 1).abs()
         row = int(off.argmax())
         if off[row] > in_sum:
@@ -231,9 +226,6 @@ class _Readable:
         self.owner = array
 
 
-_ONE_THREAD = 1 << 20
-
-
 def _check_finite(x: Tensor, name: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
@@ -241,7 +233,7 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
     # then the exact check decides.) A sum of half precision would overflow, or be made of a copy in float32.
     if not x.numel():
         return x
-    if x.device.type == "cpu" and x.numel() <= _ONE_THREAD and not _is_half(x.dtype):
+    if x.device.type == "cpu" and x.numel() <= chunks.ONE_THREAD and not _is_half(x.dtype):
         with np.errstate(all="ignore"):  # where other work keeps the cores, waking them takes longer than the sum
             finite = bool(np.isfinite(x.numpy().sum()))
     else:
@@ -250,18 +242,16 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
         bad = ~torch.isfinite(x)
         if bad.any():
             at = tuple(int(i) for i in bad.nonzero()[0])
-            hint = "; log-probabilities of exact zeros come through from_probs" if x[at] == -torch.inf else ""
-            raise ValueError(
-                f"{name} must be finite, got {x[at].item()} at {list(at)} and {int(bad.sum())} such in all{hint}"
-            )
+            got = f"{x[at].item()} at {list(at)} and {int(bad.sum())} such in all"
+            raise InputError(name, "be finite", got, Hint.EXACT_ZEROS if x[at] == -torch.inf else None)
     return x
 
 
 def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     n, classes = z.shape
     if y.ndim != 1:
-        hint = "; soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else ""
-        raise ValueError(f"labels must have shape ({n},), got {_shape(y)}{hint}")
+        hint = "soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else None
+        raise InputError("labels", f"have shape ({n},)", _shape(y), hint)
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
@@ -270,8 +260,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if n:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
-            hint = "; flatten leaves out an ignore_index" if low < 0 else ""
-            raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}{hint}")
+            hint = Hint.IGNORE_INDEX if low < 0 else None
+            raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
     return y
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from copy import copy
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TypeVar
+
+E = TypeVar("E", bound="InputError")
 
 
 class Hint(StrEnum):
@@ -15,21 +20,48 @@ class Hint(StrEnum):
     IGNORE_INDEX = "flatten leaves out an ignore_index"
     NOT_PROBABILITIES = "logits need no from_probs"
     EXACT_ZEROS = "log-probabilities of exact zeros come through from_probs"
+    PROBS = "say probs=True to read probabilities"
+    SPLIT = "choose the split {}"
+    LOAD_CALIBRATOR = "load_calibrator(path) reads it"
+    LOAD_CLAMPED = "load_clamped(model, path) reads it"
+    LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
+    LOAD_MONITOR = "load_monitor(path) reads it"
 
 
 class InputError(ValueError):
     """Bad input: which argument it was, what was wanted, what came, and a hint where there is one.
+
+    `choices` fill the {} of a hint; `file` is the file that was read, and `where` the part of it, such as "row 5".
 
     >>> error = InputError("logits", "have shape (n, classes)", "(5,)", Hint.BINARY_SCORE)
     >>> print(error)
     logits must have shape (n, classes), got (5,); a binary score goes through from_binary
     >>> error.message({Hint.BINARY_SCORE: "a binary score x needs two columns, 0 and x"})
     'logits must have shape (n, classes), got (5,); a binary score x needs two columns, 0 and x'
+    >>> print(error.replace(file="net.npz", hint=None))
+    net.npz: logits must have shape (n, classes), got (5,)
     """
 
-    def __init__(self, argument: str, wanted: str, got: str, hint: Hint | str | None = None) -> None:
+    def __init__(
+        self,
+        argument: str,
+        wanted: str,
+        got: str,
+        hint: Hint | str | None = None,
+        *,
+        choices: Sequence[str] = (),
+        file: str | os.PathLike[str] | None = None,
+        where: str = "",
+    ) -> None:
         self.argument, self.wanted, self.got, self.hint = argument, wanted, got, hint
+        self.choices, self.file, self.where = choices, file, where
         super().__init__(argument, wanted, got, hint)
+
+    def replace(self: E, **fields: object) -> E:
+        """The same error with some fields changed."""
+        changed = copy(self)
+        vars(changed).update(fields)
+        return changed
 
     def message(
         self,
@@ -38,8 +70,26 @@ class InputError(ValueError):
     ) -> str:
         """The sentence, with an interface's own words for hints and arguments; a hint worded as "" is left out."""
         hint = hints.get(self.hint, self.hint) if isinstance(self.hint, Hint) else self.hint
-        sentence = f"{names.get(self.argument, self.argument)} must {self.wanted}, got {self.got}"
+        if hint and self.choices:
+            hint = hint.format(" or ".join(self.choices))
+        place = f"{os.fspath(self.file)}: " if self.file is not None else ""
+        place += f"{self.where}, " if self.where else ""
+        sentence = f"{place}{names.get(self.argument, self.argument)} must {self.wanted}, got {self.got}"
         return f"{sentence}; {hint}" if hint else sentence
 
     def __str__(self) -> str:
         return self.message()
+
+
+def message_of(
+    error: BaseException,
+    hints: Mapping[Hint, str] = MappingProxyType({}),
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """What any error says, in an interface's own words where the error carries fields.
+
+    >>> message_of(ValueError("no rows"))
+    'no rows'
+    """
+    worded = getattr(error, "message", None)
+    return worded(hints, names) if callable(worded) else str(error)

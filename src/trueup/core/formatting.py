@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 Row = list[str]
+
+
+class TableCell(NamedTuple):
+    """A cell of an HTML table that is more than its text."""
+
+    text: str
+    value: float | str | None = None
+    """What a sortable table sorts it by; without one, its text."""
+    note: str = ""
+    """A second line, in small print."""
+    rank: Literal[0, 1, 2] = 0
+    """1 for the best of its column, in bold; 2 for the second best, underlined."""
+    mark: str = ""
+    """A sign behind the text."""
+    warn: bool = False
+    """Whether the sign is in the colour of warnings."""
 
 
 def format_percent(share: float, digits: int | None = None) -> str:
@@ -40,12 +58,51 @@ def text_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def html_table(rows: list[Row]) -> str:
-    """A table whose first row and column are headers."""
-    head, *body = rows
-    cells = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
+def escape(text: object) -> str:
+    """Escape for the content and the quoted attributes of an HTML element.
+
+    >>> escape('<b> & "co"')
+    '&lt;b&gt; &amp; &quot;co&quot;'
+    """
+    return html.escape(str(text), quote=True).replace(" %", "\u00a0%")
+
+
+def html_table(
+    head: Sequence[str],
+    rows: Iterable[str | Sequence[str | TableCell]],
+    *,
+    caption: str = "",
+    sortable: bool = False,
+    chosen: int | None = None,
+) -> str:
+    """An HTML table whose first column names the rows; a row that is one string is the title of those below it.
+
+    The head of a `sortable` table has buttons, which the script of a page has to listen to; `chosen` is the place of
+    the row to be highlighted.
+
+    >>> html_table(["method", "ece"], [["raw", TableCell("5.00", rank=2)]])
+    '<table><thead><tr><th scope="col">method</th><th scope="col">ece</th></tr></thead>...<td><em>5.00</em></td>...'
+    """
+    button = '<button type="button">{}<span class="arrow" aria-hidden="true"></span></button>'
+    columns = "".join(f'<th scope="col">{(button if sortable else "{}").format(escape(cell))}</th>' for cell in head)
     lines = []
-    for first, *others in body:
-        numbers = "".join(f'<td style="text-align:right">{html.escape(cell)}</td>' for cell in others)
-        lines.append(f'<tr><th scope="row" style="text-align:left">{html.escape(first)}</th>{numbers}</tr>')
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    for place, row in enumerate(rows):
+        if isinstance(row, str):
+            lines.append(f'<tr><th scope="rowgroup" colspan="{len(head)}">{escape(row)}</th></tr>')
+            continue
+        tags = ['th scope="row"', *["td"] * (len(row) - 1)]
+        cells = "".join(_html_cell(tag, cell, sortable) for tag, cell in zip(tags, row, strict=True))
+        lines.append(f"<tr{' class=chosen' if place == chosen else ''}>{cells}</tr>")
+    kind = ' class="sortable"' if sortable else ""
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table{kind}>{title}<thead><tr>{columns}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _html_cell(tag: str, cell: str | TableCell, sortable: bool) -> str:
+    if isinstance(cell, str):
+        cell = TableCell(cell)
+    text = ("{}", "<strong>{}</strong>", "<em>{}</em>")[cell.rank].format(escape(cell.text))
+    mark = f" <span{' class=warn' if cell.warn else ''}>{escape(cell.mark)}</span>" if cell.mark else ""
+    note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
+    value = f' data-value="{escape(cell.text if cell.value is None else cell.value)}"' if sortable else ""
+    return f"<{tag}{value}>{text}{mark}{note}</{tag[:2]}>"

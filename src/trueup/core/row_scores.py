@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import native
+from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
-from trueup.core.native import CHUNK, address, double, in_threads
+from trueup.core.native import as_float64, map_threads
+from trueup.core.splits import hash_folds
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
@@ -36,7 +37,7 @@ class RowScores(NamedTuple):
     label_prob: np.ndarray
     """The probability of the label."""
     group: np.ndarray
-    """The group that the row was dealt to, where class-wise tallies were asked for."""
+    """The group of the row, where class-wise tallies were asked for."""
 
     @classmethod
     def empty(cls, n: int) -> RowScores:
@@ -47,7 +48,7 @@ class RowScores(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassCells:
-    """What a class-wise tally is to count: p lies in bin #{cuts < p}; rows are dealt to groups, or come with theirs."""
+    """What a class-wise tally counts: p lies in bin #{cuts < p}; rows go to groups by their hash, or come with them."""
 
     cuts: np.ndarray
     groups: int = 1
@@ -114,17 +115,13 @@ def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndar
         return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
     y = labels.contiguous()
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros((3, bins))
-        for at, chunk in chunks:
-            double_in = chunk.dtype == torch.float64
-            label = y.data_ptr() + 8 * at
-            native.compiled.run_top(
-                chunk.data_ptr(), double_in, label, *chunk.shape, address(cuts), bins, address(mine)
-            )
-        return mine
+    def part(parts: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        sums = np.zeros((3, bins))
+        for at, chunk in parts:
+            native.tally_pass(chunk, y[at:], cuts, sums)
+        return sums
 
-    return sum(in_threads(logits, part), start=np.zeros((3, bins)))
+    return sum(map_threads(logits, part), start=np.zeros((3, bins)))
 
 
 def score_rows_and_classes(logits: Tensor, labels: Tensor, cells: ClassCells) -> tuple[RowScores, ClassTally]:
@@ -140,19 +137,17 @@ def log_sum_exp(logits: Tensor) -> np.ndarray:
     """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
-    return double(top) - np.log(confidence)
+    return as_float64(top) - np.log(confidence)
 
 
-def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
-    """Deal the rows to groups by a hash of what they hold, so that neither their order nor their chunks matter."""
-    mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
-    columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
-    for column, factor in zip(columns, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5), strict=True):
-        value = upcast_half(logits.gather(1, column[:, None])[:, 0]).contiguous()
-        bits = value.view(torch.int64 if value.dtype == torch.float64 else torch.int32).cpu().numpy()
-        mixed = (mixed + bits.astype(np.int64).view(np.uint64)) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(29)
-    return (mixed % np.uint64(groups)).astype(np.int64)
+def class_probs(logits: Tensor) -> Iterator[tuple[int, np.ndarray]]:
+    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
+    confidence, predicted = confidences(logits)
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
+    scale = torch.from_numpy(confidence)
+    for classes in chunks.row_chunks(logits.shape[1], len(logits), chunks.BLOCK):
+        shifted = logits[:, classes].double().T - top
+        yield classes.start, (shifted.cpu().exp_() * scale).contiguous().numpy()
 
 
 def _run(
@@ -174,61 +169,51 @@ def _native_pass(
     classes = logits.shape[1]
     y = None if labels is None else labels.contiguous()
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> _Sums:
-        mine = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
-        for at, chunk in chunks:
-            native.compiled.run_pass(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                len(chunk),
-                classes,
-                mine.counts.shape[0],
-                mine.gap.shape[0],
-                cells is not None and cells.group is None,
-                how.quick,
-                how.beta,
-                0 if y is None else y.data_ptr() + 8 * at,
-                address(scored.confidence, at),
-                address(scored.predicted, at),
-                address(scored.nll, at),
-                address(scored.brier, at),
-                address(scored.entropy, at),
-                address(scored.label_prob, at),
-                0 if cells is None else address(cells.cuts),
-                address(scored.group, at),
-                *(0 if cells is None else address(array) for array in mine),
+    results = scored.confidence, scored.predicted, scored.nll, scored.brier, scored.entropy, scored.label_prob
+
+    def part(parts: Iterator[tuple[int, Tensor]]) -> _Sums:
+        own = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        for at, chunk in parts:
+            native.score_pass(
+                chunk,
+                None if y is None else y[at:],
+                [column[at:] for column in results],
+                scored.group[at:],
+                None if cells is None else cells.cuts,
+                own,
+                hash_groups=cells is not None and cells.group is None,
+                quick=how.quick,
+                beta=how.beta,
             )
-        return mine
+        return own
 
     # Each thread has sums of its own: with many classes let few threads hold them.
-    for mine in in_threads(logits, part, most=max(2, _SUMS // max(sums.gap.size, 1))):
-        sums.add(mine)
+    for own in map_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
+        sums.add(own)
 
 
 def _torch_pass(
     logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
 ) -> None:
-    step = max(1, CHUNK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        z = how.beta * upcast_half(logits[start : start + step])
-        at = slice(start, start + len(z))
+    for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+        z = how.beta * upcast_half(logits[at])
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]
         e = torch.exp(shifted)
-        total = double(e.sum(dim=1))
+        total = as_float64(e.sum(dim=1))
         scored.confidence[at] = 1 / total
         scored.predicted[at] = predicted.cpu().numpy()
         if labels is None:
             continue
         y = labels[at]
-        label_shift = double(shifted.gather(1, y[:, None])[:, 0])
+        label_shift = as_float64(shifted.gather(1, y[:, None])[:, 0])
         scored.nll[at] = np.log(total) - label_shift
         scored.label_prob[at] = np.exp(label_shift) / total
-        scored.brier[at] = double(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
-        scored.entropy[at] = np.log(total) - double((e * shifted).sum(dim=1)) / total
+        scored.brier[at] = as_float64(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
+        scored.entropy[at] = np.log(total) - as_float64((e * shifted).sum(dim=1)) / total
         if cells is not None:
             if cells.group is None:
-                scored.group[at] = hashed_groups(z, y, cells.groups)
+                scored.group[at] = hash_folds(z, y, cells.groups)
             probs = e / torch.from_numpy(total).to(e)[:, None]
             _torch_classes(probs, y.cpu().numpy(), scored.group[at], cells.cuts, sums)
 
@@ -236,16 +221,16 @@ def _torch_pass(
 def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.ndarray, sums: _Sums) -> None:
     count, hits, gap = sums
     members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
-    gap[:, 0] -= double(members @ probs)
+    gap[:, 0] -= as_float64(members @ probs)
     if len(cuts):
         # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
         # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
         row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
-        p = double(probs[row, k])
+        p = as_float64(probs[row, k])
         b = np.searchsorted(cuts, p, side="left")
         np.add.at(count, (b, k), 1.0)
         np.add.at(gap, (group[row], b, k), -p)
         np.add.at(gap[:, 0], (group[row], k), p)
-    label_bin = np.searchsorted(cuts, double(probs[torch.arange(len(y)), y]), side="left")
+    label_bin = np.searchsorted(cuts, as_float64(probs[torch.arange(len(y)), y]), side="left")
     np.add.at(hits, (label_bin, y), 1.0)
     np.add.at(gap, (group, label_bin, y), 1.0)

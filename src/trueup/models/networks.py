@@ -7,16 +7,19 @@ the weights do not depend on it. Initial weights come from `seed`; the global ge
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from trueup.registry import NETWORKS
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of each colour over ImageNet, by which the common CIFAR weights too expect their inputs centred."""
@@ -232,6 +235,78 @@ class MLP(nn.Module):
 
 resnet8, resnet20, resnet32, resnet110 = (partial(ResNet, depth) for depth in (8, 20, 32, 110))
 wrn16x4, wrn28x10, wrn40x10 = (partial(WideResNet, depth, width) for depth, width in ((16, 4), (28, 10), (40, 10)))
+
+
+class DataDescription(Protocol):
+    """What a network depends on in a data set; `training.data` has such data sets."""
+
+    @property
+    def name(self) -> str:
+        """The data set's name, for messages."""
+
+    @property
+    def kind(self) -> str:
+        """Which of "image", "text", "characters" and "tabular" its inputs are."""
+
+    @property
+    def train(self) -> Any:
+        """Pairs (input, label)."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes; none for a regression."""
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The words that whole numbers stand for."""
+
+
+def network_options(
+    network: str | Callable[..., nn.Module], data: DataDescription, *, outputs: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Compute the keywords of a network for a data set: its number of outputs, and the sizes of the inputs it takes.
+
+    Of channels, inputs, vocabulary and context those are given that the network asks for; `options` add to them and
+    override them. `outputs` is the number of classes by default. The result is plain data, for `build_network`.
+
+    >>> from types import SimpleNamespace
+    >>> pairs = [(torch.zeros(1, 8, 8), 3)]
+    >>> digits = SimpleNamespace(name="digits", kind="image", train=pairs, classes="0123456789", vocabulary=())
+    >>> network_options("cnn", digits, width=8, seed=1), network_options("mlp", digits)
+    ({'classes': 10, 'channels': 1, 'width': 8, 'seed': 1}, {'outputs': 10, 'inputs': 64})
+    """
+    accepted = inspect.signature(NETWORKS[network] if isinstance(network, str) else network).parameters
+    sample = data.train[0][0]
+    sizes: dict[str, dict[str, int]] = {
+        "image": {"channels": len(sample), "inputs": sample.numel()},
+        "text": {"vocabulary": len(data.vocabulary)},
+        "characters": {"context": len(sample)},
+        "tabular": {"inputs": sample.numel()},
+    }
+    first = next(iter(accepted))
+    chosen = {first: len(data.classes) if outputs is None else outputs}
+    chosen |= {key: size for key, size in sizes[data.kind].items() if key in accepted and size}
+    missing = {"channels", "inputs", "vocabulary", "context"} & set(accepted) - set(chosen) - set(options)
+    if missing:
+        name = network if isinstance(network, str) else getattr(network, "__name__", repr(network))
+        plural = {"characters": "characters", "tabular": "tables"}.get(data.kind, f"{data.kind}s")
+        raise ValueError(f"{name} is not for {plural} such as {data.name}: `trueup networks` lists others")
+    return {**chosen, **options}
+
+
+def build_network(
+    network: str | Callable[..., nn.Module],
+    options: Mapping[str, Any],
+    *,
+    normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> nn.Module:
+    """Make a network of `NETWORKS`, or of a class of one's own, behind the normalisation of its images if one is given.
+
+    >>> build_network("mlp", {"outputs": 2, "inputs": 3, "hidden": [4]}).eval()(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+    built: nn.Module = (NETWORKS[network] if isinstance(network, str) else network)(**options)
+    return built if normalisation is None else nn.Sequential(Normalise(*normalisation), built)
 
 
 def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trueup.report.html import described, paragraph, section, text
+from trueup.report.html import definition_list, escape, paragraph, section
 from trueup.study.grid import Options
 from trueup.study.paper_comparison import Beside, Compared
 from trueup.study.tables import MISSING
@@ -60,7 +60,7 @@ def _summary(same: Sequence[Beside], others: Sequence[Beside], options: Options)
             lines.append(("Not explained by the sizes", said + _listed(others, "other way")))
     choice = "on the test samples (oracle)" if options.oracle else "on validation samples"
     lines.append(("Choices", f"What is chosen among several was chosen {choice}."))
-    return [described(lines, "how")]
+    return [definition_list(lines, "how")]
 
 
 def _reasons(found: Sequence[Beside]) -> str:
@@ -86,8 +86,8 @@ def _beside_html(found: Beside) -> str:
     for method in dict.fromkeys(figure.method for figure in found.figures):
         alike = {_title(figure): figure for figure in found.figures if figure.method == method}
         cells = "".join(f"<td>{_compared(alike.get(name))}</td>" for name in names)
-        lines.append(f'<tr><th scope="row">{text(method)}</th>{cells}</tr>')
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in ("method", *names))
+        lines.append(f'<tr><th scope="row">{escape(method)}</th>{cells}</tr>')
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("method", *names))
     heading = f"{found.table.capitalize()}: {found.dataset} {found.model}".strip()
     why = (
         f"Ours is {found.group}: {' and '.join(map(str, found.reasons))}."
@@ -95,7 +95,7 @@ def _beside_html(found: Beside) -> str:
         else f"Ours is {found.group}."
     )
     inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f"<h3>{text(heading)}</h3>{note(why)}{scrolling(heading, inner)}"
+    return f"<h3>{escape(heading)}</h3>{note(why)}{scrolling(heading, inner)}"
 
 
 def _compared(figure: Compared | None) -> str:
@@ -125,11 +125,11 @@ def _title(figure: Compared) -> str:
 
 def note(words: str) -> str:
     """A lesser paragraph."""
-    return f'<p class="note">{text(words)}</p>'
+    return f'<p class="note">{escape(words)}</p>'
 
 
 def scrolling(caption: str, inner: str) -> str:
     """A table in a box of its own that scrolls when it is too wide."""
-    label = text(caption)
+    label = escape(caption)
     table = f"<table><caption>{label}</caption>{inner}</table>"
     return f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">{table}</div>'

@@ -7,13 +7,12 @@ import io
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write
-from trueup.report.html import described, document, footer, paragraph, section, text
+from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study import tables as room
 from trueup.study.cell import as_json
 from trueup.study.grid import Options, Study
@@ -32,22 +31,6 @@ MANY = 12
 """Values of a setting that are listed; of more, how many there are."""
 WRAPS = {0: "{}", 1: "<strong>{}</strong>", 2: "<em>{}</em>"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-STYLE = """
-tbody th[colspan] { font-weight: 600; padding-top: 1.25rem; }
-td strong { font-weight: 650; }
-td em { font-style: normal; text-decoration: underline var(--muted); text-underline-offset: .2em; }
-@media screen and (max-width: 47.5rem) { tbody th[scope="row"] { white-space: normal; min-width: 8.5rem; } }
-.drawings { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 2rem 2.5rem; }
-.drawings figure { margin: 0; }
-.drawings .wide { grid-column: 1 / -1; }
-.drawings img { width: 100%; height: auto; }
-.files { font-size: .875rem; color: var(--muted); }
-.note { color: var(--muted); font-size: .9375rem; line-height: 1.55; margin-bottom: .5rem; }
-.apart { color: var(--wrong); }
-pre.error { font-size: .8125rem; }
-/* Drawn in black on nothing: by night the ink turns light, and a full turn of hue keeps the colours. */
-@media screen and (prefers-color-scheme: dark) { .drawings img { filter: invert(.92) hue-rotate(180deg); } }
-"""
 
 
 def save(study: Study, store: Store, options: Options | None, folder: str | Path) -> Path:
@@ -91,10 +74,8 @@ def save(study: Study, store: Store, options: Options | None, folder: str | Path
         ]
     )
     page = target / "index.html"
-    style = files("trueup.report").joinpath("page.css").read_text("utf-8") + STYLE
     with atomic_write(page) as (draft,):
-        whole = document(study.title or study.name, body, policy=POLICY, style=style)
-        draft.write_text(whole, encoding="utf-8")
+        draft.write_text(document(study.title or study.name, body, policy=POLICY), encoding="utf-8")
     return page
 
 
@@ -108,15 +89,15 @@ def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:
     minutes = sum(outcome.seconds for outcome in outcomes) / 60
     facts = [("Runs", f"{done:,}"), ("Failed", f"{failed:,}"), ("Not run", f"{left:,}")]
     facts.append(("Minutes of work", f"{minutes:,.1f}"))
-    heading = f"<span>Study</span> {text(study.name)}"
+    heading = f"<span>Study</span> {escape(study.name)}"
     words = f"{study.title or study.name}. {said}"
-    return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{described(facts, 'facts')}</header>"
+    return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{definition_list(facts, 'facts')}</header>"
 
 
 def _table_section(name: str, table: Table) -> str:
     heading = table.title or name.replace("_", " ").replace("-", " ").capitalize()
     links = _links(name, ("md", "tex", "csv"))
-    return section(f"table-{text(name)}", heading, table_html(table), *map(note, table.notes), links)
+    return section(f"table-{escape(name)}", heading, table_html(table), *map(note, table.notes), links)
 
 
 def table_html(table: Table) -> str:
@@ -127,15 +108,15 @@ def table_html(table: Table) -> str:
     >>> "<td><strong>1.00</strong></td>" in table_html(made)
     True
     """
-    head = "".join(f'<th scope="col">{text(column.heading)}</th>' for column in table.columns)
+    head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in table.columns)
     lines = []
     for group, members in table.groups.items():
         if group:
-            lines.append(f'<tr><th scope="rowgroup" colspan="{1 + len(table.columns)}">{text(group)}</th></tr>')
+            lines.append(f'<tr><th scope="rowgroup" colspan="{1 + len(table.columns)}">{escape(group)}</th></tr>')
         for name, entries in members.items():
             cells = "".join(f"<td>{table._text(entries, column, WRAPS)}</td>" for column in table.columns)
-            lines.append(f'<tr><th scope="row">{text(name)}</th>{cells}</tr>')
-    first = f'<th scope="col">{text(table.head)}</th>'
+            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    first = f'<th scope="col">{escape(table.head)}</th>'
     return scrolling(table.title or table.head, f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(lines)}</tbody>")
 
 
@@ -151,7 +132,7 @@ def _drawn(name: str, figure: Any, folder: Path) -> str:
         figure.savefig(out, format="png", transparent=True, dpi=DPI)
     source = f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
     wide = ' class="wide"' if figure.get_size_inches()[0] > WIDE else ""
-    image = f'<img alt="{text(_words(name))}" src="{source}">'
+    image = f'<img alt="{escape(_words(name))}" src="{source}">'
     return f"<figure{wide}>{image}<figcaption>{_links(name, FORMATS)}</figcaption></figure>"
 
 
@@ -176,7 +157,7 @@ def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options:
         )
     )
     missing = cells - len(outcomes)
-    parts = [described(items, "how")]
+    parts = [definition_list(items, "how")]
     if missing:
         parts.append(
             paragraph(f"{missing:,} runs of {cells:,} have not been done yet: the same command goes on with them.")
@@ -185,7 +166,7 @@ def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options:
     for outcome in failed:
         told = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
         parts.append(
-            f'<h3>A run that failed</h3>{note(told)}<pre tabindex="0" class="error">{text(outcome.error)}</pre>'
+            f'<h3>A run that failed</h3>{note(told)}<pre tabindex="0" class="error">{escape(outcome.error)}</pre>'
         )
     return section("how", "How it was run", *parts)
 
@@ -200,8 +181,8 @@ def _settings(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
 
 
 def _links(name: str, suffixes: Iterable[str]) -> str:
-    links = (f'<a href="{text(name)}.{suffix}">{suffix}</a>' for suffix in suffixes)
-    return f'<p class="files">{text(_words(name))}: {" · ".join(links)}</p>'
+    links = (f'<a href="{escape(name)}.{suffix}">{suffix}</a>' for suffix in suffixes)
+    return f'<p class="files">{escape(_words(name))}: {" · ".join(links)}</p>'
 
 
 def _words(name: str) -> str:

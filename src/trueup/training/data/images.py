@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from trueup.training.data.class_names import CELLS, CLOTHES, HUNDRED, TEN, THINGS
 from trueup.training.data.dataset import Data, Part, Parts, checked, select, split_off, with_val
-from trueup.training.data.readers import cifar_binary, cifar_pickle, idx, joined, mat, npz, saved_dataset
+from trueup.training.data.readers import cifar_binary, cifar_pickle, concatenate, idx, mat, npz, saved_dataset
 from trueup.training.data.sources import Download, Source, library, obtain
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -119,14 +119,14 @@ def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Call
 
     def parts(place: Path) -> Parts:
         train_parts = [read(place / folder / f"{name}{ending}") for name in train]
-        return {"train": joined(train_parts), "test": read(place / folder / f"{test}{ending}")}
+        return {"train": concatenate(train_parts), "test": read(place / folder / f"{test}{ending}")}
 
     return Source(tuple(f"{folder}/{name}{ending}" for name in (*train, test)), parts)
 
 
 def _numbered(place: Path) -> Parts:
     """Training images in as many files as there are, and all test images."""
-    train = joined([npz(path)["train"] for path in sorted(place.glob("cifar10_train*.npz"))])
+    train = concatenate([npz(path)["train"] for path in sorted(place.glob("cifar10_train*.npz"))])
     return {"train": train, "test": npz(place / "cifar10_test.npz")["train"]}
 
 

@@ -6,11 +6,13 @@ import gzip
 import io
 import math
 import pickle
+import pickletools
 import sys
+from codecs import encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 from zipfile import is_zipfile
 
 import numpy as np
@@ -18,11 +20,17 @@ import numpy as np
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
 from trueup.training.data.dataset import Part, Parts
-from trueup.training.data.matlab import matrices
 from trueup.training.data.sources import library
 
 SIDE = 32
 """CIFAR images are SIDE × SIDE × 3."""
+OPCODES = {
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINSTRING"),
+    *("SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "EMPTY_LIST", "APPEND"),
+    *("APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GLOBAL"),
+    *("STACK_GLOBAL", "REDUCE", "BUILD", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+}
+"""Of the pickles of CIFAR, and of any plain mapping of lists and arrays."""
 PIECE = 1 << 20
 """Bytes that are asked for at a time where a file promises how many there are."""
 
@@ -39,14 +47,14 @@ def idx(path: Path) -> np.ndarray:
             if len(shape) != head[3] or min(shape, default=0) < 0:
                 raise ValueError(f"{head[3]} sizes must follow, got {shape}")
             wanted = math.prod(shape)
-            content = _at_most(file, wanted + 1)
+            content = _read_at_most(file, wanted + 1)
         if len(content) != wanted:
             found = len(content) if len(content) < wanted else "more"
             raise ValueError(f"the sizes {shape} need {wanted} bytes, got {found}")
         return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _at_most(file: IO[bytes], most: int) -> bytes:
+def _read_at_most(file: IO[bytes], most: int) -> bytes:
     """What is there, in pieces: neither what is promised nor what a packed file stands for is asked for at once."""
     pieces, left = [], most
     while left and (piece := file.read(min(PIECE, left))):
@@ -63,25 +71,50 @@ def cifar_binary(path: Path, *, labels: int = 1) -> Part:
         if not content.size or content.size % row:
             raise ValueError(f"a batch must have {row} bytes an image, got {content.size} bytes")
         rows = content.reshape(-1, row)
-        return Part(_upright(rows[:, labels:]), rows[:, labels - 1].astype(np.int64))
+        return Part(_channels_last(rows[:, labels:]), rows[:, labels - 1].astype(np.int64))
 
 
 def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
-    """Read a batch of the Python version of CIFAR, the one torchvision keeps, without running what a pickle may name.
-
-    Of all that a pickle can call, only what makes plain arrays of bytes is let through, and that by makers of ours.
-    """
+    """Read a batch of the Python version of CIFAR, which torchvision keeps; nothing that the pickle names is run."""
     with errors_name_file(require_file(path)):
-        batch = _Bytes(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        if not isinstance(batch, dict) or not isinstance(batch.get("data"), _Array) or label not in batch:
+        batch = _CifarUnpickler(_checked_opcodes(path.read_bytes()), encoding="latin1").load()
+        if not isinstance(batch, dict) or type(batch.get("data")) is not np.ndarray or label not in batch:
             raise ValueError(f"a batch must be a mapping with data and {label}")
-        pixels = batch["data"].value()
+        pixels, labels = batch["data"], batch[label]
+        if pixels.dtype != np.uint8:
+            raise ValueError(f"data must be of bytes, got type {pixels.dtype}")
         if pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
             raise ValueError(f"data must have shape (n, {3 * SIDE * SIDE}), got {pixels.shape}")
-        labels = batch[label]
         if not isinstance(labels, list) or not all(type(y) is int for y in labels):
             raise ValueError(f"{label} must be a list of whole numbers")
-        return Part(_upright(pixels), np.array(labels, dtype=np.int64))
+        return Part(_channels_last(pixels), np.array(labels, dtype=np.int64))
+
+
+def _checked_opcodes(content: bytes) -> io.BytesIO:
+    """Refuse opcodes that plain arrays, lists and mappings do not need: others can ask for any memory and time."""
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name not in OPCODES or (isinstance(argument, int) and argument > 2 * len(content) + 2**16):
+            raise ValueError(f"a batch must hold plain arrays, got the pickle opcode {opcode.name} {argument or ''}")
+    return io.BytesIO(content)
+
+
+class _CifarUnpickler(pickle.Unpickler):
+    """Reads plain data and arrays of bytes; whatever else a pickle names is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np.empty(0).__reduce__()[0]  # where it lives depends on the version of NumPy
+        allowed = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): _byte_dtype, ("_codecs", "encode"): encode}
+        if (module, name) not in allowed:
+            raise ValueError(f"a batch must hold plain arrays, got a call of {module}.{name}")
+        return allowed[module, name]
+
+
+def _byte_dtype(name: str, *_: Any) -> np.dtype[Any]:
+    """A copy, since the pickle sets its state; a dtype of objects would take the file's bytes for pointers."""
+    if name not in ("u1", "uint8"):
+        raise ValueError(f"arrays must be of bytes, got type {name}")
+    return np.dtype("u1", copy=True)
 
 
 def npz(path: Path, inputs: str = "images") -> Parts:
@@ -93,7 +126,7 @@ def npz(path: Path, inputs: str = "images") -> Parts:
         if not {*wanted} <= found.keys():
             wish = "" if keys else f"train_{inputs} … or "
             raise ValueError(f"wanted the arrays {wish}{', '.join(wanted)}, got {', '.join(found) or 'none'}")
-        parts = {key: Part(found[f"{p}{inputs}"], _vector(found[f"{p}labels"])) for key, p in prefixes.items()}
+        parts = {key: Part(found[f"{p}{inputs}"], _label_vector(found[f"{p}labels"])) for key, p in prefixes.items()}
         for key, prefix in prefixes.items():
             if not np.isfinite(parts[key].inputs).all():
                 raise ValueError(f"{prefix}{inputs} must be finite")
@@ -133,13 +166,21 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 
 def mat(path: Path) -> Part:
-    """Read a file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
+    """Read a MATLAB file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
+    from scipy.io import loadmat
+
     with errors_name_file(require_file(path)):
-        found = matrices(path, ("X", "y"))
-        if found.keys() != {"X", "y"} or found["X"].ndim != 4:
-            told = ", ".join(f"{name} {array.shape}" for name, array in found.items())
-            raise ValueError(f"wanted the arrays X (height, width, 3, n) and y, got {told or 'neither'}")
-        return Part(np.moveaxis(found["X"], 3, 0), _vector(found["y"]) % 10)
+        try:
+            arrays = loadmat(path, variable_names=("X", "y"))
+        except MemoryError:
+            raise ValueError("the file asks for more memory than there is") from None
+        arrays = {name: array for name, array in arrays.items() if name in ("X", "y")}
+        if arrays.keys() != {"X", "y"} or arrays["X"].ndim != 4:
+            shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in arrays.items())
+            raise ValueError(f"wanted the arrays X (height, width, 3, n) and y, got {shapes or 'neither'}")
+        if arrays["X"].dtype.kind not in "biuf":
+            raise ValueError(f"X must be an array of real numbers, got type {arrays['X'].dtype}")
+        return Part(np.moveaxis(arrays["X"], 3, 0), _label_vector(arrays["y"]) % 10)
 
 
 def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str, ...]) -> Parts:
@@ -167,17 +208,17 @@ def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str,
     return parts
 
 
-def joined(parts: list[Part]) -> Part:
+def concatenate(parts: list[Part]) -> Part:
     """Batches, one after the other."""
     return Part(np.concatenate([p.inputs for p in parts]), np.concatenate([p.labels for p in parts]))
 
 
-def _upright(planes: np.ndarray) -> np.ndarray:
+def _channels_last(planes: np.ndarray) -> np.ndarray:
     """Rows of three planes to images (n, H, W, 3), as every other file has them."""
     return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
 
-def _vector(labels: np.ndarray) -> np.ndarray:
+def _label_vector(labels: np.ndarray) -> np.ndarray:
     """Labels (n,) from (n,) or, as MedMNIST and SVHN write them, (n, 1)."""
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1):
         raise ValueError(f"labels must have shape (n,) or (n, 1), got {labels.shape}")
@@ -187,72 +228,3 @@ def _vector(labels: np.ndarray) -> np.ndarray:
     if not (whole == labels.reshape(-1)).all():
         raise ValueError("labels must fit into 64 bits")
     return whole
-
-
-class _Array:
-    """What stands for an array while a pickle is read: it takes the state of one and interprets only bytes."""
-
-    state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def value(self) -> np.ndarray:
-        try:
-            _, shape, kind, by_columns, content = self.state
-            if kind.name != "u1":
-                told = kind.name if isinstance(kind.name, str) else type(kind.name).__name__
-                raise ValueError(f"arrays must be of bytes, got type {told}")
-            raw = content.encode("latin1") if isinstance(content, str) else content
-            return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
-        except (AttributeError, TypeError, UnicodeEncodeError) as error:
-            raise ValueError(f"an array's state is not as NumPy writes it: {error}") from None
-
-
-class _Kind:
-    """What stands for an array's type."""
-
-    def __init__(self, name: Any = None, *_: Any) -> None:
-        self.name = name
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _Bytes(pickle._Unpickler):
-    """Reads nothing but plain data and arrays of bytes.
-
-    It is Python's own reader, since that in C asks for the memory that a file promises, for a text or a place in its
-    memo. Keys must be texts, for hashing a tuple of tuples of tuples can take for ever.
-    """
-
-    stack: list[Any]
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return lambda *_: _Array()
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return _Array if name == "ndarray" else _Kind
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return lambda text, _: text  # and how an array takes them; a copy each time could fill the memory
-        raise ValueError(f"a batch must hold plain arrays, got a call of {module}.{name}")
-
-
-def _pickle_step(code: bytes, keys: Callable[[Any], list[Any]] | None = None) -> None:
-    """Have one step of a pickle refused, or its keys looked at first."""
-    whole = pickle._Unpickler.dispatch[code[0]]
-
-    def step(reader: Any) -> None:
-        if keys is None or not all(type(key) is str for key in keys(reader)):
-            raise ValueError("a batch must hold lists, arrays and mappings of texts alone")
-        whole(reader)
-
-    _Bytes.dispatch[code[0]] = step
-
-
-_pickle_step(pickle.SETITEM, lambda reader: reader.stack[-2:-1])
-_pickle_step(pickle.SETITEMS, lambda reader: reader.stack[::2])  # all since the last mark
-_pickle_step(pickle.DICT, lambda reader: reader.stack[::2])
-for _refused in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8):
-    _pickle_step(_refused)

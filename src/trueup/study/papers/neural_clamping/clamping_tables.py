@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import Row
-from trueup.report.drawings import draw
-from trueup.report.records import Reliability
-from trueup.report.studies import gamma_sweep, starts
+from trueup.report.figures import draw
+from trueup.report.figures.reliability import Reliability
+from trueup.study.figures import gamma_sweep, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate

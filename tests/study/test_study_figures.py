@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies import calibrated
 from trueup.clamping.ablation import Row
 from trueup.clamping.shift_benchmark import Repaired
 from trueup.models.shift import ShiftRow, by_severity
-from trueup.report.studies import gamma_sweep, learned_epochs, shift_curves, starts
+from trueup.study.figures import draw, gamma_sweep, learned_epochs, max_logits, shift_curves, starts
 from trueup.training.history import History
 
 
@@ -110,3 +111,77 @@ def test_what_was_not_measured_is_nan():
 def test_what_is_wrong_is_said(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def shifted(corruptions, severities=range(6)):
+    return [
+        ShiftRow(f"corruption {c}", s, 0.9, 0.3, 0.02 + 0.01 * c * s, 0.5)
+        for c in range(corruptions)
+        for s in severities
+    ]
+
+
+LOGITS, LABELS = calibrated(400, 4, temperature=2.0)
+RECORDS = {
+    "learned": lambda: learned_epochs({"cross-entropy": [1, 2, 2, np.inf], "focal": [3, 9, 9, 40]}),
+    "learned in one epoch": lambda: learned_epochs({"run": [1, 1]}),
+    "learned by ten": lambda: learned_epochs({f"run {k}": [k + 1, 2 * k + 1] for k in range(10)}),
+    "learned by none": lambda: learned_epochs({}),
+    "greatest logits": lambda: max_logits(LOGITS, np.where(LABELS == 3, np.inf, 1 + np.arange(400) % 9)),
+    "greatest logits, one band": lambda: max_logits(LOGITS[:5], [np.inf] * 5),
+    "gammas": lambda: gamma_sweep([fitted(gamma=g / 5, ece=0.01 * g) for g in range(6)]),
+    "one gamma": lambda: gamma_sweep([fitted()]),
+    "starts": lambda: starts([fitted(start, ece=0.01 * k) for start in ("random", "data") for k in range(5)]),
+    "one start": lambda: starts([fitted()]),
+    "starts with NaN": lambda: starts([fitted(ece=math.nan), fitted(), fitted("data", ece=math.nan)]),
+    "no starts": lambda: starts([]),
+    "shift": lambda: shift_curves(shifted(3)),
+    "shift of many": lambda: shift_curves(shifted(19)),
+    "shift with holes": lambda: shift_curves([*shifted(1), *shifted(12, [1, 5])[12:]]),
+    "no shift": lambda: shift_curves([]),
+}
+
+
+@pytest.fixture(params=RECORDS)
+def record(request):
+    return RECORDS[request.param]()
+
+
+def words_of(ax):
+    legend = [text.get_text() for text in ax.get_legend().get_texts()] if ax.get_legend() else []
+    return [*(text.get_text() for text in ax.texts), *legend]
+
+
+def test_every_record_is_drawn_in_a_column_and_leaves_no_trace(record):
+    matplotlib = pytest.importorskip("matplotlib", reason="drawings need matplotlib")
+    from matplotlib import _pylab_helpers
+
+    before = dict(matplotlib.rcParams)
+    ax = draw(record)
+    assert ax.figure.get_figwidth() == pytest.approx(3.3)
+    ax.figure.draw_without_rendering()
+    assert dict(matplotlib.rcParams) == before
+    assert _pylab_helpers.Gcf.get_all_fig_managers() == []
+    assert ax.get_xlabel()
+    assert ax.get_ylabel() or [label.get_text() for label in ax.get_yticklabels()]
+    assert ax.get_title(loc="left")
+
+
+def test_the_given_axes_are_drawn_on(record):
+    figure = pytest.importorskip("matplotlib.figure", reason="drawings need matplotlib").Figure()
+    others, given = figure.subplots(1, 2)
+    assert draw(record, given, title="mine") is given
+    assert given.get_title(loc="left") == "mine"
+    assert not others.has_data()
+    assert draw(record, figure.add_subplot(), title="").get_title(loc="left") == ""
+
+
+def test_no_rows_are_said_to_be_none():
+    pytest.importorskip("matplotlib", reason="drawings need matplotlib")
+    assert "no rows" in words_of(draw(shift_curves([])))
+
+
+def test_of_many_curves_the_oddest_are_named():
+    names = words_of(draw(shift_curves(shifted(19))))
+    assert {"14 others", "mean of 19", "corruption 18", "corruption 0"} <= set(names)
+    assert len(names) == 7
