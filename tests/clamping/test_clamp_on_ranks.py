@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from trueup.clamping import clamp
-from trueup.clamping.projected import projected
+from trueup.clamping.varpro import projected
 from trueup.models.networks import MLP
 
 SHARES = (slice(0, 260), slice(260, 600))

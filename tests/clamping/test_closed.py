@@ -8,7 +8,7 @@ import torch
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
-from trueup.clamping.closed import SCALES, closed
+from trueup.clamping.published import SCALES, closed
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.networks import MLP
 

@@ -7,8 +7,9 @@ from scipy.fft import idctn
 from torch import nn
 
 from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.directions import cosines, directions, entropy_gradient, principal
+from trueup.clamping.directions import cosines, directions, principal
 from trueup.clamping.network import Network
+from trueup.clamping.theory import entropy_gradient
 from trueup.models.networks import MLP
 
 

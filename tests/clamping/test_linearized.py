@@ -10,10 +10,10 @@ from torch import nn
 
 from trueup.clamping import linearized as linear
 from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.coordinates import Chart, channel_spread
+from trueup.clamping.input_parameters import Chart, channel_spread
 from trueup.clamping.linearized import Linear, differentiate, room, validate
 from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Penalty
+from trueup.clamping.problem import Loss, Penalty
 from trueup.models.networks import MLP
 
 

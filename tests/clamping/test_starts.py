@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.network import Network
-from trueup.clamping.starts import check_box, corner_of, data_driven, entropy_slope, random, theorem, zero
+from trueup.clamping.network import Network, check_box
+from trueup.clamping.starts import data_driven, random, zero
+from trueup.clamping.theory import corner_of, entropy_slope, theorem
 from trueup.models.networks import MLP
 
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import Affine, clamp
-from trueup.clamping.search import search
-from trueup.clamping.subspace import AFFORDED, subspace
+from trueup.clamping.subspace import AFFORDED, search, subspace
 from trueup.models.calibrated import collect
 
 

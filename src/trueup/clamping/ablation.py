@@ -68,23 +68,6 @@ def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) ->
     ]
 
 
-def sweep_gamma(
-    model: nn.Module,
-    calibration: Iterable[Any],
-    test: Iterable[Any],
-    *,
-    gammas: Sequence[float] = GAMMAS,
-    recipe: str | Recipe = "paper",
-    **options: Any,
-) -> list[Row]:
-    """Fit once for each exponent of the focal loss; `options` go to `clamp`.
-
-    Entropy grows with γ, and the ECE is least somewhere inside. Tang et al., "Neural Clamping" (2024), figure 2.
-    """
-    fits = (clamp(model, calibration, loss="focal", gamma=g, recipe=recipe, **options) for g in gammas)
-    return [_tested(f"γ = {g:g}", fit, test) for g, fit in zip(gammas, fits, strict=True)]
-
-
 def compare_starts(
     model: nn.Module,
     calibration: Iterable[Any],

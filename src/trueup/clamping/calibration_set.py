@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks
+from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
 from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30
@@ -155,6 +155,14 @@ class Inputs:
 
     def _rows(self, batch: Batch, rows: Tensor) -> Batch:
         return _each(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+
+
+def local_subset(inputs: Inputs, which: Tensor) -> Inputs:
+    """This rank's share of samples that are numbered, or masked, over all ranks."""
+    index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
+    first = sum(all_gather_object(inputs.n)[: rank()])
+    local = index[(index >= first) & (index < first + inputs.n)] - first
+    return inputs.part(local)
 
 
 def _lengths(value: Any, place: Place = ()) -> Iterator[tuple[Place, int]]:

@@ -10,20 +10,11 @@ import torch
 from torch import Tensor
 
 from trueup.clamping.network import Network
-from trueup.clamping.starts import entropy_slope
 from trueup.core.distributed import all_reduce_sum
 
 MOST = 16
 """Directions beside the entropy gradient: each costs a forward pass over the subsample that is differentiated."""
 _ROUNDS = 12
-
-
-def entropy_gradient(network: Network, *, temperature: float = 1.0) -> Tensor:
-    """The gradient of the total entropy by the input, Σ_i ∇_x H(softmax(f(x_i)/T)), by one forward-backward pass.
-
-    Tang et al., "Neural Clamping" (2024), Theorem 3.2.
-    """
-    return network.pull_plain(lambda z, y: entropy_slope(z, temperature)).cpu()
 
 
 def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,25 +12,22 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of
-from trueup.clamping import arguments as options
 from trueup.clamping import starts
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.closed import closed
+from trueup.clamping.calibration_set import Inputs, local_subset
 from trueup.clamping.fit_record import Clamped, FitRecord
-from trueup.clamping.folds import dealt, left_out, parted
-from trueup.clamping.lemma import lemma_residual
 from trueup.clamping.maps import Box
-from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Norm, Penalty
-from trueup.clamping.problem import InputMap, Lam, Problem, Recipe, Solution
-from trueup.clamping.projected import projected
-from trueup.clamping.published import code, paper
+from trueup.clamping.network import Network, check_box
+from trueup.clamping.problem import InputMap, Lam, Loss, Norm, Penalty, Problem, Recipe, Solution, dealt, left_out
+from trueup.clamping.published import closed, code, paper
 from trueup.clamping.subspace import subspace
+from trueup.clamping.theory import lemma_residual
+from trueup.clamping.varpro import projected
 from trueup.core.bins import BINS
 from trueup.core.distributed import rank
 from trueup.core.optimize import FitError
@@ -47,6 +45,8 @@ RECIPES: Mapping[str, Recipe] = {
 }
 """Ways to fit, by name; `functools.partial` binds the options of each."""
 
+_SEEDS = 1 << 63
+_RULES = ("auto", "R1", "R2")
 Start: TypeAlias = str | Callable[[Network], Tensor]
 
 
@@ -92,11 +92,11 @@ def clamp(
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
-    model, loader = options.model_of(model), options.loader_of(loader)
-    options.one_of("loss", loss, ("ce", "focal"))
-    options.one_of("input_map", input_map, ("shift", "affine"))
-    options.one_of("norm", norm, ("l2sq", "l2"))
-    pool, lam, seed = options.pool_of(loss, gamma, gamma_folds), options.lam_of(lam), options.seed_of(seed)
+    model, loader = _model_of(model), _loader_of(loader)
+    _one_of("loss", loss, ("ce", "focal"))
+    _one_of("input_map", input_map, ("shift", "affine"))
+    _one_of("norm", norm, ("l2sq", "l2"))
+    pool, lam, seed = _pool_of(loss, gamma, gamma_folds), _lam_of(lam), _seed_of(seed)
     fit, name = _recipe(recipe)
     begin = _start(start, seed)
     inner = unwrapped(model)
@@ -104,8 +104,8 @@ def clamp(
     # The caller may be in inference mode, in which no gradient could be had.
     with torch.inference_mode(False), frozen(inner), _told(progress) as tell:
         network = Network(inner, Inputs.read(loader, device=where), box=box)
-        starts.check_box(network)
-        folds = None if gamma_folds is None else options.folds_of(gamma_folds, len(network.labels))
+        check_box(network)
+        folds = None if gamma_folds is None else _folds_of(gamma_folds, len(network.labels))
         problem = Problem(network, Loss(pool[0]), lam, norm, begin, input_map, seed, tell)
         gammas = {} if len(pool) == 1 else _errors(problem, fit, pool, folds)
         # A tie goes to the smaller γ.
@@ -117,6 +117,105 @@ def clamp(
         found = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(where))
     found.fit_record = record
     return found
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Check a choice between names.
+
+    >>> _one_of("norm", "l1", ("l2sq", "l2"))
+    Traceback (most recent call last):
+        ...
+    ValueError: norm must be "l2sq" or "l2", got 'l1'
+    """
+    if not isinstance(value, str) or value not in allowed:
+        wish = " or ".join(f'"{name}"' for name in allowed)
+        raise ValueError(f"{name} must be {wish}, got {value!r}")
+
+
+def _model_of(model: Any) -> nn.Module:
+    """Check that a model is one."""
+    if not isinstance(model, nn.Module):
+        fact = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        hint = "; a function can be the forward of one" if callable(model) and not isinstance(model, type) else ""
+        raise ValueError(f"model must be an nn.Module, got {fact}{hint}")
+    return model
+
+
+def _loader_of(loader: Any) -> Iterable[Any]:
+    """Check that a loader can be read."""
+    if not isinstance(loader, Iterable):
+        raise ValueError(f"loader must give batches of inputs and labels, got {type(loader).__name__}")
+    return loader
+
+
+def _lam_of(lam: Any) -> Lam:
+    """Parse a penalty: a number from 0 on, infinity with it, or the name of a rule.
+
+    >>> _lam_of(np.float32(0.5)), _lam_of("R1")
+    (0.5, 'R1')
+    """
+    wish = 'lam must be a number, "auto", "R1" or "R2"'
+    if isinstance(lam, str):
+        if lam not in _RULES:
+            raise ValueError(f"{wish}, got {lam!r}")
+        return lam  # type: ignore[return-value]
+    found = _number(lam, wish)
+    if not found >= 0:
+        raise ValueError(f"lam must not be negative, got {lam}")
+    return found
+
+
+def _seed_of(seed: Any) -> int:
+    """Parse a seed, which generators of torch and NumPy alike can take."""
+    try:
+        found = operator.index(seed)
+    except TypeError:
+        found = -1
+    if not 0 <= found < _SEEDS:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, got {seed!r}")
+    return found
+
+
+def _pool_of(loss: str, gamma: Any, folds: Any) -> list[float]:
+    """The exponents of the focal loss to choose from, sorted; cross-entropy has 0 alone.
+
+    >>> _pool_of("focal", (1, 0.5), None), _pool_of("focal", np.float32(1), None), _pool_of("ce", None, None)
+    ([0.5, 1.0], [1.0], [0.0])
+    """
+    wish = "gamma must be a number from 0 on, or a pool of them"
+    if loss == "ce" and gamma is not None:
+        raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {loss!r} with gamma {gamma}')
+    many = isinstance(gamma, Iterable) and not isinstance(gamma, str) and getattr(gamma, "ndim", 1) > 0
+    if folds is not None and not many:
+        raise ValueError(f"gamma_folds choose from a pool of gamma, got {gamma} alone")
+    if gamma is None:
+        return [0.0 if loss == "ce" else 1.0]
+    pool = [_number(entry, wish) for entry in (gamma if many else [gamma])]
+    if not pool:
+        raise ValueError(f"{wish}, got an empty pool")
+    return sorted(set(pool))
+
+
+def _folds_of(folds: Any, samples: int) -> int:
+    """Parse the number of parts that samples are dealt into."""
+    wish = f"gamma_folds must lie between 2 and the number of samples, {samples}"
+    try:
+        found = operator.index(folds)
+    except TypeError:
+        raise ValueError(f"{wish}, got {folds!r}") from None
+    if not 2 <= found <= samples:
+        raise ValueError(f"{wish}, got {folds}")
+    return found
+
+
+def _number(value: Any, wish: str) -> float:
+    """A number of any kind as a float: Python's, NumPy's, or a tensor of one."""
+    if not isinstance(value, str | bool | np.bool_) and not getattr(value, "shape", ()):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise ValueError(f"{wish}, got {value!r}")
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
@@ -180,8 +279,8 @@ def _cross_fitted(problem: Problem, fit: Recipe, folds: int) -> float:
     logits = torch.zeros_like(network.plain(), dtype=torch.float64)
     for fold in range(folds):
         out = left_out(order, fold, folds)
-        solution = fit(replace(problem, network=network.part(parted(network, ~out))))
-        judged = network.logits(solution.before, inputs=parted(network, out))
+        solution = fit(replace(problem, network=network.part(local_subset(network.inputs, ~out))))
+        judged = network.logits(solution.before, inputs=local_subset(network.inputs, out))
         logits[out] = judged.double() / solution.temperature
     return ece(logits, labels, bins=BINS)
 

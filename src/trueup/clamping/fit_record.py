@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trueup.clamping.objective import Norm
-from trueup.clamping.problem import InputMap
+from trueup.clamping.problem import InputMap, Norm
 from trueup.models.calibrated import Calibrated
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -35,18 +35,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trueup.clamping.coordinates import channel_spread
-from trueup.clamping.folds import parted
-from trueup.clamping.gradients import gradients_of
+from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.input_parameters import channel_spread
 from trueup.clamping.maps import Shift, detached, scale_shape
-from trueup.clamping.network import Network
+from trueup.clamping.network import Network, gradients_of
 from trueup.clamping.problem import Problem, Solution, lam_by_rule
 from trueup.clamping.starts import random
+from trueup.clamping.theory import theorem, warn_if_contradicted
 from trueup.core.distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
 from trueup.core.optimize import FitError
 from trueup.models.batches import Batch
 
 _CLAMP = 1e-7
+SCALES = (0.25, 0.5, 0.75, 1.0)
+"""A small grid of multiples of the closed form's δ."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,33 @@ def code(
     """
     how = _How(epochs, batch, rate, momentum, 0.01, clamp=_CLAMP, augment=augment, hole=hole)
     return _descend(replace(problem, norm="l2"), how)
+
+
+def closed(problem: Problem, *, quantile: float = 0.0, scale: float | Sequence[float] = 1.0) -> Solution:
+    """Take δ from Theorem 3.2 at T = 1, frozen, and the T of least loss on the logits there.
+
+    Costs one forward-backward pass and one forward for each scale; of several scales, the one of least loss on the
+    calibration set is kept (`SCALES` is a small grid). The start, λ and norm of the problem play no part. Images that
+    use their whole range make δ zero, which is temperature scaling, unless a quantile leaves some out.
+    Tang et al., "Neural Clamping" (2024), section 4.3; its details are not published.
+    """
+    scales = (scale,) if isinstance(scale, int | float) else tuple(scale)
+    if not scales or not all(0 < s <= 1 for s in scales):
+        raise ValueError(f"scale must lie in (0, 1], got {scale}")
+    network, loss = problem.network, problem.loss
+    whole = theorem(network, quantile=quantile)
+    moved = bool(whole.delta.any())
+    found = []
+    for s in scales if moved else scales[:1]:
+        before = problem.mapping(s * whole.delta)
+        logits = network.logits(before) if moved else network.plain()
+        temperature = loss.temperature(logits, network.labels)
+        found.append((loss.mean(logits, network.labels, temperature), s, before, logits, temperature))
+    _, s, before, logits, temperature = min(found, key=lambda entry: entry[:2])
+    warn_if_contradicted(network, whole, logits, 1.0)
+    return Solution(
+        before=before, temperature=temperature, lam=0.0, logits=logits, notes={"scale": s, "gain": s * whole.gain}
+    )
 
 
 def augmented(images: Tensor, draws: Tensor, hole: int, *, padding: int = 4) -> Tensor:
@@ -224,7 +253,7 @@ def _mini_batches(network: Network, size: int, generator: torch.Generator) -> It
         yield from (([batch], len(batch.labels)) for batch in network.inputs.shuffled(size, generator))
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):
-            yield parted(network, chosen), len(chosen)
+            yield local_subset(network.inputs, chosen), len(chosen)
 
 
 def _augmented(batch: Batch, generator: torch.Generator, hole: int) -> Batch:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.coordinates import Chart, channel_spread
-from trueup.clamping.directions import directions, entropy_gradient
-from trueup.clamping.evidence import gradient_test
-from trueup.clamping.folds import HELD_OUT, dealt, left_out, parted
-from trueup.clamping.linearized import Linear, Validated, differentiate, room, validate
+from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.directions import directions
+from trueup.clamping.input_parameters import Chart, channel_spread
+from trueup.clamping.linearized import Linear, Validated, differentiate, gradient_test, room, validate
 from trueup.clamping.maps import detached
-from trueup.clamping.penalty import penalties
-from trueup.clamping.problem import Problem, Solution, given_lam, temperature_alone
-from trueup.clamping.projection import Point
-from trueup.clamping.search import Ground, Search, search, widened
+from trueup.clamping.problem import Problem, Solution, dealt, given_lam, left_out, temperature_alone
+from trueup.clamping.theory import entropy_gradient
+from trueup.clamping.varpro import HELD_OUT, Point, Projected, descend, penalties
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -34,8 +33,14 @@ WORTHWHILE = 3.0
 """Passes that must be left for the search to go on over all samples."""
 PARTS = (1.0, 0.5, 0.25)
 """How much of the way that few samples show is tried on those left out."""
-
-
+FEW = 500
+"""So many samples, or a fifth if that is more, show the first part of the way."""
+SHARE = 0.15
+"""What part of all passes that may take."""
+FEWEST_PASSES = 8
+"""Passes over the few samples that it may take in any case."""
+ENOUGH = 1e-4
+"""Some passes together must lower the mean loss by this to be followed by more."""
 _FEWEST = 50
 
 
@@ -120,7 +125,7 @@ def affordable(differences: float) -> float:
 def _linear(chart: Chart, chosen: Tensor, plain: Tensor, labels: Tensor) -> Linear:
     """Derivatives of the chosen samples, in their given order; passes over the network give them by number."""
     sorted_, back = chosen.sort()
-    found = differentiate(chart, parted(chart.network, sorted_), plain[sorted_], labels[sorted_])
+    found = differentiate(chart, local_subset(chart.network.inputs, sorted_), plain[sorted_], labels[sorted_])
     again = torch.argsort(back)
     return Linear(found.logits[again], found.jacobian[again], found.labels[again])
 
@@ -142,7 +147,7 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
     problem, chart, order = ground.problem, ground.chart, ground.order
     network, loss, labels = problem.network, problem.loss, problem.network.labels
     out = left_out(order, HELD_OUT // 2, HELD_OUT)
-    held = parted(network, out)
+    held = local_subset(network.inputs, out)
     alone = loss.temperature(ground.plain[~out], labels[~out])
     before = loss.rows(ground.plain[out], labels[out], alone).numpy()
 
@@ -242,3 +247,78 @@ def _temperature_alone(ground: Ground, candidates: dict[float, float], verdict: 
         evidence=ground.evidence,
         notes={"directions": ground.chart.size},
     )
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What is known before any search."""
+
+    problem: Problem
+    chart: Chart
+    order: Tensor
+    """All samples, dealt by what they hold."""
+    linear: Linear
+    """Logits and derivatives of some samples as they are."""
+    plain: Tensor
+    """Logits of all samples as they are."""
+    temperature: float
+    """The best for them."""
+    evidence: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a search ended."""
+
+    ground: Ground
+    lam: float
+    point: Point
+    used: float
+    """Passes forward and backward, in units of all samples."""
+
+
+def search(
+    ground: Ground, lam: float, which: Tensor, *, passes: float, check: Callable[[Point], None] | None = None
+) -> Search:
+    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part."""
+    problem, chart = ground.problem, ground.chart
+    candidates = ground.order[which[ground.order]]
+    number = min(len(candidates), max(FEW, len(which) // 5))
+    few = torch.zeros_like(which)
+    few[candidates[torch.arange(number) * len(candidates) // number]] = True
+    first = max(SHARE * passes, FEWEST_PASSES * number / len(which)) if number < len(candidates) else 0.0
+    rough = _objective(ground, lam, few, first, ground.temperature) if first else None
+    objective = _objective(ground, lam, which, passes - first, ground.temperature)
+    point = descend(
+        objective,
+        chart.place(problem.begin()),
+        precondition=_inverse(ground, lam, ground.temperature),
+        rough=rough,
+        check=check,
+    )
+    return Search(ground, lam, point, objective.used + (rough.used if rough else 0.0))
+
+
+def widened(found: Search, *, passes: float) -> Search:
+    """Go on from where a search ended, over all samples."""
+    ground, point = found.ground, found.point
+    everything = torch.ones(len(ground.order), dtype=torch.bool)
+    objective = _objective(ground, found.lam, everything, passes, point.temperature)
+    point = descend(objective, point.theta, precondition=_inverse(ground, found.lam, point.temperature))
+    return Search(ground, found.lam, point, found.used + objective.used)
+
+
+def _objective(ground: Ground, lam: float, which: Tensor, budget: float, temperature: float) -> Projected:
+    problem = ground.problem
+    inputs = None if bool(which.all()) else local_subset(problem.network.inputs, which)
+    return Projected(problem, ground.chart, lam, temperature=temperature, inputs=inputs, budget=budget, enough=ENOUGH)
+
+
+def _inverse(ground: Ground, lam: float, temperature: float) -> np.ndarray:
+    """A rough inverse of the curvature, which falls with the square of the temperature."""
+    fall = (ground.temperature / temperature) ** 2
+    curvature = fall * ground.linear.curvature(ground.temperature)
+    level = float(np.trace(curvature)) / len(curvature)
+    # The plain norm has no curvature along δ, but a slope that may point where the logits have none either.
+    damping = 2 * lam + 1e-6 * level if ground.problem.norm == "l2sq" else lam / ground.chart.reach + 1e-3 * level
+    return np.linalg.inv(curvature + (damping or 1.0) * np.eye(len(curvature)))

@@ -99,7 +99,7 @@ def learned_epochs(runs: Mapping[str, Any], *, bins: int = 30) -> LearnedEpochs:
 
 
 def gamma_sweep(rows: Iterable[Row]) -> GammaSweep:
-    """ECE, loss and entropy along the exponent γ, from the rows of `clamping.ablation.sweep_gamma`.
+    """ECE, loss and entropy along the exponent γ, from the rows of fits at several γ.
 
     >>> def row(gamma, ece):
     ...     return Row("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)

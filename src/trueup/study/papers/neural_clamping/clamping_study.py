@@ -19,10 +19,9 @@ from trueup import metrics
 from trueup.calibrators.identity import Identity
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.ablation import ablate, compare_starts
-from trueup.clamping.closed import SCALES, closed
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
-from trueup.clamping.published import code, paper
+from trueup.clamping.published import SCALES, closed, code, paper
 from trueup.core.arrays import as_tensors
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect

@@ -11,12 +11,10 @@ from torch import nn
 
 from trueup.clamping import clamp
 from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.coordinates import Chart
+from trueup.clamping.input_parameters import Chart
 from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Penalty
-from trueup.clamping.problem import Problem
-from trueup.clamping.projected import projected
-from trueup.clamping.projection import Projected, descend
+from trueup.clamping.problem import Loss, Penalty, Problem
+from trueup.clamping.varpro import Projected, descend, projected
 
 
 def sample(n=200, moved=1.0):

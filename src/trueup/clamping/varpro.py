@@ -1,29 +1,105 @@
-"""The objective with T eliminated: for each δ the best T is known exactly, and L-BFGS moves δ alone."""
+"""Variable projection: for each δ the best T is known exactly, so L-BFGS moves δ alone through the frozen network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.coordinates import Chart
+from trueup.clamping.calibration_set import Inputs, local_subset
+from trueup.clamping.input_parameters import Chart, channel_spread
 from trueup.clamping.linearized import STEP
-from trueup.clamping.objective import Penalty
-from trueup.clamping.problem import Problem
+from trueup.clamping.maps import detached
+from trueup.clamping.problem import Norm, Penalty, Problem, Solution, dealt, given_lam, left_out, temperature_alone
 from trueup.core.distributed import all_gather_rows
 from trueup.core.optimize import FitError, Stage, lbfgs
 
+STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
+"""Penalties that are tried by default: of a δ as long as a typical input."""
+HELD_OUT = 5
+"""One sample in so many is left out of a fit to judge it."""
+WORSE = 1.02
+"""Less penalty is tried until the loss on the samples left out is so many times the least."""
 STALE = 0.03
 """By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""
 DECREMENT = 1e-5
 """The search is over where a step promises to lower the mean loss by less than about this."""
 PATIENCE = 4
 """It is over, too, where so many passes together have not lowered the loss by enough."""
+
+
+def projected(problem: Problem, *, passes: float = 18.0, lams: Sequence[float] | None = None) -> Solution:
+    """Fit every coordinate of δ by L-BFGS with T eliminated, in at most so many forward-backward passes.
+
+    With lam="auto" each of `lams` is first fitted, from the largest down, to four fifths of the samples in half as many
+    passes, and the one of least loss on the last fifth is taken, or infinity, which is temperature alone. Unless they
+    are given, they are `STRENGTHS` over the mean square norm of the inputs.
+    Golub & Pereyra, "Separable nonlinear least squares: the variable projection method and its applications" (2003).
+    """
+    network, loss = problem.network, problem.loss
+    chart = Chart(network, None, channel_spread(network), scaled=problem.input_map == "affine")
+    delta = problem.begin()
+    start = chart.place(delta)
+    plain = network.plain()
+    temperature = loss.temperature(plain, network.labels)
+    tried: dict[float, float] = {}
+    if problem.lam == "auto":
+        some = penalties(STRENGTHS, chart, problem.norm) if lams is None else lams
+        lam, tried = choose(problem, chart, start, some, passes=passes / 2)
+        alone = "No input map lowered the loss on samples left out of its fit: temperature alone is kept."
+    else:
+        lam = given_lam(problem, delta)
+        alone = "Temperature alone was asked for."
+    if not math.isinf(lam):
+        objective = Projected(problem, chart, lam, temperature=temperature, budget=passes)
+        found = descend(objective, start, unit=first_unit(objective, start))
+        if found.value <= loss.mean(plain, network.labels, temperature):
+            return Solution(
+                before=detached(chart.map(found.theta)[0]),
+                temperature=found.temperature,
+                lam=lam,
+                logits=found.logits,
+                penalty=found.penalty,
+                candidates=tried,
+            )
+        alone = f"No input map is worth its penalty at λ = {lam:.3g}: temperature alone is kept."
+    return temperature_alone(problem, temperature, alone, candidates=tried)
+
+
+def penalties(strengths: Sequence[float], chart: Chart, norm: Norm) -> list[float]:
+    """The λ at which a δ as long as a typical input has these penalties."""
+    length = chart.reach**2 if norm == "l2sq" else chart.reach
+    return [strength / length for strength in strengths]
+
+
+def choose(
+    problem: Problem, chart: Chart, start: np.ndarray, lams: Sequence[float], *, passes: float
+) -> tuple[float, dict[float, float]]:
+    """The λ of least loss on a fifth of the samples when fitted to the others, and the losses of all that were tried.
+
+    From the largest down, each from where the last one ended, in so many passes; infinity is temperature alone.
+    """
+    network, loss = problem.network, problem.loss
+    out = left_out(dealt(network, loss), HELD_OUT // 2, HELD_OUT)
+    plain, labels = network.plain(), network.labels
+    temperature = loss.temperature(plain[~out], labels[~out])
+    fitted, judged = local_subset(network.inputs, ~out), local_subset(network.inputs, out)
+    tried = {math.inf: loss.mean(plain[out], labels[out], temperature)}
+    unit: float | None = None
+    for lam in sorted(lams, reverse=True):
+        objective = Projected(problem, chart, lam, temperature=temperature, inputs=fitted, budget=passes)
+        unit = first_unit(objective, start) if unit is None else unit
+        point = descend(objective, start, unit=unit)
+        start = point.theta
+        z = network.logits(chart.map(start)[0], inputs=judged)
+        tried[lam] = loss.mean(z, labels[out], point.temperature)
+        if tried[lam] > WORSE * min(tried.values()):
+            break
+    return min(tried, key=lambda lam: (tried[lam], -lam)), tried
 
 
 class Spent(Exception):
