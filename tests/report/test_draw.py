@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from strategies import calibrated  # noqa: E402
-from trueup.clamping.ablation import Row  # noqa: E402
+from trueup.clamping.ablation import AblationRow  # noqa: E402
 from trueup.metrics.table import compare  # noqa: E402
 from trueup.models.shift import ShiftRow  # noqa: E402
 from trueup.report import canvas, palette  # noqa: E402
@@ -29,7 +29,7 @@ MANY = np.random.default_rng(0).normal(size=(60, 1000)), np.arange(60) * 7
 
 
 def fitted(start="random", gamma=1.0, ece=0.02):
-    return Row(start, 0.9, 0.5 + gamma / 10, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, 0.3, 0)
+    return AblationRow(start, 0.9, 0.5 + gamma / 10, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, 0.3, 0)
 
 
 def shifted(corruptions, severities=range(6)):

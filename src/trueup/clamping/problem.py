@@ -19,7 +19,7 @@ from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import temperature_sums
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
-Lam: TypeAlias = float | Literal["auto", "R1", "R2"]
+PenaltyWeight: TypeAlias = float | Literal["auto", "R1", "R2"]
 InputMap: TypeAlias = Literal["shift", "affine"]
 
 
@@ -78,20 +78,20 @@ class Penalty:
     2.5 0.5
     """
 
-    lam: float
+    weight: float
     norm: Norm = "l2sq"
 
     def value(self, vector: np.ndarray) -> float:
         """The penalty of a vector."""
         squared = float((vector * vector).sum())
-        return self.lam * (squared if self.norm == "l2sq" else math.sqrt(squared))
+        return self.weight * (squared if self.norm == "l2sq" else math.sqrt(squared))
 
     def slope(self, vector: np.ndarray) -> np.ndarray:
         """Its gradient."""
         if self.norm == "l2sq":
-            return 2 * self.lam * vector
+            return 2 * self.weight * vector
         size = float(np.linalg.norm(vector))
-        return self.lam * vector / size if size else np.zeros_like(vector)
+        return self.weight * vector / size if size else np.zeros_like(vector)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Problem:
 
     network: Network
     loss: Loss
-    lam: Lam
-    """A number; "auto", the recipe's own rule; or a rule of the papers, see `lam_by_rule`."""
+    penalty: PenaltyWeight
+    """λ: a number; "auto", the recipe's own rule; or a rule of the papers, see `penalty_by_rule`."""
     norm: Norm
     start: Callable[[Network], Tensor] | None
     """Where δ starts; None leaves it to the recipe."""
@@ -110,17 +110,17 @@ class Problem:
     progress: Callable[[str], None]
     """Takes one line that says how far the fit has come."""
 
-    def begin(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
+    def start_delta(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
         """Where δ starts: where it was asked to, else where the recipe says."""
         network = self.network
-        found = (self.start or otherwise)(network)
-        wish = f"start must give a tensor of shape {network.shape}"
-        if not isinstance(found, Tensor) or found.shape != network.shape:
-            fact = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"{wish}, got {fact}")
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"{wish} with finite numbers, got others")
-        return found.detach().to(network.device, network.dtype)
+        start_delta = (self.start or otherwise)(network)
+        wanted = f"start must give a tensor of shape {network.shape}"
+        if not isinstance(start_delta, Tensor) or start_delta.shape != network.shape:
+            got = f"shape {tuple(start_delta.shape)}" if isinstance(start_delta, Tensor) else type(start_delta).__name__
+            raise ValueError(f"{wanted}, got {got}")
+        if not bool(torch.isfinite(start_delta).all()):
+            raise ValueError(f"{wanted} with finite numbers, got others")
+        return start_delta.detach().to(network.device, network.dtype)
 
     def mapping(self, delta: Tensor) -> Shift:
         """The map with this shift, and scales of one where it has scales."""
@@ -137,12 +137,13 @@ class Solution:
 
     before: Shift
     temperature: float
-    lam: float
+    penalty: float
+    """λ; infinite where temperature alone is kept."""
     logits: Tensor
     """Of the mapped calibration inputs, not yet divided by the temperature."""
     norm: Norm | None = None
     """Of the penalty, where it is not the problem's."""
-    penalty: float | None = None
+    penalty_value: float | None = None
     """The penalty's value, where it is not λ‖δ‖² or λ‖δ‖."""
     candidates: Mapping[float, float] = field(default_factory=dict)
     """Each λ that was tried, with the loss on samples left out of its fit."""
@@ -168,9 +169,9 @@ def temperature_alone(
     return Solution(
         before=problem.mapping(zero(problem.network)),
         temperature=temperature,
-        lam=math.inf,
-        logits=problem.network.plain(),
-        penalty=0.0,
+        penalty=math.inf,
+        logits=problem.network.plain_logits(),
+        penalty_value=0.0,
         candidates=candidates or {},
         evidence=evidence,
         verdict=verdict,
@@ -178,43 +179,43 @@ def temperature_alone(
     )
 
 
-def given_lam(problem: Problem, start: Tensor) -> float:
+def penalty_weight(problem: Problem, start: Tensor) -> float:
     """The λ that a problem gives, as a number or by a rule of the papers."""
-    if not isinstance(problem.lam, str):
-        return float(problem.lam)
-    if problem.lam == "auto":
-        raise ValueError('lam="auto" is for the recipe to decide')
+    if not isinstance(problem.penalty, str):
+        return float(problem.penalty)
+    if problem.penalty == "auto":
+        raise ValueError('penalty="auto" is for the recipe to decide')
     network = problem.network
-    first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain()
-    return lam_by_rule(problem.lam, problem.loss.mean(first, network.labels, 1.0), start)
+    first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain_logits()
+    return penalty_by_rule(problem.penalty, problem.loss.mean(first, network.labels, 1.0), start)
 
 
-def lam_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
+def penalty_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
     """λ by a rule of thumb of the paper, from the mean loss at the start with T = 1.
 
     R1 is λ = L₀/10; R2 makes the penalty a tenth of the loss, λ = L₀/(10‖δ₀‖²). The paper's words allow both.
 
-    >>> print(f"{lam_by_rule('R1', 0.5, torch.ones(4)):.4f} {lam_by_rule('R2', 0.5, torch.ones(4)):.4f}")
+    >>> print(f"{penalty_by_rule('R1', 0.5, torch.ones(4)):.4f} {penalty_by_rule('R2', 0.5, torch.ones(4)):.4f}")
     0.0500 0.0125
     """
     if rule == "R1":
         return 0.1 * loss
     squared = float(start.detach().double().square().sum())
     if not squared:
-        raise ValueError('lam="R2" divides by the size of the start, so start must not be zero, got zero')
+        raise ValueError('penalty="R2" divides by the size of the start, so start must not be zero, got zero')
     return 0.1 * loss / squared
 
 
-def dealt(network: Network, loss: Loss) -> Tensor:
+def stratified_order(network: Network, loss: Loss) -> Tensor:
     """The samples of all ranks, sorted by their loss as the network is: dealing from it makes parts that are alike."""
-    rows = loss.rows(network.plain(), network.labels, 1.0).numpy()
-    return torch.from_numpy(np.lexsort((network.plain()[:, 0].numpy(), network.labels.numpy(), rows)))
+    rows = loss.rows(network.plain_logits(), network.labels, 1.0).numpy()
+    return torch.from_numpy(np.lexsort((network.plain_logits()[:, 0].numpy(), network.labels.numpy(), rows)))
 
 
-def left_out(order: Tensor, fold: int, folds: int) -> Tensor:
+def fold_mask(order: Tensor, fold: int, folds: int) -> Tensor:
     """A mask of the samples of one fold, dealt from an order.
 
-    >>> left_out(torch.tensor([3, 0, 2, 1]), 1, 2)
+    >>> fold_mask(torch.tensor([3, 0, 2, 1]), 1, 2)
     tensor([ True,  True, False, False])
     """
     out = torch.zeros(len(order), dtype=torch.bool)

@@ -22,8 +22,8 @@ def random(network: Network, *, seed: int, scale: float = SMALL) -> Tensor:
     if not scale >= 0:
         raise ValueError(f"scale must not be negative, got {scale}")
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(network.shape, generator=generator, dtype=torch.float64) * scale
-    return drawn.to(network.device, network.dtype)
+    delta = torch.randn(network.shape, generator=generator, dtype=torch.float64) * scale
+    return delta.to(network.device, network.dtype)
 
 
 def data_driven(network: Network, *, temperature: float = 1.0, quantile: float = 0.0, scale: float = 1.0) -> Tensor:
@@ -35,7 +35,7 @@ def data_driven(network: Network, *, temperature: float = 1.0, quantile: float =
     Costs a forward-backward pass, and one forward to see whether the entropy did rise.
     Tang et al., "Neural Clamping" (2024), Theorem 3.2.
     """
-    found = theorem(network, temperature=temperature, quantile=quantile, scale=scale)
-    if bool(found.delta.any()):
-        warn_if_contradicted(network, found, network.logits(network.mapping(found.delta)), temperature)
-    return found.delta
+    closed_form = theorem(network, temperature=temperature, quantile=quantile, scale=scale)
+    if bool(closed_form.delta.any()):
+        warn_if_contradicted(network, closed_form, network.logits(network.mapping(closed_form.delta)), temperature)
+    return closed_form.delta

@@ -75,7 +75,7 @@ def entropy_gradient(network: Network, *, temperature: float = 1.0) -> Tensor:
 
     Tang et al., "Neural Clamping" (2024), Theorem 3.2.
     """
-    return network.pull_plain(lambda z, y: entropy_slope(z, temperature)).cpu()
+    return network.input_gradient(lambda z, y: entropy_slope(z, temperature)).cpu()
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
         raise ValueError(f"temperature must be positive, got {temperature}")
     low, high = box_ends(network)
     smallest, largest = extent(network, quantile)
-    g = network.pull_plain(lambda z, y: entropy_slope(z, temperature)).cpu()
-    corner = scale * corner_of(g, smallest, largest, (low, high))
+    g = network.input_gradient(lambda z, y: entropy_slope(z, temperature)).cpu()
+    corner = scale * entropy_corner(g, smallest, largest, (low, high))
     if not bool(corner.any()):
         warnings.warn(
             "Theorem 3.2 gives δ = 0: wherever entropy would rise, some input reaches the box's end already; "
@@ -111,11 +111,11 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
     return Theorem(corner.to(network.device, network.dtype), gain)
 
 
-def corner_of(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
+def entropy_corner(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
     """The δ of most δᵀg among those that keep inputs between `smallest` and `largest` inside the box.
 
     >>> g, ones = torch.tensor([-1.0, 2.0, 0.0]), torch.ones(3)
-    >>> corner_of(g, 0.2 * ones, 0.7 * ones, (0 * ones, ones))
+    >>> entropy_corner(g, 0.2 * ones, 0.7 * ones, (0 * ones, ones))
     tensor([-0.2000,  0.3000,  0.0000])
     """
     low, high = box
@@ -135,12 +135,12 @@ def entropy_slope(logits: Tensor, temperature: float) -> Tensor:
     return -p * (log_p + entropy) / temperature
 
 
-def warn_if_contradicted(network: Network, found: Theorem, logits: Tensor, temperature: float) -> None:
+def warn_if_contradicted(network: Network, closed_form: Theorem, logits: Tensor, temperature: float) -> None:
     """Warn where entropy fell though the theorem's first order promised a rise: δ is outside the linear regime."""
-    rise = metrics.entropy(logits / temperature) - metrics.entropy(network.plain() / temperature)
-    if found.gain > 0 > rise:
+    rise = metrics.entropy(logits / temperature) - metrics.entropy(network.plain_logits() / temperature)
+    if closed_form.gain > 0 > rise:
         warnings.warn(
-            f"Theorem 3.2 promised a mean entropy higher by {found.gain:.4g}, and it fell by {-rise:.4g}: "
+            f"Theorem 3.2 promised a mean entropy higher by {closed_form.gain:.4g}, and it fell by {-rise:.4g}: "
             "its first order does not reach this far; try a smaller scale",
             stacklevel=3,
         )

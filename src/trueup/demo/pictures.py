@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.shift_benchmark import picture
+from trueup.clamping.shift_benchmark import shift_picture
 from trueup.demo.camera import Shifted
 from trueup.demo.digits import Images
 from trueup.io.atomic import atomic_write
@@ -60,7 +60,7 @@ def repairs(network: nn.Module, test: Images, found: Sequence[Shifted]) -> Repai
     images, labels = pixels[first], labels[first]
     strips = [_strip("clean", images, images, network, labels)]
     for each in found:
-        shown = [picture(each.clamped, image, each.corruption, each.severity) for image in images]
+        shown = [shift_picture(each.clamped, image, each.corruption, each.severity) for image in images]
         given, repaired = (torch.stack([getattr(p, name) for p in shown]) for name in ("shifted", "repaired"))
         strips.append(_strip(each.corruption, given, given, network, labels))
         strips.append(_strip("+ δ", repaired, given, each.clamped, labels, shown[0].delta))

@@ -169,7 +169,7 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
     for name, (of_known, of_foreign) in (scores or {}).items():
         parts = ((of_known, known), (of_foreign, foreign))
         doubt = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
-        rows.append(OODRow(name, *_told_apart(doubt, mark), share))
+        rows.append(OODRow(name, *_ranking_scores(doubt, mark), share))
     return rows
 
 
@@ -193,7 +193,7 @@ def risk_coverage_of(doubt: Any, wrong: Any) -> RiskCoverage:
     return RiskCoverage(coverage=kept / max(len(u), 1), risk=expected / kept)
 
 
-def _told_apart(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
+def _ranking_scores(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
     return (
         ranking.roc_area(doubt, positive),
         ranking.average_precision(doubt, positive),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trueup.clamping.ablation import Row
-from trueup.clamping.shift_benchmark import Repaired
+from trueup.clamping.ablation import AblationRow
+from trueup.clamping.shift_benchmark import ShiftBenchmarkRow
 from trueup.models.shift import ShiftRow
 from trueup.training.history import History
 from trueup.training.learned import MaxLogits, max_logits
@@ -98,11 +98,11 @@ def learned_epochs(runs: Mapping[str, Any], *, bins: int = 30) -> LearnedEpochs:
     return LearnedEpochs(tuple(runs), edges, counts, never, np.array([_mean(found) for found in known]))
 
 
-def gamma_sweep(rows: Iterable[Row]) -> GammaSweep:
+def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
     """ECE, loss and entropy along the exponent γ, from the rows of fits at several γ.
 
     >>> def row(gamma, ece):
-    ...     return Row("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
+    ...     return AblationRow("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
     >>> record = gamma_sweep([row(1.0, 0.04), row(0.0, 0.02), row(1.0, 0.06)])
     >>> record.gammas, record.ece.round(4)
     (array([0., 1.]), array([0.02, 0.05]))
@@ -118,11 +118,11 @@ def gamma_sweep(rows: Iterable[Row]) -> GammaSweep:
     return GammaSweep(np.array(gammas), ece, loss, entropy)
 
 
-def starts(rows: Iterable[Row], metric: str = "ece") -> Starts:
+def starts(rows: Iterable[AblationRow], metric: str = "ece") -> Starts:
     """One metric by start, a number a seed, from the rows of `clamping.ablation.compare_starts`.
 
     >>> def row(start, ece):
-    ...     return Row(start, 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, 1.0, 0.4, 0)
+    ...     return AblationRow(start, 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, 1.0, 0.4, 0)
     >>> record = starts([row("random", 0.04), row("data", 0.02), row("random", 0.06)])
     >>> record.names, [found.tolist() for found in record.values]
     (('random', 'data'), [[0.04, 0.06], [0.02]])
@@ -134,7 +134,7 @@ def starts(rows: Iterable[Row], metric: str = "ece") -> Starts:
 
 
 def shift_curves(
-    rows: Iterable[ShiftRow] | Iterable[Repaired] | Mapping[str, Iterable[ShiftRow]], metric: str = "ece"
+    rows: Iterable[ShiftRow] | Iterable[ShiftBenchmarkRow] | Mapping[str, Iterable[ShiftRow]], metric: str = "ece"
 ) -> ShiftCurves:
     """One metric along severities.
 
@@ -154,7 +154,7 @@ def shift_curves(
     if isinstance(rows, Mapping):
         groups = {name: list(group) for name, group in rows.items()}
     else:
-        groups = _grouped(rows, lambda row: row.method if isinstance(row, Repaired) else row.corruption)
+        groups = _grouped(rows, lambda row: row.method if isinstance(row, ShiftBenchmarkRow) else row.corruption)
     severities = sorted({row.severity for group in groups.values() for row in group})
     series = {}
     for name, group in groups.items():
