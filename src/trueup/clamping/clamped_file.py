@@ -26,7 +26,8 @@ from trueup.core.version import __version__
 from trueup.io.artifacts import pack, unpack
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
-from trueup.models.calibrated import device_of, unwrapped
+from trueup.models.calibrated import device_of
+from trueup.models.freezing import unwrap
 
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
@@ -103,7 +104,7 @@ def _stored(tensor: Tensor) -> Tensor:
 
 
 def _shapes(model: nn.Module) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in unwrapped(model).state_dict().items()}
+    return {name: list(tensor.shape) for name, tensor in unwrap(model).state_dict().items()}
 
 
 def _inside(stored: Any) -> dict[str, Any]:

@@ -46,7 +46,8 @@ from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.metrics import ece
 from trueup.models.batches import Device
-from trueup.models.calibrated import device_of, frozen, unwrapped
+from trueup.models.calibrated import device_of
+from trueup.models.freezing import frozen, unwrap
 
 RECIPES: Mapping[str, Recipe] = {
     "subspace": subspace,
@@ -111,7 +112,7 @@ def clamp(
     pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), _parse_seed(seed)
     fit, name = _recipe(recipe)
     start_at = _start(start, seed)
-    inner = unwrapped(model)
+    inner = unwrap(model)
     target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
     with torch.inference_mode(False), frozen(inner), _progress_line(progress) as show_progress:

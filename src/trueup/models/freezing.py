@@ -14,10 +14,10 @@ from torch.nn.parameter import is_lazy
 WRAPPERS = ("DistributedDataParallel", "_FabricModule", "AveragedModel")  # pass on to the network under .module
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The network inside of wrappers that add nothing to what it computes, but may wait for ranks that have no batch.
 
-    >>> unwrapped(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
+    >>> unwrap(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
     Linear(in_features=2, out_features=3, bias=True)
     """
     while type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):

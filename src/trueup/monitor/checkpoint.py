@@ -60,7 +60,7 @@ def load_monitor(path: str | os.PathLike[str]) -> Monitor:
     with errors_name_file(file), safe_open(file, "np") as content:
         header = header_content(content, "monitor")
         arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        return _made(header, arrays)
+        return _build(header, arrays)
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
+def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     try:
         wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
         settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
@@ -99,9 +99,9 @@ def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     return monitor
 
 
-def _alarm(said: dict[str, Any], rows: int) -> Alarm:
+def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
     """Refuse an alarm that no rows could have raised."""
-    alarm = Alarm(**said)
+    alarm = Alarm(**fields)
     if type(alarm.row) is not int or not 0 <= alarm.row <= rows:
         raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(alarm.row), 300)}")
     if type(alarm.evidence) is not float or not 0 < alarm.evidence < math.inf:
@@ -121,7 +121,7 @@ def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> N
     if any(type(seen[name]) is not int or not low <= seen[name] < 1 << 53 for name, low in least.items()):
         raise ValueError(f"{', '.join(least)} must be whole numbers, got {shorten(str(seen), 300)}")
     if seen["begun"] > 1 + seen["rows"] // block:
-        raise ValueError(f"its betters cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
+        raise ValueError(f"its bettors cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
     sums, nll = arrays["tallies"], arrays["nll"]
     counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
     within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()
