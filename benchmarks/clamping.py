@@ -272,7 +272,7 @@ def judge_descent(sizes: Sizes, subject: Subject) -> None:
     middle = perf_counter()
     ours = clamp(subject.model, given, recipe="varpro", **same).fit_record
     took = middle - began, perf_counter() - middle
-    what = f"{subject.name}, projected, {sizes.descent:,} images"
+    what = f"{subject.name}, varpro, {sizes.descent:,} images"
     print_row(
         f"{what}: objective",
         f"{ours.objective:.6f}",

@@ -62,7 +62,7 @@ def test_the_steps_are_those_by_hand(recipe, norm, gamma):
         gamma=gamma,
         penalty=0.03,
         norm=norm,
-        rate=0.05,
+        lr=0.05,
         momentum=momentum,
         batch=16,
     )
