@@ -223,7 +223,7 @@ def test_starts_of_ones_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipe": "sgd"}, "recipe must be one of subspace, varpro, paper, code, closed_form, or a function, got 'sgd'"),
+        ({"recipe": "sgd"}, "recipe must be one of subspace, varpro, paper, code, closed_form, or a function"),
         ({"loss": "nll"}, 'loss must be "ce" or "focal", got \'nll\''),
         ({"gamma": 1.0}, "gamma is of the focal loss"),
         ({"loss": "focal", "gamma": -1}, "gamma must be a number from 0 on, got -1"),

@@ -616,7 +616,12 @@ def test_a_method_is_lifted_to_networks():
 
 def test_options_of_a_lifted_method_go_to_collect(monkeypatch):
     asked = {}
-    monkeypatch.setattr("trueup.models.calibrated.collect", lambda model, loader, **options: asked.update(options) or (X[:, :4], Y))
+
+    def collect(model, loader, **options):
+        asked.update(options)
+        return X[:, :4], Y
+
+    monkeypatch.setattr("trueup.models.calibrated.collect", collect)
     on_model(METHODS["identity"])(network(), loader(), device="cpu", progress=False)
     assert asked == {"device": "cpu", "progress": False}
 
