@@ -14,7 +14,8 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import log_probs_and_rests
 from trueup.core.arrays import as_logits, as_tensors, upcast_half
 from trueup.core.optimize import FitError
-from trueup.core.row_scores import hashed_groups, score_rows
+from trueup.core.row_scores import score_rows
+from trueup.core.splits import k_fold
 from trueup.registry import METHODS
 
 Fit = Callable[..., Calibrator]
@@ -147,7 +148,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
     def calibrated(logits: Any, labels: Any) -> np.ndarray:
         z, y = as_tensors(logits, labels, at_least=folds)
         out = torch.empty_like(z)
-        for train, test in _folds(z, y, folds):
+        for train, test in k_fold(z, y, folds):
             out[test] = method(z[train], y[train])(z[test])
         return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
 
@@ -261,16 +262,10 @@ def _named(fit: Fit | str) -> Fit:
     return METHODS[fit] if isinstance(fit, str) else fit
 
 
-def _folds(z: Tensor, y: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
-    group = torch.from_numpy(hashed_groups(z, y, folds)).to(z.device)
-    parts = [(group != k, group == k) for k in range(folds)]
-    return [(train, test) for train, test in parts if train.any() and test.any()]
-
-
 def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
     found = np.empty(len(z))
-    for train, test in _folds(z, y, folds):
+    for train, test in k_fold(z, y, folds):
         calibrated = method(z[train], y[train])(z[test])
         found[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
     return found

@@ -257,7 +257,6 @@ class Problem:
 
         return likelihood
 
-    def rows(self, keep: np.ndarray) -> Problem:
-        """The same problem on some of the rows."""
-        kept = torch.from_numpy(np.flatnonzero(keep))
-        return replace(self, z=self.z[kept], y=self.y[kept])
+    def rows(self, keep: Tensor) -> Problem:
+        """The same problem on the rows of a mask."""
+        return replace(self, z=self.z[keep], y=self.y[keep])

@@ -14,6 +14,7 @@ from trueup.calibrators.diagonal import centred
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
+from trueup.core.splits import random_order
 
 _LEAST = 1e-3
 """The least slope, as a part of 1/T: rounding then never makes equal what was in order."""
@@ -141,7 +142,7 @@ class _Trainer:
 def _train(ordered: Tensor, rank: Tensor, *, epochs: int, seed: int, **settings: Any) -> tuple[Tensor, ...]:
     """Layers trained on every row, for as many epochs as served best a fifth that was held out."""
     n = len(ordered)
-    everything = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(ordered.device)
+    everything = torch.from_numpy(random_order(n, torch.Generator().manual_seed(seed))).to(ordered.device)
     held, rest = everything[: n // 5], everything[n // 5 :]
     enough = 0
     if len(held):

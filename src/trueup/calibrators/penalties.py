@@ -13,7 +13,7 @@ from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.temperature_search import near_inverse_temperature
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate
-from trueup.core.row_scores import hashed_groups
+from trueup.core.splits import k_fold
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
@@ -58,9 +58,9 @@ def best_of(
     in every fold: with less and less of a penalty the fit to few rows only gets wilder.
     """
     # Folds by content, so that the order of the rows does not matter.
-    fold = hashed_groups(whole.z, whole.y, folds)
-    parts = [(whole.rows(fold != k), whole.rows(fold == k)) for k in range(folds) if 0 < (fold == k).sum() < len(fold)]
-    share = np.array([len(test.z) for _, test in parts]) / len(fold)
+    parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
+    n = len(whole.z)
+    share = np.array([len(test.z) for _, test in parts]) / n
     found = [whole.point(start)] * len(parts)
     best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
     least, worse = np.full(len(parts), np.inf), 0
@@ -75,7 +75,7 @@ def best_of(
         ]
         with one_thread(whole.z.numel()):
             sums = [likelihood(x)[0] for likelihood, x in zip(asked, found, strict=True)]
-        losses = np.array(sums) / (share * len(fold))
+        losses = np.array(sums) / (share * n)
         if losses @ share < best[0]:
             best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
         worse = worse + 1 if (losses > least).all() else 0

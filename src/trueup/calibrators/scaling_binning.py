@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
@@ -14,6 +13,7 @@ from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import Bins, equal_mass
 from trueup.core.row_scores import confidences
+from trueup.core.splits import random_order
 
 
 class ScalingBinning(TopLabel):
@@ -66,18 +66,13 @@ class ScalingBinning(TopLabel):
             raise ValueError(f"splits must be 1 or 3, got {splits!r}")
         parts: list[Any] = [slice(None)] * 3
         if splits == 3:
-            order = torch.from_numpy(np.random.default_rng(seed).permutation(len(z))).to(z.device)
-            parts = list(order.tensor_split(3))
+            parts = np.array_split(random_order(len(z), np.random.default_rng(seed)), 3)
         scaler = Temperature.fit(z[parts[0]], y[parts[0]])
         scaled, _ = confidences(scaler(upcast_half(z)))
-        edges = equal_mass(scaled[_numpy(parts[1])], bins)
-        last = scaled[_numpy(parts[2])]
+        edges = equal_mass(scaled[parts[1]], bins)
+        last = scaled[parts[2]]
         tally = Bins.from_scores(last, np.zeros_like(last), edges)
         mean = tally.confidence / np.maximum(tally.count, 1.0)
         found = cls(scaler.temperature, edges, np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2))
         found.certificate = scaler.certificate
         return found
-
-
-def _numpy(part: Any) -> Any:
-    return part.cpu().numpy() if isinstance(part, Tensor) else part

@@ -17,6 +17,7 @@ from torch import Tensor
 from trueup.core import native
 from trueup.core.arrays import upcast_half
 from trueup.core.native import CHUNK, address, double, in_threads
+from trueup.core.splits import hash_folds
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
@@ -143,18 +144,6 @@ def log_sum_exp(logits: Tensor) -> np.ndarray:
     return double(top) - np.log(confidence)
 
 
-def hashed_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
-    """Deal the rows to groups by a hash of what they hold, so that neither their order nor their chunks matter."""
-    mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
-    columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
-    for column, factor in zip(columns, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5), strict=True):
-        value = upcast_half(logits.gather(1, column[:, None])[:, 0]).contiguous()
-        bits = value.view(torch.int64 if value.dtype == torch.float64 else torch.int32).cpu().numpy()
-        mixed = (mixed + bits.astype(np.int64).view(np.uint64)) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(29)
-    return (mixed % np.uint64(groups)).astype(np.int64)
-
-
 def _run(
     logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How | None = None
 ) -> tuple[RowScores, _Sums]:
@@ -228,7 +217,7 @@ def _torch_pass(
         scored.entropy[at] = np.log(total) - double((e * shifted).sum(dim=1)) / total
         if cells is not None:
             if cells.group is None:
-                scored.group[at] = hashed_groups(z, y, cells.groups)
+                scored.group[at] = hash_folds(z, y, cells.groups)
             probs = e / torch.from_numpy(total).to(e)[:, None]
             _torch_classes(probs, y.cpu().numpy(), scored.group[at], cells.cuts, sums)
 
