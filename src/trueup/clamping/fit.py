@@ -32,8 +32,7 @@ from trueup.clamping.problem import (
     Problem,
     Recipe,
     Solution,
-    fold_mask,
-    stratified_order,
+    sample_order,
 )
 from trueup.clamping.published import closed_form, code, paper
 from trueup.clamping.subspace import subspace
@@ -44,6 +43,7 @@ from trueup.core.distributed import rank
 from trueup.core.errors import InputError
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
+from trueup.core.splits import fold_mask
 from trueup.metrics import ece
 from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
@@ -291,7 +291,7 @@ def _ece_by_gamma(problem: Problem, fit: Recipe, pool: list[float], folds: int |
 
 def _cross_fitted_ece(problem: Problem, fit: Recipe, folds: int) -> float:
     network, labels = problem.network, problem.network.labels
-    order = stratified_order(network, Loss())
+    order = sample_order(network, Loss())
     logits = torch.zeros_like(network.plain_logits(), dtype=torch.float64)
     for fold in range(folds):
         out = fold_mask(order, fold, folds)

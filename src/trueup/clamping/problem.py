@@ -17,6 +17,7 @@ from trueup.clamping.network import Network
 from trueup.clamping.starts import zero
 from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import temperature_sums
+from trueup.core.splits import stratified_order
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
 PenaltyWeight: TypeAlias = float | Literal["auto", "R1", "R2"]
@@ -206,18 +207,7 @@ def penalty_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> fl
     return 0.1 * loss / squared
 
 
-def stratified_order(network: Network, loss: Loss) -> Tensor:
-    """The samples of all ranks, sorted by their loss as the network is: dealing from it makes parts that are alike."""
-    rows = loss.rows(network.plain_logits(), network.labels, 1.0).numpy()
-    return torch.from_numpy(np.lexsort((network.plain_logits()[:, 0].numpy(), network.labels.numpy(), rows)))
-
-
-def fold_mask(order: Tensor, fold: int, folds: int) -> Tensor:
-    """A mask of the samples of one fold, dealt from an order.
-
-    >>> fold_mask(torch.tensor([3, 0, 2, 1]), 1, 2)
-    tensor([ True,  True, False, False])
-    """
-    out = torch.zeros(len(order), dtype=torch.bool)
-    out[order[fold::folds]] = True
-    return out
+def sample_order(network: Network, loss: Loss) -> Tensor:
+    """The samples of all ranks, sorted by their loss as the network is, so that folds taken in turn are alike."""
+    plain = network.plain_logits()
+    return stratified_order(loss.rows(plain, network.labels, 1.0), network.labels, plain[:, 0])

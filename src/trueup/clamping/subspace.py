@@ -22,9 +22,10 @@ from trueup.clamping.linearized import (
     max_samples_in_memory,
 )
 from trueup.clamping.maps import detach_map
-from trueup.clamping.problem import Problem, Solution, fold_mask, penalty_weight, stratified_order, temperature_alone
+from trueup.clamping.problem import Problem, Solution, penalty_weight, sample_order, temperature_alone
 from trueup.clamping.theory import entropy_gradient
 from trueup.clamping.varpro import HELD_OUT, Point, VarProObjective, descend, penalty_grid
+from trueup.core.splits import fold_mask
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -88,7 +89,7 @@ def subspace(
     parameters = InputParameters(network, basis, channel_norms(network), has_scale=problem.input_map == "affine")
     plain, labels = network.plain_logits(), network.labels
     temperature = loss.temperature(plain, labels)
-    order = stratified_order(network, loss)
+    order = sample_order(network, loss)
     most = max_samples_in_memory(min(subsample, len(order)), plain.shape[1], parameters.size)
     chosen = order[torch.arange(most) * len(order) // most]
     problem.progress(f"derivatives of the logits along {parameters.size} directions")

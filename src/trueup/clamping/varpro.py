@@ -19,13 +19,13 @@ from trueup.clamping.problem import (
     Penalty,
     Problem,
     Solution,
-    fold_mask,
     penalty_weight,
-    stratified_order,
+    sample_order,
     temperature_alone,
 )
 from trueup.core.distributed import all_gather_rows
 from trueup.core.optimize import FitError, Stage, lbfgs
+from trueup.core.splits import fold_mask
 
 STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried by default: of a δ as long as a typical input."""
@@ -93,7 +93,7 @@ def choose_penalty(
     From the largest down, each from where the last one ended, in so many passes; infinity is temperature alone.
     """
     network, loss = problem.network, problem.loss
-    out = fold_mask(stratified_order(network, loss), HELD_OUT // 2, HELD_OUT)
+    out = fold_mask(sample_order(network, loss), HELD_OUT // 2, HELD_OUT)
     plain, labels = network.plain_logits(), network.labels
     temperature = loss.temperature(plain[~out], labels[~out])
     train, held_out = local_subset(network.inputs, ~out), local_subset(network.inputs, out)
