@@ -44,6 +44,17 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, options):
         json.loads(file.metadata()["trueup"])
 
 
+def test_files_that_call_the_penalty_lam_are_read(tmp_path):
+    path = tmp_path / "net.safetensors"
+    clamped = clamp(network(), [sample()], penalty=1e-3, progress=False)
+    save_clamped(clamped, path)
+    with safe_open(path, framework="pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    assert metadata["trueup"].count('"penalty"') == 1
+    save_file(tensors, path, {"trueup": metadata["trueup"].replace('"penalty"', '"lam"')})
+    assert load_clamped(network(), path).fit_record == clamped.fit_record
+
+
 def test_another_model_is_refused_by_what_differs(tmp_path):
     path = tmp_path / "net.safetensors"
     save_clamped(clamp(network(), [sample()], penalty=1e-3, progress=False), path)

@@ -34,26 +34,26 @@ SUBSAMPLE = 1250
 SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
 PASSES = 23.0
-"""Forward-backward passes that the way through the network may take."""
+"""Forward-backward passes that the search through the network may take."""
 AFFORDED = 80.0
 """What a whole fit may cost in forward passes, even where a backward pass costs two."""
 WORTHWHILE = 3.0
 """Passes that must be left for the search to go on over all samples."""
 PARTS = (1.0, 0.5, 0.25)
-"""How much of the way that few samples show is tried on those left out."""
+"""Shares of the step from few samples that are tried on the held-out ones."""
 FEW = 500
-"""So many samples, or a fifth if that is more, show the first part of the way."""
+"""The first part of the search is over so many samples, or a fifth if that is more."""
 SHARE = 0.15
-"""What part of all passes that may take."""
+"""The share of all passes that the first part may take."""
 FEWEST_PASSES = 8
-"""Passes over the few samples that it may take in any case."""
+"""Passes over these samples that it may take in any case."""
 MIN_DECREASE = 1e-4
 """Some passes together must lower the mean loss by this to be followed by more."""
 _FEWEST = 50
 
 
 class _NoGain(Exception):
-    """The samples left out say that the input map does harm."""
+    """The input map does not lower the held-out loss."""
 
 
 def subspace(
@@ -69,7 +69,7 @@ def subspace(
     """Fit δ in a span of few directions: see if there is anything to gain, and only then go through the network.
 
     First, derivatives of the logits along the directions make every λ and every fold a small problem: unless one λ is
-    better than temperature alone by its standard error, on samples left out, and the mean gradient is not what noise
+    better than temperature alone by its standard error, on held-out folds, and the mean gradient is not what noise
     gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
     (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if the last fifth agrees that it is
     better than temperature, on all of them.
@@ -264,7 +264,7 @@ class SearchContext:
     problem: Problem
     parameters: InputParameters
     order: Tensor
-    """All samples, dealt by what they hold."""
+    """All samples in the order of their loss, see `sample_order`."""
     linear: LinearizedModel
     """Logits and derivatives of some samples as they are."""
     plain: Tensor

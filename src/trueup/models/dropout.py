@@ -37,7 +37,7 @@ _divided: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 0, memory: int = MEMORY) -> Tensor:
-    """Ask a network several times with its dropout layers switched on, and nothing else: samples (passes, n, …).
+    """Run a network several times with its dropout layers switched on, and nothing else: samples (passes, n, …).
 
     `inputs` is a tensor whose rows are the samples, a tuple of arguments, or a mapping of keywords. Where the network
     is head(trunk(x)) and its trunk drops nothing, the trunk runs once. The passes on a tensor go through as one batch
@@ -108,7 +108,7 @@ def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
 
 
 def mutual_information(samples: A, *, classes: Classes = None) -> A:
-    """What the passes disagree on, in nats: H(p̄) − mean over passes of H(p_s); 0 if all say the same.
+    """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{mutual_information(samples).item():.4f}"
@@ -149,8 +149,8 @@ def moments(samples: A, *, variance_head: bool = False) -> Moments:
     Samples are (passes, n) or (passes, n, targets). With a variance head they are (passes, n, 2·targets), first the
     means, then v of σ² = ln(1 + eᵛ) + 1e-6, which is steady where eᵛ would overflow. One target gives (n,).
 
-    >>> found = moments(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), variance_head=True)
-    >>> [f"{part.item():.4f}" for part in (*found, found.variance)]
+    >>> mixture = moments(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), variance_head=True)
+    >>> [f"{part.item():.4f}" for part in (*mixture, mixture.variance)]
     ['2.0000', '1.0000', '0.6931', '1.6931']
 
     Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
