@@ -40,7 +40,7 @@ def main() -> None:
     streams, drifting, rows = (40, 20, 2000) if small else (2000, 300, 10_000)
     began = perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
-    watch = partial(watched, rows=rows)
+    watch = partial(run_stream, rows=rows)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         calm = list(pool.map(partial(watch, drift=rows), range(streams), chunksize=10))
         drifted = list(pool.map(partial(watch, drift=rows // 2), range(10**6, 10**6 + drifting), chunksize=10))
@@ -58,12 +58,12 @@ def main() -> None:
     print(f"\n{(perf_counter() - began) / 60:.1f} minutes")
 
 
-def watched(seed: int, *, rows: int, drift: int) -> Stream:
+def run_stream(seed: int, *, rows: int, drift: int) -> Stream:
     """One stream, its temperature 1 up to row `drift` and 1.5 after it."""
     import torch
 
     from trueup.core.bins import Bins, equal_width
-    from trueup.core.row_scores import score_rows as scored
+    from trueup.core.row_scores import score_rows
     from trueup.monitor import Monitor
 
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def watched(seed: int, *, rows: int, drift: int) -> Stream:
     y = (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
     monitor = Monitor(CLASSES, classwise=False, block=STEP)
     evidence = [monitor.update(z[at : at + STEP], y[at : at + STEP]).evidence for at in range(0, rows, STEP)]
-    seen = scored(torch.tensor(z), torch.tensor(y))
+    seen = score_rows(torch.tensor(z), torch.tensor(y))
     errors = np.zeros((len(WINDOWS), rows // STEP))
     for number, size in enumerate(WINDOWS):
         for look in range(size // STEP, rows // STEP + 1):

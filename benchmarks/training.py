@@ -36,9 +36,9 @@ import trueup
 from trueup import losses, metrics
 from trueup.io.predictions import Predictions
 from trueup.metrics import ranking, regression
+from trueup.models.dropout import moments
 from trueup.models.networks import CNN, MLP
 from trueup.models.sequences import CharTransformer, TextCNN
-from trueup.models.uncertainty import moments
 from trueup.study.papers.clue.mc_dropout import forecast, tensors_of, whole
 from trueup.training.calibratability import FIGURES, Row, Summary, calibratability, summarise
 from trueup.training.data import load_data

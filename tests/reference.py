@@ -435,7 +435,7 @@ def cosine_quantised(block, table, quality):
     return out
 
 
-def descent(weight, bias, x, y, orders, *, delta, gamma, lam, norm, rate, momentum, batch):
+def descent(weight, bias, x, y, orders, *, delta, gamma, penalty, norm, lr, momentum, batch):
     """δ and T of a linear network W(x + δ) + b by SGD, derivatives by hand; `orders` are the epochs' permutations."""
     delta, temperature = np.array(delta, dtype=float), 1.0
     speed_delta, speed_temperature = np.zeros_like(delta), 0.0
@@ -452,10 +452,10 @@ def descent(weight, bias, x, y, orders, *, delta, gamma, lam, norm, rate, moment
                 by_delta += weight.T @ by_logit / len(rows)
                 by_temperature -= by_logit @ z / temperature / len(rows)
             size = np.sqrt((delta**2).sum())
-            by_delta += 2 * lam * delta if norm == "l2sq" else lam * delta / size if size else 0.0
+            by_delta += 2 * penalty * delta if norm == "l2sq" else penalty * delta / size if size else 0.0
             speed_delta = momentum * speed_delta + by_delta
             speed_temperature = momentum * speed_temperature + by_temperature
-            delta, temperature = delta - rate * speed_delta, temperature - rate * speed_temperature
+            delta, temperature = delta - lr * speed_delta, temperature - lr * speed_temperature
     return delta, temperature
 
 

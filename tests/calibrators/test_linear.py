@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from trueup.calibrators.penalties import PENALTIES, choose_penalty
 
 from strategies import calibrated
 from trueup import METHODS, load, metrics
 from trueup.calibrators import curvature
 from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
-from trueup.calibrators.penalties import PENALTIES, choose_penalty
 from trueup.calibrators.temperature import Temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums

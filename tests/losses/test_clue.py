@@ -21,8 +21,8 @@ from torch import nn
 import reference
 from processes import found_by_two
 from trueup.losses.clue import CLUE, clue, error_and_entropy, error_and_variance, training_passes
+from trueup.models.dropout import insert_dropout, mc_dropout
 from trueup.models.networks import CNN, MLP
-from trueup.models.uncertainty import insert_dropout, mc_dropout
 
 LEVELS = ("batch", "group", "sample")
 levels = pytest.mark.parametrize("level", LEVELS)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trueup import METHODS, models
+from trueup import METHODS
 from trueup.calibrators.linear import Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.core import progress
 from trueup.integrations.onnx import TOLERANCE, check_export
+from trueup.models.batches import logits_of, tensors_in, with_logits
 from trueup.models.calibrated import Calibrated, collect, device_of, embedding_of, input_position, on_model
 
 CLASSES, WIDTH, N = 4, 6, 50
@@ -306,7 +307,7 @@ def test_progress_is_told_and_can_be_switched_off(monkeypatch):
         asked.append(options)
         return progress.track(iterable, **options)
 
-    monkeypatch.setattr(models, "track", track)
+    monkeypatch.setattr("trueup.models.calibrated.track", track)
     collect(network(), loader())
     collect(network(), loader(), progress=False)
     assert [options["enabled"] for options in asked] == [True, False]
@@ -354,8 +355,8 @@ def test_only_the_logits_are_replaced(say):
     model = Speaks(say).eval()
     found, raw = Calibrated(model, after=Temperature(2.0))(X), model(X)
     assert type(found) is type(raw)
-    assert torch.equal(models.logits_of(found), models.logits_of(raw) / 2)
-    assert repr(found) == repr(models.with_logits(raw, models.logits_of(raw) / 2))
+    assert torch.equal(logits_of(found), logits_of(raw) / 2)
+    assert repr(found) == repr(with_logits(raw, logits_of(raw) / 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -372,7 +373,7 @@ class Many(nn.Module):
     """Says which of its inputs were shifted."""
 
     def forward(self, *args, **kwargs):
-        flat = [t for _, t in models.tensors_in((args, kwargs))]
+        flat = [t for _, t in tensors_in((args, kwargs))]
         return torch.stack([t.double().mean() for t in flat])[None]
 
 
@@ -615,7 +616,12 @@ def test_a_method_is_lifted_to_networks():
 
 def test_options_of_a_lifted_method_go_to_collect(monkeypatch):
     asked = {}
-    monkeypatch.setattr(models, "collect", lambda model, loader, **options: asked.update(options) or (X[:, :4], Y))
+
+    def collect(model, loader, **options):
+        asked.update(options)
+        return X[:, :4], Y
+
+    monkeypatch.setattr("trueup.models.calibrated.collect", collect)
     on_model(METHODS["identity"])(network(), loader(), device="cpu", progress=False)
     assert asked == {"device": "cpu", "progress": False}
 

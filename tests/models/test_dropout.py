@@ -12,8 +12,7 @@ from torch import nn
 
 import reference
 from trueup.models.batches import Batch
-from trueup.models.networks import CNN, MLP, resnet8, wrn16x4
-from trueup.models.uncertainty import (
+from trueup.models.dropout import (
     insert_dropout,
     mc_dropout,
     moments,
@@ -21,6 +20,7 @@ from trueup.models.uncertainty import (
     predictive_entropy,
     probability_variance,
 )
+from trueup.models.networks import CNN, MLP, resnet8, wrn16x4
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

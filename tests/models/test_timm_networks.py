@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from trueup.models.dropout import mc_dropout
 from trueup.models.timm_networks import timm_network
-from trueup.models.uncertainty import mc_dropout
 from trueup.registry import NETWORKS
 
 X = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))

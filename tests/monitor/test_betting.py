@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import reference
 from trueup.monitor.betting import (
-    EVERYWHERE,
+    CLASS_BETS,
+    GLOBAL_BETS,
+    LOCAL_BETS,
     LOCAL_BINS,
-    LOCALLY,
-    OF_CLASS,
     Evidence,
     log_odds,
     log_payoffs,
@@ -26,33 +26,34 @@ def rows(n, seed=0):
 
 
 def run(confidence, correct, block):
-    evidence = Evidence.none(len(EVERYWHERE) + LOCAL_BINS * len(LOCALLY), block)
+    evidence = Evidence.initial(len(GLOBAL_BETS) + LOCAL_BINS * len(LOCAL_BETS), block)
     at = 0
     while at < len(confidence):
-        step = min(evidence.left_in_block(), len(confidence) - at)
-        evidence = evidence.after(log_payoffs_of_rows(confidence[at : at + step], correct[at : at + step]), step)
+        step = min(evidence.rows_left_in_block(), len(confidence) - at)
+        evidence = evidence.update(log_payoffs_of_rows(confidence[at : at + step], correct[at : at + step]), step)
         at += step
     return evidence
 
 
-@given(p=st.floats(1e-6, 1 - 1e-6), which=st.integers(0, len(EVERYWHERE) - 1))
+@given(p=st.floats(1e-6, 1 - 1e-6), which=st.integers(0, len(GLOBAL_BETS) - 1))
 def test_a_bet_is_fair_where_the_network_is_calibrated(p, which):
     odds = log_odds(np.array([p, p]))
-    won, lost = np.exp(log_payoffs(odds, np.array([1.0, 0.0]), EVERYWHERE[which : which + 1]))[:, 0]
+    won, lost = np.exp(log_payoffs(odds, np.array([1.0, 0.0]), GLOBAL_BETS[which : which + 1]))[:, 0]
     assert p * won + (1 - p) * lost == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 1e-300, 1 - 1e-16])
 def test_sure_confidences_leave_wealth_finite(p):
-    payoffs = log_payoffs(log_odds(np.array([p, p])), np.array([0.0, 1.0]), EVERYWHERE)
+    payoffs = log_payoffs(log_odds(np.array([p, p])), np.array([0.0, 1.0]), GLOBAL_BETS)
     assert np.isfinite(payoffs).all()
 
 
 @given(n=st.integers(1, 40), block=st.integers(3, 15), seed=st.integers(0, 99))
 def test_wealth_is_that_of_the_slow_loop(n, block, seed):
     confidence, correct = rows(n, seed)
-    beliefs = [(*pair, 0.0, 1.0) for pair in EVERYWHERE]
-    beliefs += [(*pair, part / LOCAL_BINS, (part + 1) / LOCAL_BINS) for part in range(LOCAL_BINS) for pair in LOCALLY]
+    beliefs = [(*pair, 0.0, 1.0) for pair in GLOBAL_BETS]
+    parts = [(part / LOCAL_BINS, (part + 1) / LOCAL_BINS) for part in range(LOCAL_BINS)]
+    beliefs += [(*pair, *part) for part in parts for pair in LOCAL_BETS]
     shares = np.full(len(beliefs), 1 / len(beliefs))
     slow = reference.slow_wealth(confidence, correct, beliefs, shares, block)
     assert np.exp(run(confidence, correct, block).log_wealth(shares)) == pytest.approx(slow, rel=1e-9)
@@ -64,14 +65,14 @@ def test_betters_on_classes_bet_on_every_class():
     labels = rng.integers(0, 4, 30)
     together = log_payoffs_of_classes(said, labels).reshape(4, -1)
     for k in range(4):
-        alone = log_payoffs(log_odds(said[:, k]), (labels == k).astype(float), OF_CLASS).sum(axis=0)
+        alone = log_payoffs(log_odds(said[:, k]), (labels == k).astype(float), CLASS_BETS).sum(axis=0)
         np.testing.assert_allclose(together[k], alone, atol=1e-12)
 
 
 def test_money_laid_out_is_never_more_than_there_was():
-    evidence = Evidence.none(3, 2)
+    evidence = Evidence.initial(3, 2)
     for _ in range(50):
-        evidence = evidence.after(np.zeros(3), 2)
+        evidence = evidence.update(np.zeros(3), 2)
     assert np.exp(evidence.log_wealth(np.full(3, 1 / 3))) == pytest.approx(1)
 
 
@@ -90,4 +91,4 @@ def test_merging_averages_over_streams_in_any_order():
 
 def test_merging_different_settings_is_refused():
     with pytest.raises(ValueError, match="same classes and settings"):
-        Evidence.none(3, 10) + Evidence.none(3, 20)
+        Evidence.initial(3, 10) + Evidence.initial(3, 20)

@@ -161,7 +161,7 @@ def changed(path, change):
         ("alarm", "more", 1, "is no whole monitor"),
         ("alarm", None, [1, 2, "x"], "alarm must be named values"),
         ("seen", None, [4000, 1, 1], "seen must be named values"),
-        ("seen", "begun", 42, "its betters cannot have begun 42 times in 4,000 rows"),
+        ("seen", "begun", 42, "its bettors cannot have begun 42 times in 4,000 rows"),
         ("seen", "begun", True, "must be whole numbers"),
         ("seen", "streams", 10**400, "must be whole numbers"),
         ("settings", None, [[1, 2]], "settings must be named values"),

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from trueup import metrics
-from trueup.models.uncertainty import mc_dropout
+from trueup.models.dropout import mc_dropout
 from trueup.study import STUDIES, Options, Store, run
 from trueup.study.pairs import paired
 from trueup.study.papers.clue import clue_study as clue

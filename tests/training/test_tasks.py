@@ -13,9 +13,9 @@ pytest.importorskip("lightning.fabric", reason="Lightning Fabric is not installe
 from trueup import losses, metrics
 from trueup.calibrators.regression import VarianceScaling
 from trueup.metrics import regression
+from trueup.models.dropout import mc_dropout, moments
 from trueup.models.networks import MLP
 from trueup.models.sequences import CharTransformer
-from trueup.models.uncertainty import mc_dropout, moments
 from trueup.training.data.dataset import Data
 from trueup.training.loop import TrainingError, train
 from trueup.training.tasks import Classification, Forecasts, Regression

@@ -27,7 +27,8 @@ from trueup.io.artifacts import (
     versions,
     write_artifact,
 )
-from trueup.models.calibrated import device_of, unwrapped
+from trueup.models.calibrated import device_of
+from trueup.models.freezing import unwrap
 
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
@@ -42,7 +43,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.clamping.fit import clamp
     >>> model, x, y = nn.Identity(), torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
-    >>> clamped = clamp(model, [(x, y)], lam=0.01)
+    >>> clamped = clamp(model, [(x, y)], penalty=0.01)
     >>> with TemporaryDirectory() as folder:
     ...     save_clamped(clamped, f"{folder}/net.safetensors")
     ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())
@@ -78,6 +79,8 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
         _compare(inside["model"], _shapes(model))
         before, after = _parts(inside["before"], artifact.tensors())
         record = unpack(inside["record"], {})
+        if "lam" in record:  # the penalty's name in older files
+            record["penalty"] = record.pop("lam")
         for table in _TABLES:
             record[table] = dict(record[table])
         found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
@@ -89,7 +92,7 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
 
 
 def _shapes(model: nn.Module) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in unwrapped(model).state_dict().items()}
+    return {name: list(tensor.shape) for name, tensor in unwrap(model).state_dict().items()}
 
 
 def _inside(artifact: Artifact) -> dict[str, Any]:

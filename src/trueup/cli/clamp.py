@@ -50,9 +50,7 @@ def clamp(
     ] = None,
     penalty: Annotated[
         str | None,
-        typer.Option(
-            "--penalty", "--lam", metavar="X|auto|R1|R2", help="Weight of the penalty on the shift (default auto)."
-        ),
+        typer.Option("--penalty", metavar="X|auto|R1|R2", help="Weight of the penalty on the shift (default auto)."),
     ] = None,
     input_map: Annotated[
         str | None,
@@ -95,7 +93,7 @@ def clamp(
         o.require_name("recipe", clamping.RECIPES, recipe)
     options = o.drop_unset(
         recipe=recipe, loss=loss, gamma=gamma and (gamma[0] if len(gamma) == 1 else gamma),
-        lam=_number_or_name(penalty), input_map=input_map, box=box, device=device, seed=seed,
+        penalty=_number_or_name(penalty), input_map=input_map, box=box, device=device, seed=seed,
     )  # fmt: skip
     network = network if device is None else network.to(device)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]

@@ -9,7 +9,7 @@ from torch.nn import functional
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.losses.base import Loss, per_batch, top_label
 from trueup.losses.option_checks import at_least
-from trueup.models.uncertainty import entropy_of
+from trueup.models.dropout import entropy_of
 
 EPS = 1e-10
 

@@ -11,9 +11,8 @@ from trueup.core.distributed import all_reduce_sum, world_size
 from trueup.losses.base import as_rows
 from trueup.losses.cross_entropy import cross_entropy
 from trueup.models.batches import arguments_of
-from trueup.models.dropout import rng_state, sample_passes
-from trueup.models.freezing import unwrapped
-from trueup.models.uncertainty import Classes, entropy_of, log_probs_of, mean_log_probs, moments
+from trueup.models.dropout import Classes, entropy_of, log_probs_of, mean_log_probs, moments, rng_state, sample_passes
+from trueup.models.freezing import unwrap
 
 Level: TypeAlias = Literal["batch", "group", "sample"]
 Task: TypeAlias = Literal["classification", "regression"]
@@ -110,7 +109,7 @@ def training_passes(model: nn.Module, inputs: Any, passes: int = 5) -> Tensor:
     >>> training_passes(net, torch.ones(7, 4), passes=5).shape
     torch.Size([5, 7, 3])
     """
-    inner, (args, kwargs) = unwrapped(model), arguments_of(inputs)
+    inner, (args, kwargs) = unwrap(model), arguments_of(inputs)
     forward, attributes = inner.forward, vars(inner)
     own = {"forward": forward} if "forward" in attributes else {}
     start = rng_state()

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from trueup.losses.base import Loss, per_sample
 from trueup.losses.option_checks import at_least
-from trueup.models.uncertainty import entropy_of
+from trueup.models.dropout import entropy_of
 
 
 @per_sample(strength=at_least(0))

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from trueup.models.uncertainty import moments
+from trueup.models.dropout import moments
 
 
 def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:

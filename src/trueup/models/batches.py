@@ -19,7 +19,7 @@ LABELS = ("labels", "label", "targets", "target", "y")
 
 
 class Batch(NamedTuple):
-    """One batch, parsed: `model(*args, **kwargs)` ought to say `labels`."""
+    """One batch, parsed: the arguments of the model, and the labels."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -44,9 +44,9 @@ def batches(loader: Iterable[Any], *, device: Device | None = None) -> Iterator[
         except ValueError as error:
             raise ValueError(f"batch {number}: {error}") from None
         yield Batch(
-            tuple(_moved(value, device) for value in args),
-            {name: _moved(value, device) for name, value in kwargs.items()},
-            _moved(labels, device),
+            tuple(_to_device(value, device) for value in args),
+            {name: _to_device(value, device) for name, value in kwargs.items()},
+            _to_device(labels, device),
         )
 
 
@@ -80,7 +80,7 @@ def with_logits(output: Any, logits: Tensor) -> Any:
     (tensor([[0., 0.]]), 'state')
     """
     key = _key(output)
-    return logits if key is None else _replaced(output, key, logits)
+    return logits if key is None else _replace(output, key, logits)
 
 
 def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -104,7 +104,7 @@ def replace_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Te
     """
     if not keys:
         return change(inputs)
-    return _replaced(inputs, keys[0], replace_at(inputs[keys[0]], keys[1:], change))
+    return _replace(inputs, keys[0], replace_at(inputs[keys[0]], keys[1:], change))
 
 
 def _key(output: Any) -> Any:
@@ -113,21 +113,21 @@ def _key(output: Any) -> Any:
         return None
     kind = type(output).__name__
     key: int | str = "logits"
-    found: Any = None
+    logits: Any = None
     if isinstance(output, Mapping) and key not in output:
-        fact = f"{kind} with keys {_listed(output)}"
+        got = f"{kind} with keys {_names(output)}"
     elif isinstance(output, Mapping) or hasattr(output, "logits"):
-        found = _entry(output, key)
-        fact = f"{kind} whose logits are of type {type(found).__name__}"
+        logits = _entry(output, key)
+        got = f"{kind} whose logits are of type {type(logits).__name__}"
     elif isinstance(output, tuple | list):
-        key, found = next(((i, entry) for i, entry in enumerate(output) if isinstance(entry, Tensor)), (0, None))
-        fact = f"{kind} of {', '.join(type(entry).__name__ for entry in output) or 'nothing'}"
+        key, logits = next(((i, entry) for i, entry in enumerate(output) if isinstance(entry, Tensor)), (0, None))
+        got = f"{kind} of {', '.join(type(entry).__name__ for entry in output) or 'nothing'}"
     else:
-        fact = kind
-    if not isinstance(found, Tensor):
+        got = kind
+    if not isinstance(logits, Tensor):
         raise ValueError(
             "the model's output must be a tensor, a tuple or list that holds one, or have one under `logits`, "
-            f"got {fact}; wrap the model in one that returns its logits"
+            f"got {got}; wrap the model in one that returns its logits"
         )
     return key
 
@@ -137,7 +137,7 @@ def _entry(container: Any, key: Any) -> Any:
     return container[key] if indexed else getattr(container, key)
 
 
-def _replaced(container: Any, key: Any, value: Any) -> Any:
+def _replace(container: Any, key: Any, value: Any) -> Any:
     if isinstance(container, tuple):
         at = container._fields.index(key) if isinstance(key, str) else key  # type: ignore[attr-defined]
         return _like(container, [value if i == at else entry for i, entry in enumerate(container)])
@@ -163,7 +163,7 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     if named is not None:
         label = next((name for name in LABELS if name in named), None)
         if label is None:
-            raise ValueError(f"labels must be under one of {', '.join(LABELS)}, got {_listed(named)}")
+            raise ValueError(f"labels must be under one of {', '.join(LABELS)}, got {_names(named)}")
         labels = named.pop(label)
         return (), named, labels
     kind = type(batch).__name__
@@ -200,7 +200,7 @@ def _labels(labels: Any) -> Tensor:
     return y.detach().to(torch.int64)
 
 
-def _moved(value: Any, device: Device | None) -> Any:
+def _to_device(value: Any, device: Device | None) -> Any:
     """Tensors to the device, also inside of tuples, lists, dicts and whatever knows how to move itself."""
     value = _without_numpy(value)
     if callable(getattr(value, "to", None)):
@@ -208,10 +208,10 @@ def _moved(value: Any, device: Device | None) -> Any:
     if isinstance(value, MutableMapping):
         moved = copy.copy(value)
         for key, entry in value.items():
-            moved[key] = _moved(entry, device)
+            moved[key] = _to_device(entry, device)
         return moved
     if isinstance(value, tuple | list):
-        return _like(value, [_moved(entry, device) for entry in value])
+        return _like(value, [_to_device(entry, device) for entry in value])
     return value
 
 
@@ -221,5 +221,5 @@ def _without_numpy(value: Any) -> Any:
     return torch.from_numpy(np.require(value, requirements=["C", "W"])) if numbers else value
 
 
-def _listed(named: Mapping[str, Any]) -> str:
+def _names(named: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, named)) or "nothing"

@@ -14,35 +14,22 @@ from torch import Tensor, nn
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.distributed import all_gather_rows, raise_on_all_ranks, rank
+from trueup.core.errors import InputError
 from trueup.core.progress import track
 from trueup.io.predictions import Predictions
-from trueup.models.batches import Batch, Device, batches, logits_of, replace_at, tensors_in, with_logits
-from trueup.models.freezing import frozen, unwrapped
+from trueup.models.batches import Device, batches, logits_of, replace_at, tensors_in, with_logits
+from trueup.models.freezing import frozen, unwrap
 
-__all__ = [
-    "Batch",
-    "Calibrated",
-    "Device",
-    "batches",
-    "collect",
-    "device_of",
-    "embedding_of",
-    "frozen",
-    "input_position",
-    "logits_of",
-    "on_model",
-    "unwrapped",
-    "with_logits",
-]
+__all__ = ["Calibrated", "collect", "device_of", "embedding_of", "input_position", "on_model"]
 
 
 def collect(
     model: nn.Module, loader: Iterable[Any], *, device: Device | None = None, progress: bool = True
 ) -> Predictions:
-    """Ask a model for its logits on every batch of a loader, leaving it exactly as it was.
+    """Collect the logits of a model on every batch of a loader, leaving it exactly as it was.
 
     The batches may be tuples, mappings or dataclasses (see `batches`), and go to `device`, by default the model's own.
-    What comes back is on the CPU, in float32 where the model speaks half precision. In an initialised
+    What comes back is on the CPU, in float32 where the model computes in half precision. In an initialised
     `torch.distributed` group each rank gives its share of the data and gets the whole, in the order of the ranks.
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
@@ -51,7 +38,7 @@ def collect(
             [0., 1., 0.],
             [0., 0., 1.]]), labels=tensor([0, 1, 1]))
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     device = device_of(model) if device is None else device
     logits: list[Tensor] = []
     labels: list[Tensor] = []
@@ -97,7 +84,7 @@ class _Bound:
         return self.function.__code__
 
 
-class _LikeTheModels:
+class _ModelSignature:
     """Binds `forward` as a method is bound, but under the signature of the instance's model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -124,26 +111,26 @@ class Calibrated(nn.Module):
         super().__init__()
         for name, module in (("model", model), ("before", before), ("after", after)):
             if not isinstance(module, nn.Module) and (module is not None or name == "model"):
-                fact = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
-                raise ValueError(f"{name} must be an nn.Module, got {fact}")
+                got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+                raise InputError(name, "be an nn.Module", got)
         self.model = model
         self.before = before
         self.after = after
         self.training = model.training
 
-    @_LikeTheModels
+    @_ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
-        output = self.model(*args, **kwargs) if self.before is None else self._after_before(args, kwargs)
+        output = self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
         if self.after is None:
             return output
         logits = logits_of(output)
         return with_logits(output, self.after(logits).to(logits.dtype))
 
-    def _after_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = input_position(self.model, args, kwargs)
-        if place is not None:
-            args, kwargs = replace_at((args, kwargs), place, self._mapped)
+    def _call_with_map(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position = input_position(self.model, args, kwargs)
+        if position is not None:
+            args, kwargs = replace_at((args, kwargs), position, self._map_input)
             return self.model(*args, **kwargs)
         caller, calls = get_ident(), []
 
@@ -151,7 +138,7 @@ class Calibrated(nn.Module):
             if get_ident() != caller:  # another thread uses the same model
                 return None
             calls.append(module)
-            return self._mapped(output)
+            return self._map_input(output)
 
         handle = embedding_of(self.model).register_forward_hook(mapped)
         try:
@@ -164,7 +151,7 @@ class Calibrated(nn.Module):
             )
         return output
 
-    def _mapped(self, point: Tensor) -> Tensor:
+    def _map_input(self, point: Tensor) -> Tensor:
         return cast(nn.Module, self.before)(point).to(point.dtype)
 
 
@@ -205,13 +192,13 @@ def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     (0, 1)
     >>> input_position(nn.Embedding(9, 4), (torch.tensor([3]),), {"attention_mask": torch.ones(1)})
     """
-    found = list(tensors_in((args, kwargs)))
-    places = [place for place, tensor in found if tensor.is_floating_point()]
-    tokens = any(not tensor.dtype.is_floating_point and tensor.dtype != torch.bool for _, tensor in found)
+    tensors = list(tensors_in((args, kwargs)))
+    positions = [position for position, tensor in tensors if tensor.is_floating_point()]
+    tokens = any(not tensor.dtype.is_floating_point and tensor.dtype != torch.bool for _, tensor in tensors)
     if tokens:
-        places = [place for place in places if not _is_mask(model, place)]
-    if places:
-        return places[0]
+        positions = [position for position in positions if not _is_mask(model, position)]
+    if positions:
+        return positions[0]
     if tokens:
         return None
     given = [*(type(value).__name__ for value in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
@@ -220,11 +207,11 @@ def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     )
 
 
-def _is_mask(model: nn.Module, place: tuple[Any, ...]) -> bool:
-    names = [key for key in place if isinstance(key, str)]
-    if place[0] == 0:
+def _is_mask(model: nn.Module, position: tuple[Any, ...]) -> bool:
+    names = [key for key in position if isinstance(key, str)]
+    if position[0] == 0:
         parameters = list(inspect.signature(model.forward).parameters)
-        names += parameters[place[1] : place[1] + 1]
+        names += parameters[position[1] : position[1] + 1]
     return any(name.removesuffix("s").endswith("mask") for name in names)
 
 
@@ -244,11 +231,11 @@ def embedding_of(model: nn.Module) -> nn.Module:
             continue
         if isinstance(embedding, nn.Module):
             return embedding
-    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    if len(found) != 1:
-        fact = f"{len(found)} of them: {', '.join(found)}" if found else "none"
+    embeddings = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    if len(embeddings) != 1:
+        got = f"{len(embeddings)} of them: {', '.join(embeddings)}" if embeddings else "none"
         raise ValueError(
             "the model's inputs are integers, so the map acts on what its input embedding makes of them: model must "
-            f"have one nn.Embedding, got {fact}; a method get_input_embeddings() that returns the right module decides"
+            f"have one nn.Embedding, got {got}; a method get_input_embeddings() that returns the right module decides"
         )
-    return next(iter(found.values()))
+    return next(iter(embeddings.values()))

@@ -1,23 +1,203 @@
-"""Several passes of a network: its dropout switched on and nothing else, and no more of it repeated than must be."""
+"""Monte-Carlo dropout: several passes with dropout switched on, and the uncertainty that their samples show.
+
+`mc_dropout` gives samples (passes, n, K); from them come entropy, mutual information and variance, on torch's graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from trueup.models.batches import Arguments, logits_of
-from trueup.models.freezing import frozen
+from trueup.core.arrays import A, as_logits, match_kind, upcast_half
+from trueup.models.batches import Arguments, arguments_of, logits_of
+from trueup.models.freezing import frozen, unwrap
 
+Classes: TypeAlias = Literal["first", "last"] | None
+Seed: TypeAlias = int | Sequence[int] | np.random.Generator
+Network = TypeVar("Network", bound=nn.Module)
+
+MEMORY = 2**25  # bytes of repeated input that go through a network at once; activations take a multiple
+VARIANCE_FLOOR = 1e-6
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Halves: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 HALVES = (("trunk", "head"), ("forward_features", "forward_head"))  # ours, and timm's
 
 _divided: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+
+
+def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 0, memory: int = MEMORY) -> Tensor:
+    """Run a network several times with its dropout layers switched on, and nothing else: samples (passes, n, …).
+
+    `inputs` is a tensor whose rows are the samples, a tuple of arguments, or a mapping of keywords. Where the network
+    is head(trunk(x)) and its trunk drops nothing, the trunk runs once. The passes on a tensor go through as one batch
+    as far as `memory` (in bytes) allows; 0 runs them one by one, and draws other masks. Batch-norm stays in evaluation
+    mode, no gradient is kept, and the network and every global random state are left as they were. A generator as the
+    seed draws anew for each batch: `torch.cat([mc_dropout(net, x, seed=rng) for x, y in loader], dim=1)`.
+
+    >>> net = nn.Sequential(nn.Linear(4, 100), nn.Dropout(0.5), nn.Linear(100, 3)).eval()
+    >>> samples = mc_dropout(net, torch.ones(7, 4), passes=5)
+    >>> samples.shape, len(samples.unique(dim=0)), net[1].training
+    (torch.Size([5, 7, 3]), 5, False)
+
+    Gal & Ghahramani (2016), Dropout as a Bayesian approximation.
+    """
+    if passes < 1:
+        raise ValueError(f"passes must be at least 1, got {passes}")
+    model = unwrap(model)
+    if not has_dropout(model):
+        layers = [module for module in model.modules() if dropout_probability(module) is not None]
+        fact = f"{len(layers)} with p = 0" if layers else "none"
+        raise ValueError(f"model must have a dropout layer with p above 0, got {fact}; insert_dropout puts one in")
+    with dropout_enabled(model):
+        start = seed_rng(int(np.random.default_rng(seed).integers(2**63)))
+        samples = sample_passes(model, model, arguments_of(inputs), passes, memory)
+        if samples.numel() and rng_state().equal(start):
+            raise ValueError("model must use its dropout layers, got a pass that reached none of them")
+    return samples
+
+
+def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1, in_place: bool = False) -> Network:
+    """A copy of a network that drops out a share p of what enters its last layers.
+
+    `layers` says before how many of the last linear and convolutional ones, in the order in which the network made
+    them, or names them. The names of all weights stay. With `in_place` the network itself is changed.
+
+    >>> net = insert_dropout(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)), 0.3)
+    >>> net[2].dropout, list(net.state_dict())
+    (Dropout(p=0.3, inplace=False), ['0.weight', '0.bias', '2.weight', '2.bias'])
+    """
+    model = model if in_place else copy.deepcopy(model)
+    # Attention takes the weights of its own linear layers (a subclass) without calling them.
+    inner = NonDynamicallyQuantizableLinear
+    there = [n for n, module in model.named_modules() if isinstance(module, WEIGHTED) and not isinstance(module, inner)]
+    chosen = there[-layers:] if isinstance(layers, int) else [layers] if isinstance(layers, str) else list(layers)
+    if not 0 < p < 1:
+        raise ValueError(f"p must lie between 0 and 1, got {p}")
+    if not there:
+        raise ValueError(f"model must have a linear or convolutional layer, got none in {type(model).__name__}")
+    if not chosen or not {*chosen} <= {*there} or (isinstance(layers, int) and not 0 < layers <= len(there)):
+        raise ValueError(f"layers must be one or more of {', '.join(there)}, or their number, got {layers!r}")
+    for layer in map(model.get_submodule, chosen):
+        if not hasattr(layer, "dropout"):
+            layer.register_forward_pre_hook(_drop)
+        layer.dropout = nn.Dropout(p).train(layer.training)
+    return model
+
+
+def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
+    """The entropy of the mean prediction in nats: H(p̄), p̄ = mean over passes of softmax(z_s).
+
+    Samples of tokens are (passes, n, …, K) with `classes="last"`, or (passes, n, K, …) with `classes="first"`.
+
+    >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
+    >>> f"{predictive_entropy(samples).item():.4f}"
+    '0.6931'
+    """
+    return match_kind(entropy_of(mean_log_probs(_checked(samples, classes))), samples)
+
+
+def mutual_information(samples: A, *, classes: Classes = None) -> A:
+    """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
+
+    >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
+    >>> f"{mutual_information(samples).item():.4f}"
+    '0.3278'
+
+    Houlsby et al. (2011), Bayesian active learning for classification and preference learning.
+    """
+    log_probs = _checked(samples, classes)
+    return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
+
+
+def probability_variance(samples: A, *, classes: Classes = None) -> A:
+    """How much the probabilities vary between passes: Σ_k mean over passes of (p_sk − p̄_k)².
+
+    >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
+    >>> f"{probability_variance(samples).item():.4f}"
+    '0.2900'
+    """
+    return match_kind(_checked(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
+
+
+class Moments(NamedTuple):
+    """Mean of the mixture of all passes; its variance between their means, and within: the mean of theirs."""
+
+    mean: Any
+    between: Any
+    within: Any
+
+    @property
+    def variance(self) -> Any:
+        """The predictive variance: between passes, what the network does not know, plus within, noise in the data."""
+        return self.between + self.within
+
+
+def moments(samples: A, *, variance_head: bool = False) -> Moments:
+    """Mean and variance of a regression: μ̄ = mean μ_s, variance mean (μ_s − μ̄)² + mean σ_s².
+
+    Samples are (passes, n) or (passes, n, targets). With a variance head they are (passes, n, 2·targets), first the
+    means, then v of σ² = ln(1 + eᵛ) + 1e-6, which is steady where eᵛ would overflow. One target gives (n,).
+
+    >>> mixture = moments(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), variance_head=True)
+    >>> [f"{part.item():.4f}" for part in (*mixture, mixture.variance)]
+    ['2.0000', '1.0000', '0.6931', '1.6931']
+
+    Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
+    """
+    x = _tensor(samples)
+    x = x[:, :, None] if x.ndim == 2 and not variance_head else x
+    if x.ndim != 3 or not len(x) or not x.is_floating_point() or (variance_head and x.shape[2] % 2):
+        wish = "(passes, n, 2·targets)" if variance_head else "(passes, n) or (passes, n, targets)"
+        raise ValueError(f"samples must be real of shape {wish}, got {x.dtype}, {tuple(x.shape)}")
+    means, *raw = (part.squeeze(2) for part in upcast_half(x).chunk(2 if variance_head else 1, dim=2))
+    within = (functional.softplus(raw[0]) + VARIANCE_FLOOR).mean(dim=0) if raw else torch.zeros_like(means[0])
+    return Moments(*(match_kind(part, samples) for part in (means.mean(dim=0), means.var(dim=0, correction=0), within)))
+
+
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """ln p̄ of log-probabilities (passes, …), exact also where a pass gives a probability of 0."""
+    return log_probs.logsumexp(dim=0) - math.log(len(log_probs))
+
+
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """−Σ_k p_k ln p_k over the last dimension."""
+    return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+
+def log_probs_of(samples: Tensor, classes: Classes) -> Tensor:
+    """Log-probabilities (passes, n, …, K) of samples of logits, on the graph they came with."""
+    if samples.ndim < 3 or not len(samples) or not samples.is_floating_point():
+        fact = f"{samples.dtype}, {tuple(samples.shape)}"
+        raise ValueError(f"samples must be real of shape (passes, n, K) with at least one pass, got {fact}")
+    if classes not in ("first", "last") and not (classes is None and samples.ndim == 3):
+        shapes = '"first" (passes, n, K, …) or "last" (passes, n, …, K)'
+        raise ValueError(f"classes must be {shapes} for samples {tuple(samples.shape)}, got {classes!r}")
+    return upcast_half(samples.movedim(2, -1) if classes == "first" else samples).log_softmax(dim=-1)
+
+
+def _checked(samples: Any, classes: Classes) -> Tensor:
+    log_probs = log_probs_of(_tensor(samples), classes)
+    as_logits(log_probs.flatten(end_dim=-2), "samples")
+    return log_probs
+
+
+def _tensor(x: Any) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=getattr(x, "dtype", np.float64)))
+
+
+def _drop(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (layer.dropout(args[0]), *args[1:])  # type: ignore[operator]
 
 
 def has_dropout(model: nn.Module) -> bool:

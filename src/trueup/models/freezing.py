@@ -1,4 +1,4 @@
-"""A network held still: taken out of its wrappers, used for a while, and left exactly as it was found."""
+"""A frozen network: out of its wrappers, in evaluation mode, and left exactly as it was."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn.parameter import is_lazy
 WRAPPERS = ("DistributedDataParallel", "_FabricModule", "AveragedModel")  # pass on to the network under .module
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The network inside of wrappers that add nothing to what it computes, but may wait for ranks that have no batch.
 
-    >>> unwrapped(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
+    >>> unwrap(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
     Linear(in_features=2, out_features=3, bias=True)
     """
     while type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):
@@ -65,10 +65,10 @@ def _modes(model: nn.Module) -> Callable[[], None]:
 
 
 def _parameters(model: nn.Module) -> Callable[[], None]:
-    found = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    states = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
 
     def restore() -> None:
-        for parameter, wanted, grad in found:
+        for parameter, wanted, grad in states:
             parameter.requires_grad = wanted
             parameter.grad = grad
 
@@ -77,7 +77,7 @@ def _parameters(model: nn.Module) -> Callable[[], None]:
 
 def _hooks(model: nn.Module) -> Callable[[], None]:
     """The dictionaries themselves stay: the handles that remove hooks know them."""
-    found = [
+    states = [
         (hooks, list(hooks.items()))
         for module in model.modules()
         for name, hooks in vars(module).items()
@@ -88,7 +88,7 @@ def _hooks(model: nn.Module) -> Callable[[], None]:
     def restore() -> None:
         for module, kind in kinds:
             module._is_full_backward_hook = kind
-        for hooks, kept in found:
+        for hooks, kept in states:
             if list(hooks.items()) != kept:
                 hooks.clear()
                 hooks.update(kept)
@@ -97,11 +97,11 @@ def _hooks(model: nn.Module) -> Callable[[], None]:
 
 
 def _buffers(model: nn.Module) -> Callable[[], None]:
-    found = [(module, dict(module._buffers), set(module._non_persistent_buffers_set)) for module in model.modules()]
+    states = [(module, dict(module._buffers), set(module._non_persistent_buffers_set)) for module in model.modules()]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
 
     def restore() -> None:
-        for module, kept, passing in found:
+        for module, kept, passing in states:
             if list(map(id, module._buffers.values())) != list(map(id, kept.values())):
                 module._buffers.clear()
                 module._buffers.update(kept)

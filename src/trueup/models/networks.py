@@ -322,18 +322,18 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
     True
     """
     file = torch.load(path, weights_only=True, map_location="cpu")
-    found = file.get("state_dict", file) if isinstance(file, Mapping) else None
-    if not isinstance(found, Mapping) or not all(isinstance(w, Tensor) for w in found.values()):
+    state = file.get("state_dict", file) if isinstance(file, Mapping) else None
+    if not isinstance(state, Mapping) or not all(isinstance(w, Tensor) for w in state.values()):
         raise ValueError(f"{path} must hold a state dict of tensors, got {_content(file)}")
-    weights = {str(name).removeprefix("module."): weight for name, weight in found.items()}
+    weights = {str(name).removeprefix("module."): weight for name, weight in state.items()}
     # Files older than the counter of batches lack it. It plays no part in what the network computes.
     wanted = {k: v for k, v in network.state_dict().items() if k in weights or not k.endswith("num_batches_tracked")}
     wrong = [f"no {name}" for name in wanted if name not in weights]
     wrong += [f"{name}, which the network has not" for name in weights if name not in wanted]
     wrong += [
-        f"{name} of shape {tuple(weights[name].shape)} where the network has {tuple(own.shape)}"
-        for name, own in wanted.items()
-        if name in weights and weights[name].shape != own.shape
+        f"{name} of shape {tuple(weights[name].shape)} where the network has {tuple(parameter.shape)}"
+        for name, parameter in wanted.items()
+        if name in weights and weights[name].shape != parameter.shape
     ]
     if wrong:
         more = f", and {len(wrong) - 3} more differences" if len(wrong) > 3 else ""

@@ -1,4 +1,4 @@
-"""What becomes of confidence when inputs shift, and whether doubt tells foreign inputs and errors."""
+"""Calibration under shifted inputs, and how well uncertainty detects out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.core.arrays import as_logits, as_tensors, as_vector
+from trueup.core.arrays import as_logits, as_vector
 from trueup.core.bins import BINS
 from trueup.core.progress import track
-from trueup.core.row_scores import confidences_and_hits
 from trueup.metrics import binned, proper, ranking
 from trueup.metrics.ranking import RiskCoverage
 from trueup.models.batches import Device
@@ -25,7 +24,7 @@ Predict: TypeAlias = nn.Module | Callable[[Tensor], Any]
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 SCORES: tuple[ranking.Score, ...] = ("entropy", "confidence")
-"""What the logits themselves say of doubt; "confidence" stands for 1 − confidence."""
+"""Uncertainties that the logits give; "confidence" stands for 1 − confidence."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +42,17 @@ class ShiftRow:
 
 @dataclass(frozen=True)
 class OODRow:
-    """How well a score tells foreign inputs from known ones; it is larger for what is more doubtful."""
+    """How well a score detects out-of-distribution inputs; it is larger where uncertainty is."""
 
     score: str
     auroc: float
-    """The chance that a foreign input scores above a known one."""
+    """The chance that an out-of-distribution input scores above a known one."""
     aupr: float
-    """Average precision, the foreign inputs being the positives; `share` if the score says nothing."""
+    """Average precision, out-of-distribution inputs being the positives; `share` if the score says nothing."""
     fpr95: float
-    """The share of foreign inputs that the threshold lets pass which lets 95 % of the known ones pass."""
+    """The share of out-of-distribution inputs below the threshold that 95 % of the known ones are below."""
     share: float
-    """The share of foreign inputs among all."""
-
-
-@dataclass(frozen=True)
-class ErrorRow:
-    """How well a score tells wrong predictions from right ones; it is larger for what is more doubtful."""
-
-    score: str
-    auroc: float
-    aupr: float
-    """Average precision, the wrong predictions being the positives; `error` if the score says nothing."""
-    fpr95: float
-    aurc: float
-    """The area under the risk–coverage curve."""
-    eaurc: float
-    """That area beyond the least possible at this error rate."""
-    error: float
-    """The error rate."""
+    """The share of out-of-distribution inputs among all."""
 
 
 def evaluate_shift(
@@ -114,7 +96,7 @@ def evaluate_shift(
         raise ValueError(f"labels must have shape ({len(x)},), one an image, got {tuple(y.shape)}")
     network = model if isinstance(model, nn.Module) else _Function(model)
 
-    def measured(name: str, severity: int) -> tuple[float, float, float, float]:
+    def scores_at(name: str, severity: int) -> tuple[float, float, float, float]:
         def loader() -> Iterator[tuple[Tensor, Tensor]]:
             for first in range(0, len(x), batch_size):
                 batch = slice(first, first + batch_size)
@@ -128,9 +110,9 @@ def evaluate_shift(
     steps = [(name, severity) for name in names for severity in severities]
     for name, severity in track(steps, label="shifting images", enabled=progress):
         if severity == 0:
-            clean = numbers = measured(name, 0) if clean is None else clean
+            clean = numbers = scores_at(name, 0) if clean is None else clean
         else:
-            numbers = measured(name, severity)
+            numbers = scores_at(name, severity)
         rows.append(ShiftRow(name, severity, *numbers))
     return rows
 
@@ -156,14 +138,14 @@ def by_severity(rows: Iterable[ShiftRow]) -> list[ShiftRow]:
 
 
 def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]] | None = None) -> list[OODRow]:
-    """How well the entropy and 1 − confidence tell foreign inputs from known ones, one row a score.
+    """How well the entropy and 1 − confidence detect out-of-distribution inputs, one row for each score.
 
-    `logits` are those of known inputs, `ood` those of foreign (out-of-distribution) ones. `scores` adds others, such as
-    mutual information, as a pair of vectors (of known, of foreign inputs), larger for what is more doubtful.
+    `logits` are those of known inputs, `ood` those of out-of-distribution ones. `scores` adds others, such as mutual
+    information, as a pair of vectors (of known, of out-of-distribution inputs), larger where uncertainty is.
 
     >>> import numpy as np
-    >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
-    >>> for row in evaluate_ood(known, foreign, scores={"mutual_information": ([0.0, 0.1], [0.2, 0.3])}):
+    >>> known, ood = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
+    >>> for row in evaluate_ood(known, ood, scores={"mutual_information": ([0.0, 0.1], [0.2, 0.3])}):
     ...     print(f"{row.score} {row.auroc:.4f} {row.aupr:.4f} {row.fpr95:.4f}")
     entropy 0.7500 0.8333 0.5000
     confidence 0.7500 0.8333 0.5000
@@ -171,8 +153,8 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
 
     Hendrycks and Gimpel (2017); Liang, Li and Srikant (2018).
     """
-    known, foreign = len(as_logits(logits)), len(as_logits(ood, "ood"))
-    share = foreign / (known + foreign) if known + foreign else math.nan
+    n_known, n_ood = len(as_logits(logits)), len(as_logits(ood, "ood"))
+    share = n_ood / (n_known + n_ood) if n_known + n_ood else math.nan
     rows = [
         OODRow(
             score,
@@ -183,55 +165,25 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
         )
         for score in SCORES
     ]
-    mark = np.repeat([0.0, 1.0], [known, foreign])
-    for name, (of_known, of_foreign) in (scores or {}).items():
-        parts = ((of_known, known), (of_foreign, foreign))
-        doubt = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
-        rows.append(OODRow(name, *_told_apart(doubt, mark), share))
+    mark = np.repeat([0.0, 1.0], [n_known, n_ood])
+    for name, (of_known, of_ood) in (scores or {}).items():
+        parts = ((of_known, n_known), (of_ood, n_ood))
+        uncertainty = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
+        rows.append(OODRow(name, *_ranking_scores(uncertainty, mark), share))
     return rows
 
 
-def evaluate_errors(logits: Any, labels: Any, *, scores: Mapping[str, Any] | None = None) -> list[ErrorRow]:
-    """How well the entropy and 1 − confidence tell wrong predictions from right ones, one row a score.
+def risk_coverage_of(uncertainty: Any, wrong: Any) -> RiskCoverage:
+    """The error rate among the k rows of least uncertainty, k = 1..n, for any score of uncertainty.
 
-    `scores` adds others, such as mutual information, as vectors (n,), larger for what is more doubtful.
-
-    >>> import numpy as np
-    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    >>> for row in evaluate_errors(logits, [0, 1, 0, 1], scores={"mutual_information": [0.0, 0.3, 0.1, 0.2]}):
-    ...     print(f"{row.score} {row.auroc:.4f} {row.aurc:.4f} {row.eaurc:.4f}")
-    entropy 0.7500 0.3333 0.1250
-    confidence 0.7500 0.3333 0.1250
-    mutual_information 1.0000 0.2083 0.0000
-
-    Hendrycks and Gimpel (2017); Geifman, Uziel and El-Yaniv (2019).
-    """
-    z, y = as_tensors(logits, labels)
-    wrong = 1.0 - confidences_and_hits(z, y)[1]
-    error = float(wrong.mean()) if len(wrong) else math.nan
-    rows = []
-    for score in SCORES:
-        told = (ranking.auroc(z, y, score=score), ranking.aupr(z, y, score=score), ranking.fpr95(z, y, score=score))
-        curve = ranking.risk_coverage(z, y, score=score)
-        rows.append(ErrorRow(score, *told, curve.area(), curve.excess(), error))
-    for name, values in (scores or {}).items():
-        doubt = as_vector(values, f"scores[{name!r}]", length=len(wrong)).numpy()
-        curve = risk_coverage_of(doubt, wrong)
-        rows.append(ErrorRow(name, *_told_apart(doubt, wrong), curve.area(), curve.excess(), error))
-    return rows
-
-
-def risk_coverage_of(doubt: Any, wrong: Any) -> RiskCoverage:
-    """The error rate among the k rows of least doubt, k = 1..n, for any score of doubt.
-
-    As `metrics.risk_coverage`, which ranks by the logits: equal doubts give the expectation over their orders.
+    As `metrics.risk_coverage`, which ranks by the logits: equal scores give the expectation over their orders.
 
     >>> risk_coverage_of([0.0, 0.3, 0.1, 0.2], [0, 1, 0, 1]).risk.round(4)
     array([0.    , 0.    , 0.3333, 0.5   ])
 
     El-Yaniv and Wiener (2010).
     """
-    u = as_vector(doubt, "doubt").numpy()
+    u = as_vector(uncertainty, "uncertainty").numpy()
     bad = as_vector(wrong, "wrong", length=len(u)).numpy()
     order = np.argsort(u, kind="stable")
     ends = np.flatnonzero(np.diff(u[order], append=np.inf) != 0) + 1.0
@@ -241,11 +193,11 @@ def risk_coverage_of(doubt: Any, wrong: Any) -> RiskCoverage:
     return RiskCoverage(coverage=kept / max(len(u), 1), risk=expected / kept)
 
 
-def _told_apart(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
+def _ranking_scores(uncertainty: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
     return (
-        ranking.roc_area(doubt, positive),
-        ranking.average_precision(doubt, positive),
-        ranking.false_positive_rate(-doubt, 1.0 - positive),
+        ranking.roc_area(uncertainty, positive),
+        ranking.average_precision(uncertainty, positive),
+        ranking.false_positive_rate(-uncertainty, 1.0 - positive),
     )
 
 
@@ -253,13 +205,13 @@ def _as_float(images: Tensor) -> Tensor:
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
         images = images.float() / 255
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
-        fact = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be a torch tensor (n, C, H, W) with at least one image, got {fact}")
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a torch tensor (n, C, H, W) with at least one image, got {got}")
     return images
 
 
 class _Function(nn.Module):
-    """A function in the place of a network; its own modules are none of our business."""
+    """A function as a network; its own modules are left alone."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()

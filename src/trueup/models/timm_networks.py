@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueup.models.uncertainty import insert_dropout
+from trueup.models.dropout import insert_dropout
 
 
 def timm_network(

@@ -1,9 +1,9 @@
-"""Evidence against calibration that may be looked at whenever one likes.
+"""A sequential test of calibration by betting: the evidence is valid whenever it is looked at.
 
-A better doubts what the network says. Where it says p that an event will come true, a better believes
+A bettor disputes what the network predicts. Where the network gives an event probability p, the bettor believes
 p′ = σ(s·logit p + b); the bet pays p′/p if it does and (1 − p′)/(1 − p) if not. If the network is calibrated, the mean
 payoff is 1 whatever came before, so wealth is a martingale, and the chance that it *ever* reaches 1/α is at most α
-(Ville). If it is not, the wealth of the better who comes closest to the truth grows exponentially.
+(Ville). If it is not, the wealth of the bettor who comes closest to the truth grows exponentially.
 
 The logarithm of a wealth is a sum over the rows: it adds up over chunks and machines, like every other tally here.
 
@@ -22,19 +22,19 @@ from scipy.special import log_expit, logsumexp
 EXTREME = 20.0
 """Log-odds are kept within ±20, so p stays 2e-9 away from 0 and 1; the mean payoff exceeds 1 by no more than that."""
 LOCAL_BINS = 10
-"""Equal parts of [0, 1] in each of which there are betters for that part alone."""
+"""Equal parts of [0, 1] in each of which there are bettors for that part alone."""
 
 
 def _beliefs(slopes: tuple[float, ...], shifts: tuple[float, ...]) -> np.ndarray:
-    """All pairs (s, b) but the one that believes the network."""
+    """All pairs (s, b) but the one that agrees with the network."""
     return np.array([pair for pair in product(slopes, shifts) if pair != (1.0, 0.0)])
 
 
-EVERYWHERE = _beliefs((0.5, 0.7, 0.85, 1.0, 1.18, 1.43, 2.0), (-0.6, -0.2, 0.0, 0.2, 0.6))
-"""(s, b) of those who bet on every row: s < 1 finds the network too sure, s > 1 not sure enough."""
-LOCALLY = _beliefs((1.0,), (-0.8, -0.3, 0.3, 0.8))
+GLOBAL_BETS = _beliefs((0.5, 0.7, 0.85, 1.0, 1.18, 1.43, 2.0), (-0.6, -0.2, 0.0, 0.2, 0.6))
+"""(s, b) of those who bet on every row: s < 1 finds the network overconfident, s > 1 underconfident."""
+LOCAL_BETS = _beliefs((1.0,), (-0.8, -0.3, 0.3, 0.8))
 """(s, b) of those who bet only where the confidence lies in their part."""
-OF_CLASS = _beliefs((0.67, 1.0, 1.5), (-0.4, 0.0, 0.4))
+CLASS_BETS = _beliefs((0.67, 1.0, 1.5), (-0.4, 0.0, 0.4))
 """(s, b) of those who bet on one class's probability."""
 
 
@@ -58,52 +58,52 @@ def log_payoffs(odds: np.ndarray, happened: np.ndarray, beliefs: np.ndarray) -> 
 
 
 def log_payoffs_of_rows(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """What all betters on the predicted class win in these rows together, in logarithms: EVERYWHERE, then by part."""
+    """What all bettors on the predicted class win in these rows together, in logarithms: GLOBAL_BETS, then by part."""
     odds = log_odds(confidence)
-    everywhere = log_payoffs(odds, correct, EVERYWHERE).sum(axis=0)
+    everywhere = log_payoffs(odds, correct, GLOBAL_BETS).sum(axis=0)
     part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
-    local = np.zeros((LOCAL_BINS, len(LOCALLY)))
-    np.add.at(local, part, log_payoffs(odds, correct, LOCALLY))
+    local = np.zeros((LOCAL_BINS, len(LOCAL_BETS)))
+    np.add.at(local, part, log_payoffs(odds, correct, LOCAL_BETS))
     return np.concatenate([everywhere, local.ravel()])
 
 
 def log_payoffs_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """What all betters on the classes win in these rows together, in logarithms: (classes, beliefs), flattened."""
+    """What all bettors on the classes win in these rows together, in logarithms: (classes, beliefs), flattened."""
     odds = log_odds(probabilities)
-    total = np.zeros((probabilities.shape[1], len(OF_CLASS)))
-    # As if no class came true, then mended where one did: most of a row is not its label.
-    for number, (slope, shift) in enumerate(OF_CLASS):
+    total = np.zeros((probabilities.shape[1], len(CLASS_BETS)))
+    # As if no class came true, then corrected at the label: most of a row is not its label.
+    for number, (slope, shift) in enumerate(CLASS_BETS):
         total[:, number] = (log_expit(-(slope * odds + shift)) - log_expit(-odds)).sum(axis=0)
     of_label = odds[np.arange(len(labels)), labels]
-    won, lost = (log_payoffs(of_label, np.full(len(labels), sign), OF_CLASS) for sign in (1.0, 0.0))
+    won, lost = (log_payoffs(of_label, np.full(len(labels), sign), CLASS_BETS) for sign in (1.0, 0.0))
     np.add.at(total, labels, won - lost)
     return total.ravel()
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Wealth of many betters over all rows seen, a mergeable tally.
+    """Wealth of many bettors over all rows seen, a mergeable tally.
 
-    Who has lost against a calibrated network for long has nothing left to bet when it drifts. So every better begins
+    Who has lost against a calibrated network for long has nothing left to bet when it drifts. So every bettor begins
     anew each `block` rows, the k-th time with a share 1/(k(k+1)) of the money: all shares together are 1, as Ville
-    asks. Since what was begun before and what begins now win the same from here on, one number a better holds both.
+    asks. Since what was begun before and what begins now win the same from here on, one number a bettor holds both.
     """
 
     block: int
     rows: int
     begun: int
-    """How often betters have begun."""
+    """How often bettors have begun."""
     streams: int
     """How many streams were merged into this one."""
     wealth: np.ndarray
-    """In logarithms; a better whose share is q of the money holds q·exp(wealth)."""
+    """In logarithms; a bettor whose share is q of the money holds q·exp(wealth)."""
 
     @classmethod
-    def none(cls, betters: int, block: int) -> Evidence:
+    def initial(cls, bettors: int, block: int) -> Evidence:
         """Before the first row."""
-        return cls(block, 0, 1, 1, np.full(betters, -np.log(2)))
+        return cls(block, 0, 1, 1, np.full(bettors, -np.log(2)))
 
-    def after(self, payoffs: np.ndarray, rows: int) -> Evidence:
+    def update(self, payoffs: np.ndarray, rows: int) -> Evidence:
         """Let all bets run over `rows` more rows, at most to the end of a block; at its end all begin anew."""
         wealth, later, begun = self.wealth + payoffs, self.rows + rows, self.begun
         if later % self.block == 0:
@@ -111,7 +111,7 @@ class Evidence:
             wealth = np.logaddexp(wealth, -np.log(begun * (begun + 1.0)))
         return replace(self, rows=later, begun=begun, wealth=wealth)
 
-    def left_in_block(self) -> int:
+    def rows_left_in_block(self) -> int:
         """How many rows until all begin anew."""
         return self.block - self.rows % self.block
 
@@ -123,7 +123,7 @@ class Evidence:
         return float(np.logaddexp(logsumexp(self.wealth, b=share), -np.log(self.begun + 1.0)))
 
     def strongest(self, share: np.ndarray) -> int:
-        """The better who holds most."""
+        """The bettor who holds most."""
         return int(np.argmax(self.wealth + np.log(share)))
 
     def __add__(self, other: Evidence) -> Evidence:

@@ -90,9 +90,9 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     return monitor
 
 
-def _alarm(said: dict[str, Any], rows: int) -> Alarm:
+def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
     """Refuse an alarm that no rows could have raised."""
-    alarm = Alarm(**said)
+    alarm = Alarm(**fields)
     if type(alarm.row) is not int or not 0 <= alarm.row <= rows:
         raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(alarm.row), 300)}")
     if type(alarm.evidence) is not float or not 0 < alarm.evidence < math.inf:
@@ -112,7 +112,7 @@ def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> N
     if any(type(seen[name]) is not int or not low <= seen[name] < 1 << 53 for name, low in least.items()):
         raise ValueError(f"{', '.join(least)} must be whole numbers, got {shorten(str(seen), 300)}")
     if seen["begun"] > 1 + seen["rows"] // block:
-        raise ValueError(f"its betters cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
+        raise ValueError(f"its bettors cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
     sums, nll = arrays["tallies"], arrays["nll"]
     counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
     within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()

@@ -1,4 +1,4 @@
-"""A monitor in a service: what the network said, what was true, and whether they still agree."""
+"""A monitor of calibration in a service: running metrics, and an alarm with a guaranteed false-alarm rate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.row_scores import score_rows as scored
+from trueup.core.row_scores import score_rows
 from trueup.monitor.betting import (
-    EVERYWHERE,
+    CLASS_BETS,
+    GLOBAL_BETS,
+    LOCAL_BETS,
     LOCAL_BINS,
-    LOCALLY,
-    OF_CLASS,
     Evidence,
     log_payoffs_of_classes,
     log_payoffs_of_rows,
@@ -26,12 +26,12 @@ from trueup.monitor.betting import (
 from trueup.monitor.windows import WeightedTally, Window
 
 MOST_CLASSES = 100
-"""Up to how many classes each has its own betters, unless said otherwise."""
+"""Up to so many classes, each is tested on its own by default."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """When the evidence sufficed, and what it says."""
+    """When calibration was rejected at level α, and how predictions deviate."""
 
     row: int
     """How many rows had been seen."""
@@ -42,7 +42,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Status:
-    """How things stand; what has no rows yet is NaN."""
+    """The metrics and the evidence so far; what has no rows yet is NaN."""
 
     rows: int
     accuracy: float
@@ -70,12 +70,12 @@ class Status:
 
 
 class Monitor:
-    """Watch a network's calibration as predictions and their labels arrive.
+    """Monitor a network's calibration as predictions and their labels arrive.
 
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
-    probability p, given all that came before, is said with confidence p; of the predicted class, and with `classwise`
-    of every class. Threads may share one: each batch goes in whole, one after the other.
+    probability p, given all that came before, is predicted with confidence p; of the predicted class, and with
+    `classwise` of every class. Threads may share one: each batch goes in whole, one after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -114,23 +114,23 @@ class Monitor:
         self.classes, self.bins = int(classes), int(bins)
         self.alpha, self.half_life = float(alpha), float(half_life)
         self.classwise = self.classes <= MOST_CLASSES if classwise is None else bool(classwise)
-        self.evidence = Evidence.none(len(self.shares), int(block))
-        self.total = WeightedTally.nothing(self.bins)
+        self.evidence = Evidence.initial(len(self.shares), int(block))
+        self.total = WeightedTally.empty(self.bins)
         self.recent = Window(int(window), ())
-        self.fading = WeightedTally.nothing(self.bins)
+        self.fading = WeightedTally.empty(self.bins)
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
-        self._turn = RLock()
+        self._lock = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """All between two batches, for a copy: its parts are never changed, only exchanged."""
-        with self._turn:
-            return {name: value for name, value in vars(self).items() if name != "_turn"}
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._turn = RLock()
+        self._lock = RLock()
 
     @property
     def rows(self) -> int:
@@ -139,20 +139,20 @@ class Monitor:
 
     @property
     def shares(self) -> np.ndarray:
-        """How the money is divided among the betters: half of it for classes if they are watched, else none."""
+        """How the money is divided among the bettors: half of it for classes if `classwise`, else none."""
         of_rows = np.concatenate(
             [
-                np.full(len(EVERYWHERE), 0.5 / len(EVERYWHERE)),
-                np.full(LOCAL_BINS * len(LOCALLY), 0.5 / (LOCAL_BINS * len(LOCALLY))),
+                np.full(len(GLOBAL_BETS), 0.5 / len(GLOBAL_BETS)),
+                np.full(LOCAL_BINS * len(LOCAL_BETS), 0.5 / (LOCAL_BINS * len(LOCAL_BETS))),
             ]
         )
         if not self.classwise:
             return of_rows
-        betters = self.classes * len(OF_CLASS)
-        return np.concatenate([0.5 * of_rows, np.full(betters, 0.5 / betters)])
+        bettors = self.classes * len(CLASS_BETS)
+        return np.concatenate([0.5 * of_rows, np.full(bettors, 0.5 / bettors)])
 
     def settings(self) -> dict[str, Any]:
-        """What another one must be made with to watch in the same way.
+        """The constructor's arguments, for another monitor like this one.
 
         >>> Monitor(**Monitor(3, alpha=0.05).settings()).alpha
         0.05
@@ -175,30 +175,30 @@ class Monitor:
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
-        rows = scored(z, y)
+        rows = score_rows(z, y)
         at, n = 0, len(y)
-        with self._turn:
+        with self._lock:
             while at < n:
-                step = min(n - at, self.evidence.left_in_block(), self.recent.room())
+                step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
                 part = slice(at, at + step)
-                self._take(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
+                self._update(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
                 at += step
             return self._status()
 
     def status(self) -> Status:
-        """How things stand, between two batches."""
+        """The metrics and the evidence so far, between two batches."""
         return copy(self)._status()
 
     def _status(self) -> Status:
         recent = self.recent.total(self.bins)
-        now = [_figures(tally) for tally in (self.total, recent, self.fading)]
+        summaries = [_summary(tally) for tally in (self.total, recent, self.fading)]
         log_wealth = self.evidence.log_wealth(self.shares)
         return Status(
             self.rows,
-            *now[0],
+            *summaries[0],
             int(recent.rows),
-            *now[1],
-            *now[2],
+            *summaries[1],
+            *summaries[2],
             evidence=_exp(log_wealth),
             p_value=math.exp(-max(self.peak, 0.0)),
             alarm=self.alarm,
@@ -220,27 +220,27 @@ class Monitor:
         merged.total = one.total + two.total
         merged.recent = replace(one.recent, pieces=())
         merged.fading = one.fading + two.fading
-        merged._look()
+        merged._check_alarm()
         return merged
 
-    def _take(
+    def _update(
         self, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, z: torch.Tensor, y: torch.Tensor
     ) -> None:
         n = len(nll)
         payoffs = log_payoffs_of_rows(confidence, correct)
         if self.classwise:
-            said = torch.softmax(z.double(), dim=1).cpu().numpy()
-            payoffs = np.concatenate([payoffs, log_payoffs_of_classes(said, y.cpu().numpy())])
+            probs = torch.softmax(z.double(), dim=1).cpu().numpy()
+            payoffs = np.concatenate([payoffs, log_payoffs_of_classes(probs, y.cpu().numpy())])
         piece = WeightedTally.of(confidence, correct, nll, self.bins)
         self.total = self.total + piece
         self.recent = self.recent.append(piece)
-        self.fading = self.fading * 0.5 ** (n / self.half_life) + WeightedTally.faded(
+        self.fading = self.fading * 0.5 ** (n / self.half_life) + WeightedTally.with_half_life(
             confidence, correct, nll, self.bins, self.half_life
         )
-        self.evidence = self.evidence.after(payoffs, n)
-        self._look()
+        self.evidence = self.evidence.update(payoffs, n)
+        self._check_alarm()
 
-    def _look(self) -> None:
+    def _check_alarm(self) -> None:
         log_wealth = self.evidence.log_wealth(self.shares)
         self.peak = max(self.peak, log_wealth)
         if self.alarm is None and log_wealth >= -math.log(self.alpha):
@@ -248,7 +248,7 @@ class Monitor:
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
 
 
-def _figures(tally: WeightedTally) -> tuple[float, float, float, float]:
+def _summary(tally: WeightedTally) -> tuple[float, float, float, float]:
     """Accuracy, confidence, NLL and ECE."""
     b = tally.bins
     return tally.mean(b.hits.sum()), tally.mean(b.confidence.sum()), tally.mean(tally.nll), b.ece()
@@ -258,20 +258,20 @@ def _exp(log: float) -> float:
     return math.exp(min(log, 700.0))
 
 
-def _reason(better: int) -> str:
-    """What the better who won most believes, in words."""
-    if better < len(EVERYWHERE):
-        slope, shift = EVERYWHERE[better]
+def _reason(bettor: int) -> str:
+    """What the bettor who won most believes, in words."""
+    if bettor < len(GLOBAL_BETS):
+        slope, shift = GLOBAL_BETS[bettor]
         how = "too sure" if 2 * slope + shift < 2 else "not sure enough"  # by what is believed where it says 88 %
         moved = f" and moved by {shift:+.1f}" if shift else ""
         return f"It is {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
-    better -= len(EVERYWHERE)
-    if better < LOCAL_BINS * len(LOCALLY):
-        part, belief = divmod(better, len(LOCALLY))
-        how = "less" if LOCALLY[belief][1] < 0 else "more"
+    bettor -= len(GLOBAL_BETS)
+    if bettor < LOCAL_BINS * len(LOCAL_BETS):
+        part, belief = divmod(bettor, len(LOCAL_BETS))
+        how = "less" if LOCAL_BETS[belief][1] < 0 else "more"
         return f"Where it says {part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}, it is right {how} often."
-    number, belief = divmod(better - LOCAL_BINS * len(LOCALLY), len(OF_CLASS))
-    slope, shift = OF_CLASS[belief]
+    number, belief = divmod(bettor - LOCAL_BINS * len(LOCAL_BETS), len(CLASS_BETS))
+    slope, shift = CLASS_BETS[belief]
     if shift == 0:
         how = "too extreme" if slope < 1 else "not extreme enough"
         return f"What it says of class {number} is {how}."

@@ -1,4 +1,4 @@
-"""Tallies of what came lately: of the last rows, and of all rows with older ones forgotten bit by bit."""
+"""Recent metrics: a sliding window of the last rows, and exponentially weighted sums over all rows."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class WeightedTally:
         return cls(Bins.from_scores(confidence, correct, equal_width(bins)), float(nll.sum()))
 
     @classmethod
-    def faded(
+    def with_half_life(
         cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, half_life: float
     ) -> WeightedTally:
         """Tally with the weight ½ for what is `half_life` rows older than the last."""
         weight = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
         edges = equal_width(bins)
         index = bin_index(confidence, edges)
-        count, said, hits = (
+        count, confidences, hits = (
             np.bincount(index, weights=weight * w, minlength=bins) for w in (np.ones(len(nll)), confidence, correct)
         )
-        return cls(Bins(edges, count, said, hits), float(weight @ nll))
+        return cls(Bins(edges, count, confidences, hits), float(weight @ nll))
 
     @classmethod
-    def nothing(cls, bins: int) -> WeightedTally:
+    def empty(cls, bins: int) -> WeightedTally:
         """No rows."""
         none = np.zeros(0)
         return cls.of(none, none, none, bins)
@@ -69,22 +69,22 @@ class Window:
     pieces: tuple[WeightedTally, ...]
 
     def append(self, piece: WeightedTally) -> Window:
-        """With one piece more, of rows that fit into what `room` says; what has become too old goes."""
+        """The window with one piece more, of at most `free_rows` rows; pieces that are too old are dropped."""
         last = self.pieces[-1] if self.pieces else None
-        if last is not None and last.rows + piece.rows <= self.of_piece:
+        if last is not None and last.rows + piece.rows <= self.piece_size:
             return replace(self, pieces=(*self.pieces[:-1], last + piece))
         return replace(self, pieces=(*self.pieces, piece)[-(PIECES + 1) :])
 
     @property
-    def of_piece(self) -> int:
+    def piece_size(self) -> int:
         """How many rows a piece holds."""
         return max(1, self.size // PIECES)
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """How many rows fit into the piece that is being filled."""
         last = int(self.pieces[-1].rows) if self.pieces else 0
-        return self.of_piece - last if last < self.of_piece else self.of_piece
+        return self.piece_size - last if last < self.piece_size else self.piece_size
 
     def total(self, bins: int) -> WeightedTally:
-        """All of it."""
-        return sum(self.pieces, start=WeightedTally.nothing(bins))
+        """The tally of the whole window."""
+        return sum(self.pieces, start=WeightedTally.empty(bins))

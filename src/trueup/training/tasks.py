@@ -17,8 +17,7 @@ from trueup.core.arrays import flatten, upcast_half
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
 from trueup.models.batches import arguments_of, logits_of
-from trueup.models.dropout import has_dropout
-from trueup.models.uncertainty import VARIANCE_FLOOR, Classes, mc_dropout, moments
+from trueup.models.dropout import VARIANCE_FLOOR, Classes, has_dropout, mc_dropout, moments
 from trueup.training.data.dataset import Kind
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.core.warning_capture import record_warnings
+from trueup.models.dropout import log_probs_of, mc_dropout, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
-from trueup.models.uncertainty import log_probs_of, mc_dropout, mean_log_probs, mutual_information
 from trueup.study.grid import Options, Study, product
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as doubt

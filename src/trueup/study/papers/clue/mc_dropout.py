@@ -16,8 +16,8 @@ from trueup import losses, metrics
 from trueup.calibrators.regression import VarianceScaling
 from trueup.calibrators.temperature import Temperature
 from trueup.metrics import ranking, regression
+from trueup.models.dropout import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 from trueup.models.networks import Normalise
-from trueup.models.uncertainty import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 from trueup.registry import NETWORKS
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data, split_off

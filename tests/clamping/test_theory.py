@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from strategies import calibrated, pairs
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.lemma import lemma_residual
+from trueup.clamping.theory import lemma_residual
 from trueup.core.loss_sums import focal_weight
 
 
