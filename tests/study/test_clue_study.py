@@ -8,11 +8,10 @@ from scipy import stats
 from trueup import metrics
 from trueup.models.uncertainty import mc_dropout
 from trueup.study import STUDIES, Options, Store, run
-from trueup.study.pairs import paired
 from trueup.study.papers.clue import clue_study as clue
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as doubt
-from trueup.study.tables import Column
+from trueup.study.tables import Column, paired_differences
 
 STUDY = STUDIES["clue"]
 SMALL = ("plain", "gaussian", "batch_0.5", "group_0.5", "group_0.5_head")
@@ -119,15 +118,15 @@ def test_paired_differences_are_seed_by_seed():
     gaps = np.array([0.1, 0.2, 0.15, 0.12, 0.3, 0.22])
     rows = [{"method": "a", "seed": s, "nll": base[s] + gaps[s]} for s in range(6)]
     rows += [{"method": "b", "seed": s, "nll": base[s]} for s in reversed(range(5))]  # the sixth has no partner
-    entry = paired(rows, "a", "b", [Column("nll", scale=10)])["nll"]
+    entry = paired_differences(rows, "a", "b", [Column("nll", scale=10)])["nll"]
     assert (entry.count, entry.mark) == (5, "higher")
     assert entry.mean == pytest.approx(10 * gaps[:5].mean())
     assert entry.std == pytest.approx(10 * gaps[:5].std(ddof=1))
     noise = [{"method": m, "seed": s, "nll": rng.normal()} for m in "ab" for s in range(4)]
     a, b = ([row["nll"] for row in noise if row["method"] == m] for m in "ab")
     told = stats.ttest_rel(a, b).pvalue < 0.05
-    assert bool(paired(noise, "a", "b", [Column("nll")])["nll"].mark) == told
-    assert paired(rows, "a", "c", [Column("nll")]) == {}
+    assert bool(paired_differences(noise, "a", "b", [Column("nll")])["nll"].mark) == told
+    assert paired_differences(rows, "a", "c", [Column("nll")]) == {}
 
 
 def test_foreign_images():

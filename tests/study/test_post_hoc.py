@@ -8,10 +8,11 @@ from scipy import stats
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.study import STUDIES, Options, Store, executor_for, run
+from trueup.core.executors import executor_for
+from trueup.study import STUDIES, Options, Store, run
 from trueup.study.papers.post_hoc import logit_files as source
 from trueup.study.papers.post_hoc import post_hoc_study as post_hoc
-from trueup.study.ranks import ranking
+from trueup.study.statistics import ranking
 
 STUDY = STUDIES["post-hoc"]
 

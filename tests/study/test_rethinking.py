@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from trueup.study import STUDIES, Cell, Options, Store, run
-from trueup.study.cell import as_json
+from trueup.study.grid import as_json
 from trueup.study.papers.rethinking import rethinking_study as rethinking
 from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
 from trueup.study.papers.rethinking.rethinking_runs import parts, work
-from trueup.study.published import printed
-from trueup.study.store import checked_rows
+from trueup.study.published import published_values
+from trueup.study.store import validate_rows
 from trueup.training.data.class_names import GROUPS
 
 STUDY = STUDIES["rethinking"]
@@ -117,7 +117,7 @@ def test_what_is_missing_is_left_out(tiny):
 def test_a_cell_says_the_same_again_and_its_rows_fit_together(tiny):
     options, rows = tiny
     cell = STUDY.cells(options)[0]
-    [row] = checked_rows(cell, work({**cell.settings, **cell.local}))
+    [row] = validate_rows(cell, work({**cell.settings, **cell.local}))
     assert as_json({**cell.settings, **row}) == as_json(rows[0])  # where NaN equals itself
     assert len(row["optimal_ece"]) == 3
     assert row["optimal_ece"][-1] <= row["ece_temperature"] + 1e-12
@@ -200,10 +200,10 @@ def test_where_the_data_are_makes_no_new_cells(tmp_path):
 
 def test_the_coefficients_are_the_papers():
     for loss in ("label_smoothing", "norm", "focal"):
-        facts = printed("rethinking", "coefficients", method=TITLES[loss])
+        facts = published_values("rethinking", "coefficients", method=TITLES[loss])
         assert list(CANDIDATES[loss]) == [fact.mean for fact in facts]
-    assert {fact.method for fact in printed("rethinking", "table 1")} < set(TITLES.values())
-    sets = {fact.dataset for fact in printed("rethinking", "table 1")}
+    assert {fact.method for fact in published_values("rethinking", "table 1")} < set(TITLES.values())
+    sets = {fact.dataset for fact in published_values("rethinking", "table 1")}
     assert sets == {rethinking.DATA_TITLES[plan.data] for plan in PRESETS["paper"]}
 
 
@@ -232,7 +232,7 @@ def test_one_batch_of_the_papers_setting(name, tmp_path):
     options = Options(preset="paper", data=name, data_dir=str(tmp_path))
     cell = next(cell for cell in STUDY.cells(options) if cell.settings["loss"] == "inverse_focal")
     short = Cell(cell.study, cell.version, {**cell.settings, "epochs": 1, "sizes": [50, None, None]}, cell.local)
-    [row] = checked_rows(short, work({**short.settings, **short.local}))
+    [row] = validate_rows(short, work({**short.settings, **short.local}))
     assert len(row["optimal_ece"]) == 1
     assert math.isfinite(row["nll"])
     assert sum(row["reliability"]["count"]) == 40

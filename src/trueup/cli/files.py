@@ -51,7 +51,7 @@ class Names:
     @contextmanager
     def shards(self, where: str, split: str | None, cluster: str | None) -> Iterator[tuple[Shards, Executor | None]]:
         """The shards, and who reads them."""
-        from trueup.study.run import executor_for
+        from trueup.core.executors import executor_for
 
         found = self.source(where, split)
         self._doubt_first(found)

@@ -12,7 +12,7 @@ from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trueup.study import Options, Ran, Store, Study
+    from trueup.study import Options, RunSummary, Store, Study
 
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc")
 RUN = "trueup.study.run:run"
@@ -69,7 +69,7 @@ def study(
 
     require_writable_folder(folder / name)
     from trueup.study import STUDIES, Options, Store
-    from trueup.study.study_page import save
+    from trueup.study.study_page import save_page
 
     wanted: Study = STUDIES[name]
     options = Options(
@@ -83,7 +83,7 @@ def study(
         raise FileNotFoundError(f"{place}: no results yet; `trueup study {name}` makes them")
     kept = Store(require_writable(place))
     ran = None if only else _run(wanted, kept, options, workers, cluster, quiet)
-    page = save(wanted, kept, options, folder / name)
+    page = save_page(wanted, kept, options, folder / name)
     if as_json:
         cells = len(wanted.cells(options))
         found = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
@@ -101,8 +101,11 @@ def _parsed(words: list[str]) -> tuple[bool, str]:
     return only, o.known("study", NAMES, rest[0])
 
 
-def _run(wanted: Study, kept: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool) -> Ran:
-    from trueup.study import executor_for, run
+def _run(
+    wanted: Study, kept: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool
+) -> RunSummary:
+    from trueup.core.executors import executor_for
+    from trueup.study import run
 
     where = cluster or ("none" if workers == 1 else "processes" if workers is None else f"processes:{workers}")
     with executor_for(where) as executor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trueup.study.cell import Cell
-from trueup.study.grid import STUDIES, Options, Study, product
-from trueup.study.run import Ran, executor_for, run
+from trueup.study.grid import STUDIES, Cell, Options, Study, product
+from trueup.study.run import RunSummary, run
 from trueup.study.store import Outcome, Store
 
-__all__ = ["STUDIES", "Cell", "Options", "Outcome", "Ran", "Store", "Study", "executor_for", "product", "run"]
+__all__ = ["STUDIES", "Cell", "Options", "Outcome", "RunSummary", "Store", "Study", "product", "run"]

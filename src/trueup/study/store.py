@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trueup.study.cell import Cell, as_json, plain
+from trueup.study.grid import Cell, as_json, plain
 
 SCHEMA = 1
 PATIENCE = 60.0
@@ -95,7 +95,7 @@ class Store:
 
     def finish(self, cell: Cell, rows: Iterable[Mapping[str, Any]], *, seconds: float) -> bool:
         """Keep a cell's rows, unless it is finished already: the first who comes wins. True if that was now."""
-        known = checked_rows(cell, rows)
+        known = validate_rows(cell, rows)
         with self._connection() as connection, _transaction(connection):
             new = self._write(connection, cell, "finished", "", seconds)
             if new:
@@ -176,7 +176,7 @@ def _mapping(text: str) -> Row:
     return value
 
 
-def checked_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def validate_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """The rows in plain data. One may repeat a setting, but must not contradict it."""
     known = []
     for number, row in enumerate(rows):

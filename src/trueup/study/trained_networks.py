@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.models.networks import Normalise, load_weights
 from trueup.registry import LOSSES, NETWORKS
-from trueup.study.cell import as_json
+from trueup.study.grid import as_json
 from trueup.training.augment import flip_and_crop
 from trueup.training.data import load_data
 from trueup.training.data.class_names import THINGS

@@ -9,11 +9,10 @@ import numpy as np
 
 from trueup.models.shift import ShiftRow
 from trueup.report import canvas
-from trueup.report.drawings import draw
-from trueup.report.studies import shift_curves
+from trueup.study.figures import draw, shift_curves
 from trueup.study.grid import Options, Rows, product
-from trueup.study.pairs import LEVEL, paired
-from trueup.study.tables import Column, Table, tabulate
+from trueup.study.statistics import LEVEL
+from trueup.study.tables import Column, Table, paired_differences, tabulate
 
 PASSES_IN_TRAINING = 5
 CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
@@ -237,7 +236,7 @@ def _paired_table(
         name: {
             words: entries
             for words, (ours, theirs) in pairs[name].items()
-            if (entries := paired(rows, ours, theirs, columns))
+            if (entries := paired_differences(rows, ours, theirs, columns))
         }
         for name, rows in by_data.items()
     }

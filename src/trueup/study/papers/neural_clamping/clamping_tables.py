@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import Row
-from trueup.report.drawings import draw
 from trueup.report.records import Reliability
-from trueup.report.studies import gamma_sweep, starts
+from trueup.study.figures import draw, gamma_sweep, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate

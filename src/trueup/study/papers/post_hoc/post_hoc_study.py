@@ -19,7 +19,7 @@ from trueup.core.row_scores import score_rows as row_scores
 from trueup.registry import METHODS
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.post_hoc import logit_files as logits
-from trueup.study.ranks import Ranking, ranking
+from trueup.study.statistics import Ranking, ranking
 from trueup.study.tables import Column, Table, tabulate
 
 CHOSEN = "auto"

@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trueup.report import canvas, palette
-from trueup.report.drawings import draw
 from trueup.report.records import Reliability
+from trueup.study.figures import Band, MaxLogits, draw
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
 from trueup.study.papers.rethinking.rethinking_study import choose, main_rows, selectors
-from trueup.training.learned import Band, MaxLogits
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 

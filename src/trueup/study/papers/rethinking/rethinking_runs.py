@@ -20,11 +20,11 @@ from trueup.models.calibrated import collect
 from trueup.models.networks import Normalise
 from trueup.registry import LOSSES, NETWORKS
 from trueup.report.records import reliability
+from trueup.study.figures import max_logits
 from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, calibratability, validation_sizes
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
-from trueup.training.learned import max_logits
 from trueup.training.loop import Trained, train
 
 OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
