@@ -69,7 +69,7 @@ def test_options_tell_the_defaults_of_the_library():
         (o.COMPARE, ("bins", "level", "replicates", "seed")),
         (measure.AUDIT, ("bins", "folds", "level", "seed")),
         (clamp.CLAMP, ("recipe", "loss", "lam", "input_map", "seed")),
-        (train.TRAIN, ("batch", "optimiser", "rate", "decay", "schedule", "seed")),
+        (train.TRAIN, ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")),
         (train.DATA, ("name",)),
         (start.RUN, ("host", "port")),
         (start.DEMO, ("folder", "seed")),

@@ -1,28 +1,14 @@
-"""Rows of calibratability against slow loops, their sums against scipy, and the bands of learned epochs."""
-
-import math
+"""Rows of calibratability against slow loops."""
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from trueup import losses, metrics
 from trueup.calibrators.temperature import WIDE
-from trueup.training.calibratability import (
-    FIGURES,
-    SIZES,
-    Row,
-    Setting,
-    calibratability,
-    sensitivity,
-    settings,
-    summarise,
-    validation_sizes,
-)
-from trueup.training.learned import max_logits
+from trueup.training.calibratability import SIZES, Setting, calibratability, settings, validation_sizes
 from trueup.training.loop import train
 
 
@@ -111,64 +97,6 @@ def test_only_wanted_runs_of_a_mapping_are_measured():
     assert [row.seed for row in calibratability(runs, [("a", 0.0, 2)])] == [2]
 
 
-def row_of(loss, coefficient, seed, **figures):
-    return Row(loss, coefficient, seed, **{**dict.fromkeys([*FIGURES, "val_ece", "val_nll"], 0.5), **figures})
-
-
-def test_summaries_equal_the_test_of_scipy():
-    rng = np.random.default_rng(0)
-    drawn = {("cross_entropy", 0.0): rng.normal(0.05, 0.01, 5), ("norm", 0.01): rng.normal(0.08, 0.01, 4)}
-    drawn["brier", 0.0] = rng.normal(0.051, 0.01, 3)
-    rows = [row_of(*key, seed, ece=e) for key, errors in drawn.items() for seed, e in enumerate(errors)]
-    first, second, third = summarise(rows)
-    assert (first.seeds, second.seeds, third.seeds) == (5, 4, 3)
-    assert math.isnan(first.figures["ece"].p_value)
-    assert first.figures["ece"].mark == ""
-    for summary, mark in ((second, "higher"), (third, "")):
-        ours, theirs = drawn[summary.loss, summary.coefficient], drawn["cross_entropy", 0.0]
-        found = summary.figures["ece"]
-        assert found.mean == pytest.approx(ours.mean())
-        assert found.std == pytest.approx(ours.std(ddof=1))
-        assert found.p_value == pytest.approx(stats.ttest_ind(ours, theirs).pvalue, rel=1e-9)
-        assert found.mark == mark
-    assert summarise(rows, level=1e-9)[1].figures["ece"].mark == ""
-    assert summarise(rows, reference=("norm", 0.01))[0].figures["ece"].mark == "lower"
-
-
-def test_constants_and_single_seeds_have_a_verdict_or_none():
-    same = [row_of(loss, 0.0, seed, ece=e) for loss, e in (("cross_entropy", 0.1), ("brier", 0.2)) for seed in (0, 1)]
-    brier = summarise(same)[1].figures
-    assert (brier["ece"].p_value, brier["ece"].mark, brier["nll"].p_value) == (0.0, "higher", 1.0)
-    alone = summarise(same[:3])[1].figures["ece"]
-    assert math.isnan(alone.p_value)
-    assert math.isnan(alone.std)
-    assert alone.mark == ""
-    assert summarise([]) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"reference": ("focal", 1.0)}, "reference must be one of brier 0, got focal 1"), ({"level": 0}, "level must")],
-)
-def test_wrong_options_of_a_summary_are_named(options, named):
-    with pytest.raises(ValueError, match=named):
-        summarise([row_of("brier", 0.0, 0)], **options)
-
-
-def test_coefficients_are_chosen_on_validation_and_by_the_oracle_on_test():
-    seen = {0.1: (0.3, 0.1), 0.01: (0.2, 0.4), 0.05: (0.1, 0.2)}
-    rows = [row_of("norm", c, seed, val_ece=v + 0.01 * seed, ece=t) for c, (v, t) in seen.items() for seed in range(2)]
-    rows.append(row_of("focal", 1.0, 0))
-    focal, norm = sensitivity(rows)
-    assert (focal.loss, focal.chosen) == ("focal", 1.0)
-    assert [s.coefficient for s in norm.summaries] == [0.01, 0.05, 0.1]
-    assert norm.chosen == 0.05
-    assert [s.figures["ece"].mean for s in norm.summaries] == pytest.approx([0.4, 0.2, 0.1])
-    assert sensitivity(rows, by="ece")[1].chosen == 0.1
-    with pytest.raises(ValueError, match="by must be"):
-        sensitivity(rows, by="accuracy")
-
-
 def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
     val, test = halves(0, 3.0, n=600)
     rows = validation_sizes(val, test, repeats=2, seed=5)
@@ -190,48 +118,3 @@ def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
 def test_wrong_sizes_are_named(options, named):
     with pytest.raises(ValueError, match=named):
         validation_sizes(*halves(0, 1.0, n=600), **options)
-
-
-def test_bands_of_learned_epochs_by_hand():
-    tops = np.array([10.0, 9.0, 6.0, 5.0, 7.0, 1.0, 0.5])
-    learned = np.array([1, 1, 2, 3, 9, 10, np.inf])
-    found = max_logits(np.stack([tops, tops - 1, tops - 4], axis=1), learned, bounds=[1, 4], bins=19)
-    assert [(band.first, band.last, int(band.count.sum())) for band in found.bands] == [
-        (1, 1, 2),
-        (2, 4, 2),
-        (5, 10, 2),
-        (math.inf, math.inf, 1),
-    ]
-    assert found.edges[0] == 0.5
-    assert found.edges[-1] == 10.0
-    assert found.bands[2].count.nonzero()[0].tolist() == [1, 13]  # 1 and 7, in steps of a half from 0.5 on
-    assert found.range == pytest.approx(np.percentile(tops, 95) - np.percentile(tops, 5))
-    assert found.auc == 1.0  # 10 and 9 are above 7 and 1
-    assert max_logits(np.stack([-tops, -20 - tops], axis=1), learned, bounds=[1, 4]).auc == 0.0
-
-
-def test_bands_default_to_thirds_and_count_every_sample_once():
-    rng = np.random.default_rng(0)
-    z, learned = rng.normal(size=(300, 5)), np.where(rng.random(300) < 0.1, np.inf, rng.integers(1, 40, 300))
-    found = max_logits(torch.from_numpy(z), learned)
-    assert sum(int(band.count.sum()) for band in found.bands) == 300
-    counts = [int(band.count.sum()) for band in found.bands[:-1]]
-    assert len(counts) == 3
-    assert max(counts) < 1.4 * min(counts)
-    first, last = (
-        z.max(axis=1)[(learned >= band.first) & (learned <= band.last)] for band in (found.bands[0], found.bands[2])
-    )
-    pairs = (first[:, None] > last[None]).mean()
-    assert found.auc == pytest.approx(pairs)
-
-
-def test_one_band_has_no_area_and_wrong_epochs_are_named():
-    z = np.eye(3)
-    assert math.isnan(max_logits(z, [1, 1, 1]).auc)
-    assert [band.count.sum() for band in max_logits(z, [np.inf] * 3).bands] == [3]
-    with pytest.raises(ValueError, match="learned must"):
-        max_logits(z, [1, 2])
-    with pytest.raises(ValueError, match="learned must"):
-        max_logits(z, [1, 2, np.nan])
-    with pytest.raises(ValueError, match="bins must be"):
-        max_logits(z, [1, 2, 3], bins=0)

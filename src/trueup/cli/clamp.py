@@ -62,8 +62,11 @@ def clamp(
     box: Annotated[
         tuple[float, float] | None, typer.Option("--box", metavar="LOW HIGH", help="The range shifted inputs stay in.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", help=o.help_of("Rows at a time", TRAIN, "batch"), show_default=False)
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size", metavar="N", help=o.help_of("Rows at a time", TRAIN, "batch_size"), show_default=False
+        ),
     ] = 0,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="Where the network runs, such as cuda.")
@@ -98,7 +101,7 @@ def clamp(
         input_map=input_map, box=box, device=device, seed=seed,
     )  # fmt: skip
     network = network if device is None else network.to(device)
-    loaders = [_loader(part, batch) for part in parts]
+    loaders = [_loader(part, batch_size) for part in parts]
     with silence_warnings(quiet):
         clamped = clamped_by(network, loaders[0], **options, progress=not quiet)
         save_clamped(clamped, out)
@@ -131,14 +134,14 @@ def _before_and_after(network: Any, clamped: Any, loaders: list[Any], progress: 
     return compare({"raw": test, "temperature": alone, "clamping": after}, metrics=shown)
 
 
-def _loader(part: Any, batch: int) -> Any:
+def _loader(part: Any, batch_size: int) -> Any:
     import inspect
 
     from torch.utils.data import DataLoader
 
     from trueup.training.loop import train
 
-    return DataLoader(part, batch_size=batch or inspect.signature(train).parameters["batch"].default)
+    return DataLoader(part, batch_size=batch_size or inspect.signature(train).parameters["batch_size"].default)
 
 
 def _number_or_name(text: str | None) -> Any:

@@ -101,8 +101,9 @@ def _halves(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     import torch
     from torch.utils.data import TensorDataset
 
+    from trueup.core.splits import split_indices
     from trueup.io.atomic import errors_name_file, require_file
-    from trueup.training.data.dataset import select, split_off
+    from trueup.training.data.dataset import select
     from trueup.training.data.images import pixels
     from trueup.training.data.readers import npz
 
@@ -113,7 +114,7 @@ def _halves(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
         if not {"val", "test"} <= set(parts):
             if set(parts) != {"train"}:
                 raise ValueError(f"wanted val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}")
-            one, other = split_off(len(parts["train"].labels), share=0.5, seed=seed)
+            one, other = split_indices(len(parts["train"].labels), share=0.5, seed=seed)
             parts = {"val": select(parts["train"], one), "test": select(parts["train"], other)}
         made = []
         for key in ("val", "test"):

@@ -27,22 +27,30 @@ def train(
     network: o.Network = "cnn",
     loss: o.Loss = "cross_entropy",
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Times through the training part.")] = 20,
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", help=o.help_of("Rows a step", TRAIN, "batch"))
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help=o.help_of("Rows a step", TRAIN, "batch_size"))
     ] = None,
     optimiser: Annotated[
         str | None, typer.Option("--optimiser", metavar="sgd|adamw", help=o.help_of("Optimiser", TRAIN, "optimiser"))
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="X", help=o.help_of("Learning rate", TRAIN, "rate"))
-    ] = None,
-    decay: Annotated[
-        float | None, typer.Option("--decay", metavar="X", help=o.help_of("Weight decay", TRAIN, "decay"))
+    lr: Annotated[float | None, typer.Option("--lr", metavar="X", help=o.help_of("Learning rate", TRAIN, "lr"))] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", metavar="X", help=o.help_of("Weight decay", TRAIN, "weight_decay"))
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
-            "--schedule", metavar="constant|cosine|steps", help=o.help_of("How the rate falls", TRAIN, "schedule")
+            "--schedule",
+            metavar="constant|cosine|steps",
+            help=o.help_of("How the learning rate falls", TRAIN, "schedule"),
+        ),
+    ] = None,
+    milestones: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--milestones",
+            metavar="SHARE",
+            help="Share of the epochs where the steps fall tenfold; may be repeated.",
         ),
     ] = None,
     patience: Annotated[
@@ -72,13 +80,21 @@ def train(
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
     from trueup.training.loop import train as trained_by
+    from trueup.training.run_settings import with_current_names
 
     if data is not None:
         o.known("data set", DATASETS, data)
     rows = load_data(**o.given(name=data, data_dir=data_dir, seed=seed))
     model, told = made.network_for(rows, network, seed or 0)
     options = o.given(
-        batch=batch, optimiser=optimiser, rate=rate, decay=decay, schedule=schedule, patience=patience, seed=seed
+        batch_size=batch_size,
+        optimiser=optimiser,
+        lr=lr,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        milestones=milestones,
+        patience=patience,
+        seed=seed,
     )
     run = {
         "data": rows.name,
@@ -93,6 +109,7 @@ def train(
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         begun = made.run_in(folder)
+        begun["train"] = with_current_names(begun.get("train", {}))
         if begun != plain({"schema": begun["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
         if not quiet:

@@ -33,8 +33,8 @@ STUDIES = Lazy(
 class Cell:
     """What is to be run: settings in plain data, which say everything that the result depends on.
 
-    `local` tells where this machine keeps things and how much of it to use. The work sees it among the settings, but
-    it is no part of the cell's identity, nor kept with the results.
+    `local` says where this machine keeps its files and how many threads to use. The work sees it among the settings,
+    but it is no part of the cell's identity, nor kept with the results.
 
     >>> cell = Cell("demo", 1, {"method": "temperature", "seed": 0}, local={"folder": "/data"})
     >>> cell.key == Cell("demo", 1, {"seed": 0.0, "method": "temperature"}).key
@@ -62,7 +62,7 @@ class Cell:
     def key(self) -> str:
         """The identity: a hash of study, version and settings, however these are ordered."""
         known = [self.study, self.version, _canonical(self.settings)]
-        return hashlib.sha256(as_json(known, sort_keys=True).encode()).hexdigest()[:32]
+        return digest(as_json(known, sort_keys=True).encode())
 
     def __str__(self) -> str:
         return f"{self.study}({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
@@ -130,14 +130,14 @@ class Study:
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
     title: str = ""
     paper: str = ""
-    """Whose printed numbers to set beside ours: a name in the facts."""
+    """Whose published numbers to compare with: a name in published.csv."""
 
     def cells(self, options: Options | None = None) -> list[Cell]:
         """Every cell of the study, each once, in the order of the grid."""
         options = options or Options()
         local = {"threads": options.threads, **self.local(options)}
-        found = {cell.key: cell for s in self.grid(options) for cell in [Cell(self.name, self.version, s, local)]}
-        return list(found.values())
+        cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]
+        return list({cell.key: cell for cell in cells}.values())
 
 
 def product(**axes: Iterable[Any]) -> list[dict[str, Any]]:
@@ -173,6 +173,15 @@ def plain(value: Any, name: str) -> Any:
             return kind(value)
     wanted = "plain data (None, bool, number, text, list, dict)"
     raise ValueError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
+def digest(content: bytes) -> str:
+    """A short hash of some content, by which files and settings are identified.
+
+    >>> digest(b"")
+    'e3b0c44298fc1c149afbf4c8996fb924'
+    """
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def as_json(value: Any, *, sort_keys: bool = False) -> str:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from trueup.core.splits import split_indices
 from trueup.training.data.class_names import CELLS, CLOTHES, HUNDRED, TEN, THINGS
-from trueup.training.data.dataset import Data, Part, Parts, checked, select, split_off, with_val
+from trueup.training.data.dataset import Data, Part, Parts, add_validation_part, select, validate_parts
 from trueup.training.data.readers import cifar_binary, cifar_pickle, concatenate, idx, mat, npz, saved_dataset
 from trueup.training.data.sources import Download, Source, library, obtain
 
@@ -32,8 +33,8 @@ def digits(folder: Path, seed: int) -> Data:
     """1,797 handwritten digits, 8 × 8, inside scikit-learn: a fifth each for testing and for validation."""
     whole = library("sklearn.datasets", "scikit-learn").load_digits()
     part = Part((whole.images / 16).astype(np.float32), whole.target.astype(np.int64))
-    rest, test = split_off(len(part.labels), share=0.2, seed=0)
-    parts = with_val({"train": select(part, rest), "test": select(part, test)}, share=0.25, seed=seed)
+    rest, test = split_indices(len(part.labels), share=0.2, seed=0)
+    parts = add_validation_part({"train": select(part, rest), "test": select(part, test)}, share=0.25, seed=seed)
     return _data("digits", parts, TEN, DIGITS)
 
 
@@ -56,7 +57,7 @@ def fashion_mnist(folder: Path, seed: int) -> Data:
         _saved("fashion_mnist", "image", "label", CLOTHES),
     ]
     parts = obtain("fashion_mnist", folder, sources, _torchvision("FashionMNIST"))
-    return _data("fashion_mnist", with_val(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
+    return _data("fashion_mnist", add_validation_part(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
 
 
 def cifar10(folder: Path, seed: int) -> Data:
@@ -70,7 +71,7 @@ def cifar10(folder: Path, seed: int) -> Data:
         _saved("cifar10", "img", "label", THINGS),
     ]
     parts = obtain("cifar10", folder, sources, _torchvision("CIFAR10"))
-    return _data("cifar10", with_val(parts, share=0.1, seed=seed), THINGS, IMAGENET)
+    return _data("cifar10", add_validation_part(parts, share=0.1, seed=seed), THINGS, IMAGENET)
 
 
 def cifar100(folder: Path, seed: int) -> Data:
@@ -82,7 +83,7 @@ def cifar100(folder: Path, seed: int) -> Data:
         _saved("cifar100", "img", "fine_label", HUNDRED),
     ]
     parts = obtain("cifar100", folder, sources, _torchvision("CIFAR100"))
-    return _data("cifar100", with_val(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
+    return _data("cifar100", add_validation_part(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
 
 
 def svhn(folder: Path, seed: int) -> Data:
@@ -111,7 +112,7 @@ def bloodmnist(folder: Path, seed: int) -> Data:
 
     sources = [Source(("bloodmnist.npz",), lambda place: npz(place / "bloodmnist.npz"))]
     parts = obtain("bloodmnist", folder, sources, Download("medmnist", fetch))
-    return _data("bloodmnist", with_val(parts, share=0.1, seed=seed), CELLS, HALVES)
+    return _data("bloodmnist", add_validation_part(parts, share=0.1, seed=seed), CELLS, HALVES)
 
 
 def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Callable[[Path], Part]) -> Source:
@@ -155,7 +156,7 @@ def _first(place: Path, pattern: str) -> Path:
 
 
 def _data(name: str, parts: Parts, classes: tuple[str, ...], normalisation: Normalisation) -> Data:
-    checked(name, parts, len(classes))
+    validate_parts(name, parts, len(classes))
     train, val, test = (
         TensorDataset(pixels(parts[key].inputs), torch.from_numpy(parts[key].labels))
         for key in ("train", "val", "test")

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from trueup.core.splits import split_indices
 from trueup.io.atomic import errors_name_file, require_file
-from trueup.training.data.dataset import Data, split_off
+from trueup.training.data.dataset import Data
 from trueup.training.data.readers import arrays_in
 from trueup.training.data.sources import Source, files_by_url, obtain
 
@@ -71,8 +72,8 @@ def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: fl
     >>> len(parts.train), len(parts.val), len(parts.test)
     (9, 9, 2)
     """
-    rest, test_rows = split_off(len(y), share=test, seed=seed)
-    train_rows, val_rows = (rest[part] for part in split_off(len(rest), share=val, seed=seed))
+    rest, test_rows = split_indices(len(y), share=test, seed=seed)
+    train_rows, val_rows = (rest[part] for part in split_indices(len(rest), share=val, seed=seed))
     centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)  # a column that never changes
     mean, std = float(y[train_rows].mean()), float(y[train_rows].std()) or 1.0

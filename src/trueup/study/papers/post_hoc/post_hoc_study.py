@@ -47,7 +47,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
 
 def local(options: Options) -> dict[str, Any]:
     """The folder: the file's digest, not its place, is what a result depends on."""
-    return {} if options.data_dir is None else {"folder": str(logits.folder(options.data_dir))}
+    return {} if options.data_dir is None else {"folder": str(logits.logits_folder(options.data_dir))}
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> f"T {row['temperature']:.2f}, NLL {row['nll']:.4f}, ECE {row['ece']:.4f}"
     'T 2.48, NLL 1.3172, ECE 0.0431'
     """
-    val, test = logits.halves(settings)
+    val, test = logits.load_halves(settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # how the fit ended is part of the result
         calibrator = METHODS[settings["method"]](*val)

@@ -12,7 +12,7 @@ from trueup.report.records import Reliability
 from trueup.study.figures import Band, MaxLogits, draw
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
-from trueup.study.papers.rethinking.rethinking_study import choose, main_rows, selectors
+from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -26,7 +26,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     found = {}
     for plan in plans(options):
         ours = main_rows(rows, plan)
-        chosen = choose(ours, selectors(options)[0], plan.candidates)
+        chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
             continue
         grown = [row for row in rows if row["data"] == plan.data]
@@ -69,7 +69,7 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
         for size in growth.sizes:
             alike = [row for row in rows if row["sizes"][0] == size and row["seed"] < growth.seeds]
             tried = {row["coefficient"] for row in alike if row["loss"] == loss}
-            found = choose(alike, by, growth.coefficients).get(loss)
+            found = choose_coefficients(alike, by, growth.coefficients).get(loss)
             # The best of some coefficients is not the best.
             best.append(found[0]["coefficient"] if found and tried >= {*growth.coefficients[loss]} else np.nan)
         side = other if loss == "focal" else ax

@@ -34,7 +34,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     """A cell for each data set, size of the training set, loss, coefficient and seed."""
     if unknown := [name for name in options.methods if name not in TITLES]:
         raise ValueError(f"methods must be among {', '.join(TITLES)}, got {unknown[0]!r}")
-    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing is told without the reference
+    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing can be compared without the reference
     for plan in plans(options):
         seeds = options.seeds or plan.seeds
         candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
@@ -62,14 +62,14 @@ def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
 
 
-def choose(
+def choose_coefficients(
     rows: Rows, by: str, candidates: Mapping[str, Sequence[float]] = CANDIDATES
 ) -> dict[str, list[Mapping[str, Any]]]:
     """Loss → the rows of the coefficient whose figure is least on average, of those that lack no seed and learned.
 
     >>> seen = (1, 0.03), (3, 0.02)
     >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in seen]
-    >>> [row["coefficient"] for row in choose(rows, "val_ece")["focal"]]
+    >>> [row["coefficient"] for row in choose_coefficients(rows, "val_ece")["focal"]]
     [3]
     """
     groups: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
@@ -145,7 +145,7 @@ def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]],
     lines, notes = [], []
     for plan in plans(options):
         title = DATA_TITLES.get(plan.data, plan.data)
-        chosen = choose(main_rows(rows, plan), by, plan.candidates)
+        chosen = choose_coefficients(main_rows(rows, plan), by, plan.candidates)
         lines += [{**row, "set": title} for alike in chosen.values() for row in alike]
         named = [f"{TITLES[loss]} {alike[0]['coefficient']:g}" for loss, alike in chosen.items() if loss != REFERENCE]
         if named:
