@@ -10,7 +10,7 @@ import numpy as np
 
 from scaling import SHOWN, Axis, Curve, Scaling
 from timing import OURS
-from trueup.report import canvas, palette
+from trueup.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def picture(
     for axis, ax in axes.items():
         own = [curve for curve in curves if curve.sweep.axis == axis]
         if not own:
-            canvas.nothing(ax, "nothing was measured")
+            style.write_empty(ax, "nothing was measured")
             continue
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -68,27 +68,27 @@ def picture(
         name_ends(ax, ends)
         fixed = " or ".join(f"{fixed:,}" for fixed in sorted({curve.sweep.fixed for curve in own}))
         other = NAMES["classes" if axis == "n" else "n"]
-        canvas.dress(ax, f"{title}: {fixed} {other}", NAMES[axis].capitalize(), "Seconds" if axis == "n" else "")
+        style.set_labels(ax, f"{title}: {fixed} {other}", NAMES[axis].capitalize(), "Seconds" if axis == "n" else "")
         ax.tick_params(labelleft=True)
     figure.savefig(file, metadata={"Date": None})
 
 
 def draw(ax: Axes, curve: Curve, place: int) -> tuple[float, float, str]:
-    style = canvas.line_style(place)
+    look = style.line_style(place)
     if curve.library == OURS and curve.task == "ece":
-        style["linewidth"] = 2.0
-    ax.plot(curve.sizes, curve.seconds, **style)
-    return float(curve.sizes[-1]), float(curve.seconds[-1]), str(style["color"])
+        look["linewidth"] = 2.0
+    ax.plot(curve.sizes, curve.seconds, **look)
+    return float(curve.sizes[-1]), float(curve.seconds[-1]), str(look["color"])
 
 
 def limit(ax: Axes, curves: Sequence[Curve], fixed: int, per_second: float) -> tuple[str, float, float, str]:
     """The time to read all logits once, in grey."""
     sizes = np.array(sorted({size for curve in curves if curve.sweep.fixed == fixed for size in curve.sweep.sizes}))
     seconds = sizes * fixed / per_second
-    ax.plot(sizes, seconds, color=palette.GREY, linewidth=1.0, linestyle=(0, (4.0, 1.5)), zorder=1)
+    ax.plot(sizes, seconds, color=style.GREY, linewidth=1.0, linestyle=(0, (4.0, 1.5)), zorder=1)
     several = len({curve.sweep.fixed for curve in curves}) > 1
     name = f"read once, {fixed:,}" if several else "read once"
-    return name, float(sizes[-1]), float(seconds[-1]), palette.GREY
+    return name, float(sizes[-1]), float(seconds[-1]), style.GREY
 
 
 def name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
@@ -111,7 +111,7 @@ def name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
             name,
             (x, y),
             (furthest * 1.6, 10**height),
-            fontsize=canvas.TICKS,
+            fontsize=style.TICK_SIZE,
             color=colour,
             va="center",
             arrowprops=arrow,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import trueup
+from trueup.report.audit import method_title
 
 PAGE = Path(__file__).with_name("catalogue.md")
 HEAD = """# Every method
@@ -58,9 +59,9 @@ def section(names: list[str]) -> str:
 
 def fitted(name: str) -> str:
     """How one method fits, with its options."""
-    fit = trueup.METHODS[name]
-    how = " ".join((inspect.getdoc(fit) or "").split("\n\n")[0].split())
-    return f"- `{name}`: {how}{options(fit)}"
+    fit, title = trueup.METHODS[name], method_title(name)
+    how = " ".join((inspect.getdoc(fit) or "").split("\n\n")[0].split()).removeprefix(f"{title}: ")
+    return f"- **{title}** (`{name}`): {how}{options(fit)}"
 
 
 def options(fit: Any) -> str:

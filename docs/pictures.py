@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 import trueup
 from trueup import demo
-from trueup.report.drawings import draw
-from trueup.report.records import reliability
+from trueup.report.figures import draw
+from trueup.report.figures.reliability import reliability
 
 FOLDER = Path(__file__).with_name("images")
 

@@ -12,18 +12,16 @@ import torch
 
 import trueup
 from trueup import demo, metrics
+from trueup.core.formatting import format_number
 from trueup.io.artifacts import read_header
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("plotly", reason="plotly is not installed")
 
-from trueup.demo import camera, story, words
-from trueup.demo.digits import CALIBRATE, LEARN, digits, loader, trained
-from trueup.demo.pictures import repairs
-from trueup.demo.section import camera_html
-from trueup.demo.story import COMPARED, FILES
-from trueup.report.drawings import draw
+from trueup.demo import camera, messages, repair_figure, walkthrough
+from trueup.demo.digits import CALIBRATE, TRAIN, digits, loader, train_network
+from trueup.demo.walkthrough import COMPARED, FILES
 
 METHODS = ("temperature", "svs", "histogram")
 
@@ -38,7 +36,7 @@ class Told:
     touched: bool
     """Whether the global random state is another than before."""
     network: torch.nn.Module
-    shifts: list[camera.Shifted]
+    shifts: list[camera.ShiftResult]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def told(tmp_path_factory) -> Told:
     def refused(*args, **kwargs):
         raise AssertionError("the demo asked for a connection")
 
-    made = {"trained": [], "shifted": []}
+    made = {"train_network": [], "evaluate_shift": []}
 
     def watched(function):
         def called(*args, **options):
@@ -61,14 +59,14 @@ def told(tmp_path_factory) -> Told:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(socket, "create_connection", refused)
         patch.setattr(socket.socket, "connect", refused)
-        patch.setattr(story, "trained", watched(trained))
-        patch.setattr(camera, "shifted", watched(camera.shifted))
+        patch.setattr(walkthrough, "train_network", watched(train_network))
+        patch.setattr(camera, "evaluate_shift", watched(camera.evaluate_shift))
         patch.chdir(place)
         Path("demo").mkdir()
         state = torch.get_rng_state()
-        path = story.tell(Path("demo"), methods=METHODS)
+        path = walkthrough.run_demo(Path("demo"), methods=METHODS)
         touched = not torch.equal(torch.get_rng_state(), state)
-    return Told(out.getvalue(), place, path, touched, *made["trained"], made["shifted"])
+    return Told(out.getvalue(), place, path, touched, *made["train_network"], made["evaluate_shift"])
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +79,27 @@ def found(told):
     return told.shifts
 
 
-def test_the_parts_are_apart_and_dealt_by_the_seed():
+def test_the_parts_are_disjoint_and_split_by_the_seed():
     one, two = digits(0), digits(1)
-    assert [len(labels) for _, labels in (one.learn, one.val, one.test)] == [LEARN, CALIBRATE, 1797 - LEARN - CALIBRATE]
-    together = torch.cat([images for images, _ in (one.learn, one.val, one.test)]).flatten(1)
-    other = torch.cat([images for images, _ in (two.learn, two.val, two.test)]).flatten(1)
+    assert [len(labels) for _, labels in (one.train, one.val, one.test)] == [TRAIN, CALIBRATE, 1797 - TRAIN - CALIBRATE]
+    together = torch.cat([images for images, _ in (one.train, one.val, one.test)]).flatten(1)
+    other = torch.cat([images for images, _ in (two.train, two.val, two.test)]).flatten(1)
     assert torch.equal(together.sum(0), other.sum(0))  # the same digits, each once: sums of sixteenths are exact
-    assert not torch.equal(one.learn[0], two.learn[0])
+    assert not torch.equal(one.train[0], two.train[0])
     assert float(together.min()) == 0
     assert float(together.max()) == 1
 
 
 def test_training_is_repeatable_and_seeded():
-    learn = digits().learn
-    one, two, other = (trained(learn, epochs=2, seed=seed).state_dict() for seed in (0, 0, 1))
+    train = digits().train
+    one, two, other = (train_network(train, epochs=2, seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_network_is_good_but_too_sure(network):
     data = digits()
-    assert metrics.accuracy(*trueup.collect(network, loader(data.learn))) == 1
+    assert metrics.accuracy(*trueup.collect(network, loader(data.train))) == 1
     scores = trueup.evaluate(*trueup.collect(network, loader(data.test)))
     assert 0.9 < scores["accuracy"].value < 0.96
     assert scores["accuracy"].high < scores["confidence"].low
@@ -116,7 +114,7 @@ def test_every_method_is_compared_but_the_four_with_a_reason():
 
 def test_the_camera_damages_and_clamping_repairs(found):
     for each in found:
-        accuracy = {name: each.scores[name, "accuracy"].value for name in words.ROLES}
+        accuracy = {name: each.scores[name, "accuracy"].value for name in messages.ROLES}
         assert accuracy["raw"] < 0.7 < 0.9 < accuracy["clean"]
         assert accuracy["raw"] == accuracy["temperature"]
         assert accuracy["clamping"] > accuracy["raw"] + 0.2
@@ -134,7 +132,7 @@ def test_shifted_scores_are_those_of_the_networks(network, found):
         with torch.no_grad():
             raw, clamped = network(seen), each.clamped(seen)
         assert each.clamped.fit_record.samples == CALIBRATE
-        val = trueup.collect(network, loader(camera.changed(data.val, each.corruption, each.severity)))
+        val = trueup.collect(network, loader(camera.apply_shift(data.val, each.corruption, each.severity)))
         alone = trueup.METHODS["temperature"](*val)(raw)
         for name, logits in (("raw", raw), ("temperature", alone), ("clamping", clamped)):
             assert each.scores[name, "nll"].value == pytest.approx(metrics.nll(logits, data.test[1]), rel=1e-5)
@@ -142,16 +140,16 @@ def test_shifted_scores_are_those_of_the_networks(network, found):
 
 def test_pictures_are_of_the_first_of_each_class(network, found):
     images, labels = digits().test
-    record = repairs(network, (images, labels), found)
-    clean, dim, repaired, *others = record.strips
-    assert [strip.name for strip in record.strips] == ["clean", "contrast", "+ δ", "brightness", "+ δ"]
+    record = repair_figure.repair_figure(network, (images, labels), found)
+    clean, dim, repaired, *others = record.rows
+    assert [row.name for row in record.rows] == ["clean", "contrast", "+ δ", "brightness", "+ δ"]
     for k in range(10):
         first = np.flatnonzero(labels.numpy() == k)[0]
         assert np.array_equal(clean.images[k], images[first, 0].numpy())
         assert clean.right[k] == (clean.label[k] == k)
     np.testing.assert_allclose(dim.images, (clean.images - 0.5) * 0.4 + 0.5, atol=1e-6)
     np.testing.assert_allclose(repaired.images, dim.images + repaired.delta, atol=1e-6)
-    assert record.reach == max(np.abs(repaired.delta).max(), np.abs(others[-1].delta).max())
+    assert record.max_delta == max(np.abs(repaired.delta).max(), np.abs(others[-1].delta).max())
     with torch.no_grad():
         p = torch.softmax(found[0].clamped(torch.tensor(dim.images)[:, None]), dim=1).max(dim=1).values
     np.testing.assert_allclose(repaired.probability, p, atol=1e-6)
@@ -160,37 +158,37 @@ def test_pictures_are_of_the_first_of_each_class(network, found):
 def test_the_drawing_says_what_the_record_holds(network, found):
     import matplotlib.pyplot as plt
 
-    record = repairs(network, digits().test, found)
-    ax = draw(record, title="Digits")
+    record = repair_figure.repair_figure(network, digits().test, found)
+    ax = repair_figure.draw(record, title="Digits")
     said = [text.get_text() for text in ax.texts]
     assert len(ax.images) == 5 * 10 + 2
-    assert sum(text.startswith("≠") for text in said) == sum(int((~strip.right).sum()) for strip in record.strips)
-    assert f"{record.strips[0].label[0]}, {100 * record.strips[0].probability[0]:.0f} %" in said
+    assert sum(text.startswith("≠") for text in said) == sum(int((~row.right).sum()) for row in record.rows)
+    assert f"{record.rows[0].label[0]}, {100 * record.rows[0].probability[0]:.0f} %" in said
     assert ax.get_title(loc="left") == "Digits"
     assert plt.get_fignums() == []
-    assert draw(record, ax) is ax
+    assert repair_figure.draw(record, ax) is ax
 
 
 def test_the_section_tells_the_picture_in_words(network, found):
-    record = repairs(network, digits().test, found)
-    page = camera_html(found, record, b"\x89PNG")
-    counts = [int(strip.right.sum()) for strip in record.strips]
+    record = repair_figure.repair_figure(network, digits().test, found)
+    page = repair_figure.section_html(found, record, b"\x89PNG")
+    counts = [int(row.right.sum()) for row in record.rows]
     assert f"clean {counts[0]}, contrast {counts[1]}, + δ {counts[2]}, brightness {counts[3]}, + δ {counts[4]}." in page
     assert 'src="data:image/png;base64,iVBORw=="' in page
-    assert page.count("<table>") == page.count("earn its place? Yes") == 2
-    assert words.number(found[1].scores["clamping", "ece"].value) in page
+    assert page.count("<table>") == page.count("Does the input shift help? Yes") == 2
+    assert format_number(found[1].scores["clamping", "ece"].value) in page
 
 
 def test_verdicts_tell_what_is_clear_from_what_is_not(found):
     each = found[0]
-    clear = words.camera_verdict(each)
+    clear = messages.shift_verdict(each)
     values = (each.scores[name, "nll"].value for name in ("temperature", "clamping"))
     assert "NLL goes from {:.4f} to {:.4f}".format(*values) in clear
     same = replace(
         each.scores,
         changes={"clamping": {m: replace(i, low=-1, high=1) for m, i in each.scores.changes["clamping"].items()}},
     )
-    assert words.camera_verdict(replace(each, scores=same)).count("does not clearly change") == 3
+    assert messages.shift_verdict(replace(each, scores=same)).count("no significant change") == 3
 
 
 def test_the_global_random_state_is_left_alone(told):
@@ -212,9 +210,9 @@ def test_everything_is_written(told):
 def test_what_is_printed_fits_a_terminal(told):
     out = told.out
     assert max(map(len, out.splitlines())) <= 79
-    for part in ("1. Train", "2. Repair", "3. Change", "4. Take"):
+    for part in ("1. Train", "2. Calibrate", "3. Change", "4. Use"):
         assert f"\n{part}" in out
-    assert "150 times over 200 handwritten digits" in out
+    assert "for 150 epochs on 200 handwritten" in out
 
 
 def test_what_is_printed_is_what_the_files_hold(told):
@@ -223,9 +221,9 @@ def test_what_is_printed_is_what_the_files_hold(told):
     _, name, loss, *values = line.replace("*", "").split()
     test = trueup.load(place / "demo/test.npz")
     calibrated = trueup.load_calibrator(place / "demo/calibrator.safetensors")(test.logits)
-    for metric, value in zip(words.SHOWN, values, strict=True):
+    for metric, value in zip(messages.METRICS, values, strict=True):
         assert trueup.METRICS[metric](calibrated, test.labels) == pytest.approx(float(value), abs=6e-5)
-    assert f"Chosen without a look at the test: {name};" in out
+    assert f"Chosen by cross-validation, without the test digits: {name};" in " ".join(out.split())
     held_out = trueup.cross_fit(name)(*trueup.load(place / "demo/val.npz"))
     assert metrics.nll(held_out, trueup.load(place / "demo/val.npz").labels) == pytest.approx(float(loss), abs=6e-5)
 
@@ -234,11 +232,11 @@ def test_the_three_lines_run(told, monkeypatch):
     out, place = told.out, told.place
     after = out.split("The calibrator in three lines of Python:\n")[1].splitlines()[:3]
     lines = [line.removeprefix("    ") for line in after]
-    assert lines == words.usage(Path("demo"))
+    assert lines == messages.usage(Path("demo"))
     monkeypatch.chdir(place)
     names: dict = {}
     exec("\n".join(lines), names)
-    assert metrics.nll(names["honest"], names["labels"]) < metrics.nll(names["logits"], names["labels"])
+    assert metrics.nll(names["calibrated"], names["labels"]) < metrics.nll(names["logits"], names["labels"])
 
 
 def test_the_table_goes_by_cross_validated_loss_with_what_has_none_last(told):
@@ -256,17 +254,19 @@ def test_the_choice_is_explained():
     pair = np.array([[2.0, 0.0], [0.0, 1.0]] * 20), np.array([0, 1, 1, 1] * 10)
     found = trueup.report.audit.audit(pair, pair, methods=["temperature"], progress=False)
     found = replace(found, losses={"raw": (0.5, 0.1), "temperature": (0.4, 0.1)})
-    assert "temperature; its cross-validated loss is the least." in words.choice(replace(found, chosen="temperature"))
-    assert "raw; of all that are within a standard error of the best (temperature)" in words.choice(
+    assert "temperature; its cross-validated loss is the least." in messages.choice(
+        replace(found, chosen="temperature")
+    )
+    assert "raw; it is the simplest within a standard error of the best (temperature)" in messages.choice(
         replace(found, chosen="raw")
     )
-    failed = words.compared(replace(found, failures={"svs": "too few"}), "No.")
+    failed = messages.comparison(replace(found, failures={"svs": "too few"}), "No.")
     assert "svs could not be fitted: too few" in failed
 
 
 def test_the_front_door_passes_on_its_arguments(monkeypatch, tmp_path, capsys):
     calls = []
-    monkeypatch.setattr("trueup.demo.story.tell", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr("trueup.demo.walkthrough.run_demo", lambda *args, **options: calls.append((args, options)))
     demo.run(tmp_path / "new" / "folder", seed=3, quiet=True)
     assert calls == [((tmp_path / "new" / "folder",), {"seed": 3, "quiet": True})]
     assert (tmp_path / "new" / "folder").is_dir()
@@ -278,7 +278,7 @@ def test_the_front_door_passes_on_its_arguments(monkeypatch, tmp_path, capsys):
 
 def test_quiet_is_quiet(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(camera, "SHIFTS", ())
-    story.tell(tmp_path, quiet=True, epochs=1, methods=("temperature",))
+    walkthrough.run_demo(tmp_path, quiet=True, epochs=1, methods=("temperature",))
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 

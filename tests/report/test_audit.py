@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from trueup import METHODS, Predictions, choose, compare, cross_fit, load
+from trueup.core import arrays
 from trueup.metrics.intervals import Interval
-from trueup.report.audit import DEFAULT, FAST, SLOW, audit, methods_for
-from trueup.report.method_titles import RAW, TITLES, title
-from trueup.report.verdict import verdict
+from trueup.report import report
+from trueup.report.audit import DEFAULT, FAST, RAW, SLOW, Audit, audit, method_title, methods_for
 
 
 def drawn(n=1000, classes=4, sharper=3.0, seed=0):
@@ -80,7 +80,7 @@ def test_one_file_is_cross_fitted():
 def test_calibrated_network_is_left_alone():
     found = audit(drawn(sharper=1.0), drawn(sharper=1.0, seed=1), methods=["temperature"], progress=False)
     assert found.chosen == RAW
-    assert "nothing speaks against its calibration" in found.verdict()
+    assert "No miscalibration of this network is statistically significant" in found.verdict()
 
 
 def test_a_failing_method_is_recorded_and_the_rest_go_on():
@@ -187,8 +187,7 @@ def test_methods_by_size_and_their_names():
     assert methods_for(50_000, 1000) == methods_for(1000, 1000) == methods_for(500_000, 10) == FAST
     assert set(FAST) <= set(DEFAULT)
     assert {*DEFAULT, *FAST, *SLOW} <= set(METHODS)
-    assert set(METHODS) <= set(TITLES)
-    assert title("<my>") == "<my>"
+    assert method_title("<my>") == "<my>"
 
 
 def test_identity_and_raw_are_not_fitted_twice():
@@ -222,26 +221,64 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
     base = some_scores()
     tests = dict(zip(values, (replace(base.tests[RAW], p_value=each) for each in p), strict=True))
     scores = replace(base, values=intervals, tests=tests, changes={"temperature": change})
-    return verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
+    return Audit.verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
 
 
 def test_verdicts():
     assert told(0.971, 0.922, 0.046, 0.009) == (
-        "This network says 97 % when it is right 92 % of the time. Temperature scaling repairs it: its calibration "
-        "error (ECE) falls from 0.046 to 0.009."
+        "This network is overconfident: its mean confidence is 97 %, its accuracy 92 %. Temperature scaling calibrates "
+        "it: the calibration error (ECE) falls from 0.046 to 0.009."
     )
-    assert "repairs most of it" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
-    assert "repairs part of it" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
-    assert "does not clearly fall" in told(0.971, 0.922, 0.046, 0.045, high=0.01)
-    assert "The one method tried does not repair it" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
+    assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90 %")
+    assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
+    assert "removes part of this" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
+    assert "is not statistically significant: 0.046" in told(0.971, 0.922, 0.046, 0.045, high=0.01)
+    assert "The one method tried does not help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
     assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
-        "This network says 92.1 % and is right 91.9 % of the time: nothing speaks against its calibration. "
-        "It needs no repair."
+        "No miscalibration of this network is statistically significant: its mean confidence is 92.1 %, its accuracy "
+        "91.9 %. It needs no calibration."
     )
-    assert "still takes its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
-    assert "No repair makes it clearly better" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4), high=0.1)
-    assert "of some predictions it is too sure" in told(0.921, 0.919, 0.04, 0.01)
-    assert "says 99.7 % when it is right 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
+    assert "still lowers its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
+    assert "No method improves it significantly" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4), high=0.1)
+    assert "overconfident in some predictions" in told(0.921, 0.919, 0.04, 0.01)
+    assert "its mean confidence is 99.7 %, its accuracy 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
+
+
+TITLES = {
+    RAW: "No calibration",
+    "identity": "No calibration",
+    "temperature": "Temperature scaling",
+    "temperature_ece": "Temperature scaling (least ECE)",
+    "temperature_ece_wide": "Temperature scaling (least ECE, wide search)",
+    "temperature_focal": "Temperature scaling (focal loss)",
+    "temperature_brier": "Temperature scaling (Brier score)",
+    "vector": "Vector scaling",
+    "matrix": "Matrix scaling",
+    "ms_odir": "Matrix scaling, ODIR",
+    "dirichlet": "Dirichlet calibration",
+    "dirichlet_odir": "Dirichlet calibration, ODIR",
+    "svs": "Structured vector scaling",
+    "sms": "Structured matrix scaling",
+    "ets": "Ensemble temperature scaling",
+    "isotonic_ovr": "Isotonic regression, one against the rest",
+    "imax_shared": "I-Max binning, classes shared",
+    "diagonal_sms": "Diagonal map, then structured matrix scaling",
+    "auto": "Automatic choice",
+    "clamping": "Neural Clamping",
+}
+
+
+def test_titles_are_those_that_textbooks_have():
+    assert {name: method_title(name) for name in TITLES} == TITLES
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_its_title_first(name):
+    title = method_title(name)
+    assert METHODS[name].__doc__.startswith(f"{title}: ")
+    assert title[0].isupper()
+    assert len(title) < 50
+    assert "." not in title
 
 
 def test_real_network(data):
@@ -249,3 +286,26 @@ def test_real_network(data):
     found = audit(load(file, split="val"), load(file, split="test"), methods=["temperature", "svs"], progress=False)
     assert found.chosen != RAW
     assert found.scores[found.chosen, "ece"].value < 0.02 < found.scores[RAW, "ece"].value
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_pair_is_checked_once(monkeypatch, whole):
+    """Those of calibration and test, and for each method its held-out predictions and those of the test rows."""
+    scans = []
+    check = arrays._check_finite
+    monkeypatch.setattr(arrays, "_check_finite", lambda x, name: scans.append(tuple(x.shape)) or check(x, name))
+    methods = ["temperature", "vector", "histogram", "isotonic", "spline"]
+    found = audit(drawn(300), drawn(200, seed=1), methods=methods, progress=False)
+    if whole:
+        pytest.importorskip("plotly", reason="plotly is not installed")
+        report(found).html()
+    assert sorted(scans) == sorted([(300, 4), (200, 4)] * (1 + len(methods)))
+    assert isinstance(found.predictions[RAW].logits, np.ndarray)
+
+
+def test_labels_that_are_changed_later_do_no_harm():
+    test = drawn(seed=1)
+    found = audit(drawn(), test, methods=["temperature"], progress=False)
+    before = test.labels.copy()
+    test.labels[:] = 10**9
+    np.testing.assert_array_equal(found.predictions["temperature"].labels, before)

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from trueup import compare
-from trueup.report import charts, palette, records, studies
-from trueup.report.charts import DARK, chart
-from trueup.report.explain import numbers, summary
+from trueup.report import (
+    class_errors,
+    comparison,
+    confidence_histogram,
+    reliability,
+    risk_coverage,
+    style,
+    temperature_sweep,
+)
+from trueup.report.figures import chart, numbers, summary
+from trueup.report.style import DARK
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
@@ -24,39 +32,16 @@ def pair(n=500, classes=4, seed=0):
 def made():
     z, y = pair()
     return {
-        "reliability": records.reliability(z, y),
-        "confidences": records.confidences(z, y),
-        "risk_coverage": records.risk_coverage(z, y),
-        "class_errors": records.class_errors(z, y),
-        "temperature_sweep": records.temperature_sweep(z, y),
-        "comparison": records.comparison(compare(raw=(z, y), third=(z / 3, y), more=(2 * z, y))),
+        "reliability": reliability(z, y),
+        "confidence_histogram": confidence_histogram(z, y),
+        "risk_coverage": risk_coverage(z, y),
+        "class_errors": class_errors(z, y),
+        "temperature_sweep": temperature_sweep(z, y),
+        "comparison": comparison(compare(raw=(z, y), third=(z / 3, y), more=(2 * z, y))),
     }
 
 
 RECORDS = made()
-STUDIES = {
-    "learned": studies.learned_epochs({"<ce>": [1, 1, 2, np.inf], "focal": [2, 4, 4, 4]}),
-    "logits": studies.max_logits(
-        [[9.0, 0.0], [8.0, 0.0], [5.0, 0.0], [1.0, 0.0]], [1, 1, 2, np.inf], bounds=[1], bins=2
-    ),
-    "gamma": studies.GammaSweep(np.array([0.0, 1.0]), np.array([0.02, 0.05]), np.ones(2), np.array([0.3, 0.4])),
-    "starts": studies.Starts("ece", ("random", "data"), (np.array([0.04, 0.06]), np.array([0.02]))),
-    "shift": studies.ShiftCurves("ece", np.arange(3), {"raw": np.array([0.1, np.nan, 0.3]), "after": np.ones(3)}),
-}
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_studies_are_drawn(name):
-    figure = json.loads(chart(STUDIES[name]).to_json())
-    assert len(figure["data"]) >= 2
-    assert {*colours(figure)} <= {*DARK, "rgba(0,0,0,0)"}
-    assert "<ce>" not in json.dumps(figure)
-
-
-def test_steps_hold_every_count():
-    figure = chart(STUDIES["learned"])
-    np.testing.assert_array_equal(figure.data[0].x, STUDIES["learned"].edges)
-    np.testing.assert_array_equal(figure.data[0].y[:-1], STUDIES["learned"].counts[0])
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -96,28 +81,28 @@ def test_reliability_shows_bins_with_rows_alone():
     for trace in figure.data:
         assert np.isfinite(np.asarray(trace.x, float)).all()
         assert np.isfinite(np.asarray(trace.y, float)).all()
-    (over,) = [trace for trace in figure.data if trace.name == "says too much"]
+    (over,) = [trace for trace in figure.data if trace.name == "overconfident"]
     assert (np.asarray(over.y, float) < 0).all()
     (band,) = [trace for trace in figure.data if "band" in trace.name]
     np.testing.assert_allclose(np.asarray(band.base, float) + np.asarray(band.y, float), record.high[some])
 
 
 def test_confidences_add_up():
-    right, wrong, *_ = chart(RECORDS["confidences"]).data
+    right, wrong, *_ = chart(RECORDS["confidence_histogram"]).data
     assert np.sum(right.y) + np.sum(wrong.y) == pytest.approx(1.0)
-    assert right.marker.color == palette.BLUE
+    assert right.marker.color == style.BLUE
 
 
 def test_curves_beside_each_other():
     one = RECORDS["risk_coverage"]
     assert [trace.name for trace in chart(one).data] == ["by confidence", "best possible"]
-    assert [trace.name for trace in chart(one, beside=one).data] == ["before", "after", "best possible"]
+    assert [trace.name for trace in chart(one, after=one).data] == ["before", "after", "best possible"]
 
 
 def test_comparison_tells_better_from_worse():
     figure = chart(RECORDS["comparison"], titles={"third": "<i>Third</i>"}, chosen="third")
     members = {trace.name: list(trace.text) for trace in figure.data}
-    assert members == {"as it is": ["raw"], "better": ["&lt;i&gt;Third&lt;/i&gt;"], "worse": ["more"]}
+    assert members == {"uncalibrated": ["raw"], "better": ["&lt;i&gt;Third&lt;/i&gt;"], "worse": ["more"]}
     assert "<b>&lt;i&gt;Third&lt;/i&gt;</b>" in [note.text for note in figure.layout.annotations]
     best, worst = (next(trace.y[0] for trace in figure.data if trace.name == name) for name in ("better", "worse"))
     assert best > worst
@@ -125,7 +110,7 @@ def test_comparison_tells_better_from_worse():
 
 def test_class_names_are_words():
     z, y = pair()
-    record = records.class_errors(z, y, names=["<a href='http://x'>", "b & c", "d" * 90, "e"])
+    record = class_errors(z, y, names=["<a href='http://x'>", "b & c", "d" * 90, "e"])
     shown = chart(record).layout.yaxis.ticktext
     assert "&lt;a href='http://x'&gt;" in shown
     assert max(map(len, shown)) < 60
@@ -149,11 +134,11 @@ def test_words_and_numbers_of_every_record(name):
 
 
 def test_words_say_the_numbers():
-    record = records.reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5)
-    assert "misses the accuracy by 0.400 on average" in summary(record)
-    assert "says 90.0 % and is right 50.0 % of the time: too much" in summary(record)
+    record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5)
+    assert "confidence and accuracy differ by 0.400 on average" in summary(record)
+    assert "has confidence 90.0 % and accuracy 50.0 %: overconfident" in summary(record)
     assert "band of a calibrated network: 1 of 1 bins." in summary(record)
 
 
 def test_the_colours_are_exported():
-    assert charts.DARK[palette.BLUE] != palette.BLUE
+    assert DARK[style.BLUE] != style.BLUE

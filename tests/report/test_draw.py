@@ -1,5 +1,4 @@
 import io
-import math
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -14,30 +13,15 @@ from matplotlib.colors import to_rgb  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from strategies import calibrated  # noqa: E402
-from trueup.clamping.ablation import Row  # noqa: E402
+from trueup import report as r  # noqa: E402
 from trueup.metrics.table import compare  # noqa: E402
-from trueup.models.shift import ShiftRow  # noqa: E402
-from trueup.report import canvas, palette  # noqa: E402
-from trueup.report import records as r  # noqa: E402
-from trueup.report import studies as s  # noqa: E402
-from trueup.report.drawings import draw  # noqa: E402
+from trueup.report import style  # noqa: E402
+from trueup.report.figures import draw  # noqa: E402
 
 LOGITS, LABELS = calibrated(400, 4, temperature=2.0)
 NOTHING = np.zeros((0, 4)), np.zeros(0, dtype=np.int64)
 SURE = np.tile(np.log([[0.97, 0.03]]), (50, 1)), np.arange(50) % 5 // 4
 MANY = np.random.default_rng(0).normal(size=(60, 1000)), np.arange(60) * 7
-
-
-def fitted(start="random", gamma=1.0, ece=0.02):
-    return Row(start, 0.9, 0.5 + gamma / 10, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, 0.3, 0)
-
-
-def shifted(corruptions, severities=range(6)):
-    return [
-        ShiftRow(f"corruption {c}", s, 0.9, 0.3, 0.02 + 0.01 * c * s, 0.5)
-        for c in range(corruptions)
-        for s in severities
-    ]
 
 
 def methods(count, metric="ece"):
@@ -52,9 +36,9 @@ RECORDS = {
     "reliability of nothing": lambda: r.reliability(*NOTHING),
     "reliability of timid": lambda: r.reliability(LOGITS / 9, LABELS),
     "reliability of many classes": lambda: r.reliability(*MANY),
-    "confidences": lambda: r.confidences(LOGITS, LABELS),
-    "confidences of one bin": lambda: r.confidences(*SURE),
-    "confidences of nothing": lambda: r.confidences(*NOTHING),
+    "confidences": lambda: r.confidence_histogram(LOGITS, LABELS),
+    "confidences of one bin": lambda: r.confidence_histogram(*SURE),
+    "confidences of nothing": lambda: r.confidence_histogram(*NOTHING),
     "risk": lambda: r.risk_coverage(LOGITS, LABELS),
     "risk of one row": lambda: r.risk_coverage(LOGITS[:1], LABELS[:1]),
     "risk of no errors": lambda: r.risk_coverage(LOGITS, LOGITS.argmax(axis=1)),
@@ -75,22 +59,6 @@ RECORDS = {
     "comparison of one": lambda: methods(1),
     "comparison of thirty": lambda: methods(30),
     "comparison with NaN": lambda: replace(methods(3), value=np.array([0.1, np.nan, 0.2])),
-    "learned": lambda: s.learned_epochs({"cross-entropy": [1, 2, 2, np.inf], "focal": [3, 9, 9, 40]}),
-    "learned in one epoch": lambda: s.learned_epochs({"run": [1, 1]}),
-    "learned by ten": lambda: s.learned_epochs({f"run {k}": [k + 1, 2 * k + 1] for k in range(10)}),
-    "learned by none": lambda: s.learned_epochs({}),
-    "greatest logits": lambda: s.max_logits(LOGITS, np.where(LABELS == 3, np.inf, 1 + np.arange(400) % 9)),
-    "greatest logits, one band": lambda: s.max_logits(LOGITS[:5], [np.inf] * 5),
-    "gammas": lambda: s.gamma_sweep([fitted(gamma=g / 5, ece=0.01 * g) for g in range(6)]),
-    "one gamma": lambda: s.gamma_sweep([fitted()]),
-    "starts": lambda: s.starts([fitted(start, ece=0.01 * k) for start in ("random", "data") for k in range(5)]),
-    "one start": lambda: s.starts([fitted()]),
-    "starts with NaN": lambda: s.starts([fitted(ece=math.nan), fitted(), fitted("data", ece=math.nan)]),
-    "no starts": lambda: s.starts([]),
-    "shift": lambda: s.shift_curves(shifted(3)),
-    "shift of many": lambda: s.shift_curves(shifted(19)),
-    "shift with holes": lambda: s.shift_curves([*shifted(1), *shifted(12, [1, 5])[12:]]),
-    "no shift": lambda: s.shift_curves([]),
 }
 
 
@@ -136,7 +104,7 @@ def test_the_given_axes_are_drawn_on(record):
     assert draw(record, figure.add_subplot(), title="").get_title(loc="left") == ""
 
 
-@pytest.mark.parametrize("name", ["reliability", "starts"])
+@pytest.mark.parametrize("name", ["reliability", "confidences"])
 def test_vectors_stay_vectors(name):
     ax = draw(made(name))
     svg, pdf = saved(ax, "svg"), saved(ax, "pdf")
@@ -242,7 +210,7 @@ def test_sure_differences_are_marked():
         found = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
         assert found[marked[0]].get_xdata() == [0.1]
         assert found[marked[1]].get_xdata() == [0.3]
-        assert found["no sure difference"].get_xdata() == [0.25]
+        assert found["not significant"].get_xdata() == [0.25]
         assert len({line.get_marker() for line in found.values()}) == 3
 
 
@@ -258,35 +226,28 @@ def test_nothing_is_said_to_be_nothing():
         "confidences of nothing",
         "risk of nothing",
         "classes of nothing",
-        "no shift",
     ):
         assert "no rows" in words_of(draw(made(name)))
 
 
-def test_of_many_curves_the_oddest_are_named():
-    names = words_of(draw(s.shift_curves(shifted(19))))
-    assert {"14 others", "mean of 19", "corruption 18", "corruption 0"} <= set(names)
-    assert len(names) == 7
-
-
 def test_styles_differ_without_colour():
-    places = range(3 * len(palette.SERIES))
-    assert len({(style["linestyle"], style["marker"]) for style in map(canvas.line_style, places)}) == len(places)
-    first = [canvas.line_style(place) for place in range(len(palette.SERIES))]
+    places = range(3 * len(style.SERIES))
+    assert len({(look["linestyle"], look["marker"]) for look in map(style.line_style, places)}) == len(places)
+    first = [style.line_style(place) for place in range(len(style.SERIES))]
     for key in ("color", "linestyle", "marker"):
-        assert len({style[key] for style in first}) == len(first)
-    assert len({canvas.fill_style(place)["hatch"] for place in range(len(palette.SERIES))}) == len(palette.SERIES)
+        assert len({look[key] for look in first}) == len(first)
+    assert len({style.fill_style(place)["hatch"] for place in range(len(style.SERIES))}) == len(style.SERIES)
 
 
 def test_colours_are_those_of_okabe_and_ito():
     for colour, bytes_ in {
-        palette.ORANGE: (230, 159, 0),
-        palette.SKY: (86, 180, 233),
-        palette.GREEN: (0, 158, 115),
-        palette.YELLOW: (240, 228, 66),
-        palette.BLUE: (0, 114, 178),
-        palette.VERMILION: (213, 94, 0),
-        palette.PURPLE: (204, 121, 167),
+        style.ORANGE: (230, 159, 0),
+        style.SKY: (86, 180, 233),
+        style.GREEN: (0, 158, 115),
+        style.YELLOW: (240, 228, 66),
+        style.BLUE: (0, 114, 178),
+        style.VERMILION: (213, 94, 0),
+        style.PURPLE: (204, 121, 167),
     }.items():
         assert tuple(round(255 * part) for part in to_rgb(colour)) == bytes_
 
@@ -298,7 +259,7 @@ def test_names_are_written_as_they_are():
 
 def test_dark_grounds_are_written_on_in_light():
     with matplotlib.rc_context({"axes.labelcolor": "white", "axes.facecolor": "black"}):
-        ax = draw(r.confidences(LOGITS, LABELS))
+        ax = draw(r.confidence_histogram(LOGITS, LABELS))
     assert {line.get_color() for line in ax.lines} == {"white"}
 
 
@@ -312,12 +273,10 @@ def test_a_real_network_is_drawn_quietly(data):
         pair = file["test_logits"], file["test_labels"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for make in (r.reliability, r.confidences, r.risk_coverage, r.class_errors):
+        for make in (r.reliability, r.confidence_histogram, r.risk_coverage, r.class_errors):
             draw(make(*pair)).figure.draw_without_rendering()
 
 
-def test_the_room_gives_the_function_also_after_its_file_was_imported():
-    import trueup.report
-
-    assert trueup.report.draw is draw
-    assert callable(trueup.report.draw)
+def test_the_package_gives_the_function_also_after_its_modules_were_imported():
+    assert r.draw is draw
+    assert callable(r.reliability)

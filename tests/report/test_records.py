@@ -13,10 +13,10 @@ from strategies import calibrated, pairs
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.metrics.table import compare
-from trueup.report.records import (
+from trueup.report import (
     class_errors,
     comparison,
-    confidences,
+    confidence_histogram,
     reliability,
     risk_coverage,
     temperature_sweep,
@@ -107,7 +107,7 @@ def test_fifty_thousand_rows_are_quick():
 @given(pairs(), st.integers(1, 20))
 def test_right_and_wrong_add_up(pair, bins):
     logits, labels = pair
-    record = confidences(logits, labels, bins=bins)
+    record = confidence_histogram(logits, labels, bins=bins)
     confidence, correct = reference.top_label(logits, labels)
     index = [reference.equal_width_index(reference.snap(c, bins), bins) for c in confidence]
     for b in range(bins):
@@ -145,7 +145,9 @@ def test_the_area_is_the_metric_however_few_points_are_kept():
 def test_class_errors_are_those_of_the_loop(pair, bins):
     record = class_errors(*pair, bins=bins)
     expected = np.array(reference.class_calibration_errors(*pair, bins))
-    np.testing.assert_allclose(np.stack([record.error, record.said, record.seen], axis=1), expected, atol=1e-9)
+    np.testing.assert_allclose(
+        np.stack([record.error, record.probability, record.frequency], axis=1), expected, atol=1e-9
+    )
     assert record.error.mean() == pytest.approx(metrics.sce(*pair, bins=bins), abs=1e-9)
     assert record.names == tuple(str(k) for k in range(pair[0].shape[1]))
 
@@ -192,7 +194,7 @@ def test_one_method_compares_with_nothing():
 
 
 def test_nothing_gives_nan():
-    found = reliability(*NOTHING), confidences(*NOTHING), risk_coverage(*NOTHING), class_errors(*NOTHING)
+    found = reliability(*NOTHING), confidence_histogram(*NOTHING), risk_coverage(*NOTHING), class_errors(*NOTHING)
     assert math.isnan(found[0].ece)
     assert (found[0].rows, found[0].count.sum()) == (0, 0)
     assert np.isnan(found[0].low).all()
@@ -200,10 +202,10 @@ def test_nothing_gives_nan():
     assert math.isnan(found[1].accuracy)
     assert len(found[2].risk) == 0
     assert math.isnan(found[2].aurc)
-    assert np.isnan([found[3].error, found[3].said, found[3].seen]).all()
+    assert np.isnan([found[3].error, found[3].probability, found[3].frequency]).all()
 
 
-@pytest.mark.parametrize("make", [reliability, confidences, risk_coverage, class_errors, temperature_sweep])
+@pytest.mark.parametrize("make", [reliability, confidence_histogram, risk_coverage, class_errors, temperature_sweep])
 def test_torch_and_lists_and_halves_are_welcome(make):
     logits, labels = calibrated(30, 3)
     logits = logits.astype(np.float32)
@@ -217,7 +219,10 @@ def test_torch_and_lists_and_halves_are_welcome(make):
         (lambda z, y: reliability(z, y, level=1.5), "level must lie between 0 and 1, got 1.5"),
         (lambda z, y: reliability(z, y, resamples=0), "resamples must be a whole number of at least 1, got 0"),
         (lambda z, y: reliability(z, y, bins=0), "bins must be a whole number of at least 1, got 0"),
-        (lambda z, y: confidences(z, y[:-1]), "labels must have 30 entries, one for each row of logits, got 29"),
+        (
+            lambda z, y: confidence_histogram(z, y[:-1]),
+            "labels must have 30 entries, one for each row of logits, got 29",
+        ),
         (lambda z, y: risk_coverage(z, y, points=1), "points must be at least 2, got 1"),
         (lambda z, y: class_errors(z, y, names=["a"]), "names must have 3 entries, one a class, got 1"),
         (lambda z, y: temperature_sweep(z, y, temperatures=[1, 0]), "temperatures must be a list of positive numbers"),

@@ -12,8 +12,7 @@ import pytest
 
 from trueup import METHODS, Predictions
 from trueup.report import Report, report
-from trueup.report.audit import audit
-from trueup.report.method_titles import RAW
+from trueup.report.audit import RAW, audit
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 

@@ -86,7 +86,7 @@ def test_a_fit_ends_in_a_verdict_and_scores(job, pair):
     assert job["state"] == "done"
     assert job["done"] == 2
     result = job["result"]
-    assert result["verdict"].startswith("This network says")
+    assert result["verdict"].startswith("This network is")
     assert list(result["scores"]["methods"]) == ["raw", "temperature", "histogram"]
     assert not result["cross_fitted"]
     assert result["scores"]["methods"]["raw"]["metrics"]["ece"]["value"] == pytest.approx(metrics.ece(*pair), abs=1e-12)

@@ -32,7 +32,7 @@ def measured(page):
 def test_from_the_example_to_the_calibrator(page, tmp_path):
     measured(page)
     verdict = page.inner_text("#verdict")
-    assert "This network says" in verdict
+    assert "This network is" in verdict
     assert "falls from" in verdict
     assert page.locator("#methods tbody tr").count() == 4
     assert page.locator("#methods tr.chosen .tag").inner_text() == "chosen"

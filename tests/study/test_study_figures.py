@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies import calibrated
 from trueup.clamping.ablation import Row
 from trueup.clamping.shift_benchmark import Repaired
 from trueup.models.shift import ShiftRow, by_severity
@@ -113,6 +114,80 @@ def test_what_is_wrong_is_said(call, said):
         call()
 
 
+def shifted(corruptions, severities=range(6)):
+    return [
+        ShiftRow(f"corruption {c}", s, 0.9, 0.3, 0.02 + 0.01 * c * s, 0.5)
+        for c in range(corruptions)
+        for s in severities
+    ]
+
+
+LOGITS, LABELS = calibrated(400, 4, temperature=2.0)
+RECORDS = {
+    "learned": lambda: learned_epochs({"cross-entropy": [1, 2, 2, np.inf], "focal": [3, 9, 9, 40]}),
+    "learned in one epoch": lambda: learned_epochs({"run": [1, 1]}),
+    "learned by ten": lambda: learned_epochs({f"run {k}": [k + 1, 2 * k + 1] for k in range(10)}),
+    "learned by none": lambda: learned_epochs({}),
+    "greatest logits": lambda: max_logits(LOGITS, np.where(LABELS == 3, np.inf, 1 + np.arange(400) % 9)),
+    "greatest logits, one band": lambda: max_logits(LOGITS[:5], [np.inf] * 5),
+    "gammas": lambda: gamma_sweep([fitted(gamma=g / 5, ece=0.01 * g) for g in range(6)]),
+    "one gamma": lambda: gamma_sweep([fitted()]),
+    "starts": lambda: starts([fitted(start, ece=0.01 * k) for start in ("random", "data") for k in range(5)]),
+    "one start": lambda: starts([fitted()]),
+    "starts with NaN": lambda: starts([fitted(ece=math.nan), fitted(), fitted("data", ece=math.nan)]),
+    "no starts": lambda: starts([]),
+    "shift": lambda: shift_curves(shifted(3)),
+    "shift of many": lambda: shift_curves(shifted(19)),
+    "shift with holes": lambda: shift_curves([*shifted(1), *shifted(12, [1, 5])[12:]]),
+    "no shift": lambda: shift_curves([]),
+}
+
+
+@pytest.fixture(params=RECORDS)
+def record(request):
+    return RECORDS[request.param]()
+
+
+def words_of(ax):
+    legend = [text.get_text() for text in ax.get_legend().get_texts()] if ax.get_legend() else []
+    return [*(text.get_text() for text in ax.texts), *legend]
+
+
+def test_every_record_is_drawn_in_a_column_and_leaves_no_trace(record):
+    matplotlib = pytest.importorskip("matplotlib", reason="drawings need matplotlib")
+    from matplotlib import _pylab_helpers
+
+    before = dict(matplotlib.rcParams)
+    ax = draw(record)
+    assert ax.figure.get_figwidth() == pytest.approx(3.3)
+    ax.figure.draw_without_rendering()
+    assert dict(matplotlib.rcParams) == before
+    assert _pylab_helpers.Gcf.get_all_fig_managers() == []
+    assert ax.get_xlabel()
+    assert ax.get_ylabel() or [label.get_text() for label in ax.get_yticklabels()]
+    assert ax.get_title(loc="left")
+
+
+def test_the_given_axes_are_drawn_on(record):
+    figure = pytest.importorskip("matplotlib.figure", reason="drawings need matplotlib").Figure()
+    others, given = figure.subplots(1, 2)
+    assert draw(record, given, title="mine") is given
+    assert given.get_title(loc="left") == "mine"
+    assert not others.has_data()
+    assert draw(record, figure.add_subplot(), title="").get_title(loc="left") == ""
+
+
+def test_no_rows_are_said_to_be_none():
+    pytest.importorskip("matplotlib", reason="drawings need matplotlib")
+    assert "no rows" in words_of(draw(shift_curves([])))
+
+
+def test_of_many_curves_the_oddest_are_named():
+    names = words_of(draw(shift_curves(shifted(19))))
+    assert {"14 others", "mean of 19", "corruption 18", "corruption 0"} <= set(names)
+    assert len(names) == 7
+
+
 def test_bands_of_learned_epochs_by_hand():
     tops = np.array([10.0, 9.0, 6.0, 5.0, 7.0, 1.0, 0.5])
     learned = np.array([1, 1, 2, 3, 9, 10, np.inf])
@@ -156,60 +231,3 @@ def test_one_band_has_no_area_and_wrong_epochs_are_named():
         max_logits(z, [1, 2, np.nan])
     with pytest.raises(ValueError, match="bins must be"):
         max_logits(z, [1, 2, 3], bins=0)
-
-
-MANY = [ShiftRow(f"corruption {c}", s, 0.9, 0.3, 0.02 + 0.01 * c * s, 0.5) for c in range(19) for s in range(6)]
-LOGITS = np.random.default_rng(0).normal(size=(400, 4))
-RECORDS = {
-    "learned": lambda: learned_epochs({"cross-entropy": [1, 2, 2, np.inf], "focal": [3, 9, 9, 40]}),
-    "learned in one epoch": lambda: learned_epochs({"run": [1, 1]}),
-    "learned by ten": lambda: learned_epochs({f"run {k}": [k + 1, 2 * k + 1] for k in range(10)}),
-    "learned by none": lambda: learned_epochs({}),
-    "greatest logits": lambda: max_logits(LOGITS, np.where(LOGITS[:, 0] > 1, np.inf, 1 + np.arange(400) % 9)),
-    "greatest logits, one band": lambda: max_logits(LOGITS[:5], [np.inf] * 5),
-    "gammas": lambda: gamma_sweep([fitted(gamma=g / 5, ece=0.01 * g) for g in range(6)]),
-    "one gamma": lambda: gamma_sweep([fitted()]),
-    "starts": lambda: starts([fitted(start, ece=0.01 * k) for start in ("random", "data") for k in range(5)]),
-    "one start": lambda: starts([fitted()]),
-    "starts with NaN": lambda: starts([fitted(ece=math.nan), fitted(), fitted("data", ece=math.nan)]),
-    "no starts": lambda: starts([]),
-    "shift": lambda: shift_curves(MANY[:18]),
-    "shift of many": lambda: shift_curves(MANY),
-    "no shift": lambda: shift_curves([]),
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_every_record_is_drawn_on_new_or_given_axes(name):
-    matplotlib = pytest.importorskip("matplotlib", reason="drawings need matplotlib")
-    from matplotlib.figure import Figure
-
-    before = dict(matplotlib.rcParams)
-    ax = draw(RECORDS[name]())
-    assert ax.figure.get_figwidth() == pytest.approx(3.3)
-    ax.figure.draw_without_rendering()
-    assert dict(matplotlib.rcParams) == before
-    assert ax.get_xlabel()
-    assert ax.get_ylabel()
-    assert ax.get_title(loc="left")
-    others, given_axes = Figure().subplots(1, 2)
-    assert draw(RECORDS[name](), given_axes, title="mine") is given_axes
-    assert given_axes.get_title(loc="left") == "mine"
-    assert not others.has_data()
-
-
-def test_of_many_curves_the_oddest_are_named():
-    pytest.importorskip("matplotlib", reason="drawings need matplotlib")
-    names = [text.get_text() for text in draw(shift_curves(MANY)).get_legend().get_texts()]
-    assert {"14 others", "mean of 19", "corruption 18", "corruption 0"} <= set(names)
-    assert len(names) == 7
-
-
-def test_no_rows_are_said_to_be_none():
-    pytest.importorskip("matplotlib", reason="drawings need matplotlib")
-    assert "no rows" in [text.get_text() for text in draw(shift_curves([])).texts]
-
-
-def test_what_is_no_record_is_refused():
-    with pytest.raises(TypeError, match="record must be one of trueup.report's records, got int"):
-        draw(3)

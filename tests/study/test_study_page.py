@@ -26,7 +26,7 @@ def tables(rows, options):
 
 
 def figures(rows, options):
-    from trueup.report.canvas import axes_for
+    from trueup.report.style import axes_for
 
     ax = axes_for(None)
     ax.plot([0, 1], [row["ece"] for row in rows][:2], label="curve")

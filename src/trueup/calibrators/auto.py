@@ -16,7 +16,7 @@ LEAN = ("identity", "temperature", "ets", "svs")
 
 
 def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
-    """Temperature scaling, then histogram binning of the confidence: `chain("temperature", "histogram")`.
+    """Temperature scaling, then histogram binning: `chain("temperature", "histogram")`.
 
     Not for ranking: confidences of one bin become equal.
     """
@@ -24,7 +24,7 @@ def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
 
 
 def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
-    """One increasing map for all logits, then structured matrix scaling: `chain("diagonal", "sms")`.
+    """Diagonal map, then structured matrix scaling: `chain("diagonal", "sms")`.
 
     The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
     keep the predicted class.
@@ -40,7 +40,7 @@ def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
 
 
 def auto(logits: Any, labels: Any) -> Calibrator:
-    """Choose among `CHOICES`, or `LEAN` for many classes, by cross-validated likelihood.
+    """Automatic choice: choose among `CHOICES`, or `LEAN` for many classes, by cross-validated likelihood.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

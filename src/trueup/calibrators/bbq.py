@@ -58,7 +58,7 @@ class BBQ(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Weigh all binnings of each class at once, on sums over its sorted probabilities."""
+        """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
         z, y = as_tensors(logits, labels, at_least=1)
         of_class, binnings = members(y, z.shape[1]), _binnings(len(z))
         curves = [

@@ -59,7 +59,9 @@ class Beta(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the rest refitted."""
+        """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
+        rest refitted.
+        """
         z, y = as_tensors(logits, labels, at_least=1)
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import log_probs_and_rests
-from trueup.core.arrays import as_logits, as_tensors, upcast_half
+from trueup.core.arrays import as_logits, as_tensors, take_rows, upcast_half
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -149,7 +149,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
         z, y = as_tensors(logits, labels, at_least=folds)
         out = torch.empty_like(z)
         for train, test in k_fold(z, y, folds):
-            out[test] = method(z[train], y[train])(z[test])
+            out[test] = method(*take_rows(z, y, train))(z[test])
         return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
 
     return calibrated
@@ -266,6 +266,6 @@ def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.n
     """The score of every row under a calibrator that has not seen it."""
     found = np.empty(len(z))
     for train, test in k_fold(z, y, folds):
-        calibrated = method(z[train], y[train])(z[test])
+        calibrated = method(*take_rows(z, y, train))(z[test])
         found[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
     return found

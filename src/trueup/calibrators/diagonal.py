@@ -64,7 +64,7 @@ class Diagonal(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, knots: int = 8) -> Self:
-        """Minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
+        """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")

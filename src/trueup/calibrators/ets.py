@@ -70,7 +70,7 @@ class EnsembleTemperature(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll") -> Self:
-        """Minimise the loss in T alone, then in the weights."""
+        """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
         z, y = as_tensors(logits, labels, at_least=1)
         scale = scale_of(z)
         if loss == "brier":

@@ -58,7 +58,7 @@ class Histogram(TopLabel):
         edges: Literal["width", "mass"] = "width",
         empty: Empty = "midpoint",
     ) -> Self:
-        """Count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
+        """Histogram binning: count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
         z, y = as_tensors(logits, labels, at_least=1)
         if edges not in ("width", "mass"):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
@@ -79,7 +79,7 @@ class Histogram(TopLabel):
 
     @classmethod
     def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
-        """Fit with bins of equal mass, none of which is empty."""
+        """Histogram binning, equal mass: fit with bins of equal mass, none of which is empty."""
         return cls.fit(logits, labels, bins=bins, edges="mass")
 
 
@@ -120,7 +120,9 @@ class HistogramOvR(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint") -> Self:
-        """Count each class's labels in the bins of its probability; an empty one gets midpoint, zero or mean."""
+        """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
+        one gets midpoint, zero or mean.
+        """
         z, y = as_tensors(logits, labels, at_least=1)
         places = slack_edges(bins, z)
         tally = Bins.of(z, y, bins=bins, classwise=True)

@@ -30,6 +30,6 @@ class Identity(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Check the pair, as every method does."""
+        """No calibration: check the pair, as every method does."""
         as_tensors(logits, labels, at_least=1)
         return cls()

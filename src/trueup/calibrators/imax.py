@@ -69,7 +69,7 @@ class IMax(TopLabel):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
-        """Alternate from representatives drawn at random, then count hits in the bins."""
+        """I-Max binning: alternate from representatives drawn at random, then count hits in the bins."""
         z, y = as_tensors(logits, labels, at_least=1)
         odds = _top_odds(upcast_half(z)).cpu().numpy()
         hit = confidences(z)[1] == y.cpu().numpy()
@@ -110,7 +110,7 @@ class IMaxShared(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
-        """Alternate from representatives drawn at random, then count labels in the bins."""
+        """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
         z, y = as_tensors(logits, labels, at_least=1)
         size = max(1, _BLOCK // z.shape[1])
         parts = [_odds(upcast_half(z[start : start + size]).double()) for start in range(0, len(z), size)]

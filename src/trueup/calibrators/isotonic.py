@@ -61,7 +61,7 @@ class Isotonic(TopLabel):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Pool adjacent violators."""
+        """Isotonic regression: pool adjacent violators."""
         z, y = as_tensors(logits, labels, at_least=1)
         confidence, hits = confidences_and_hits(z, y, quick=True)
         knots, values = pooled(confidence, confidence[hits > 0])
@@ -106,12 +106,12 @@ class IsotonicOvR(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Pool adjacent violators in each class."""
+        """Isotonic regression, one against the rest: pool adjacent violators in each class."""
         return cls._fitted(*as_tensors(logits, labels, at_least=1), temperature=1.0)
 
     @classmethod
     def fit_scaled(cls, logits: Any, labels: Any) -> Self:
-        """Fit a temperature first, then the curves to what it gives."""
+        """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
         z, y = as_tensors(logits, labels, at_least=1)
         scaler = Temperature.fit(z, y)
         return cls._fitted(scaler(upcast_half(z)), y, float(scaler.temperature), scaler.certificate)
@@ -169,7 +169,7 @@ class IsotonicPooled(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Pool adjacent violators among all classes' probabilities."""
+        """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
         z, y = as_tensors(logits, labels, at_least=1)
         of_class = members(y, z.shape[1])
         blocks = list(class_probs(z))

@@ -65,7 +65,7 @@ class Vector(Linear):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise the negative log-likelihood."""
+        """Vector scaling: minimise the negative log-likelihood."""
         z, y = as_tensors(logits, labels, at_least=1)
         problem = Problem(z, y, Penalty(diagonal=TINY, bias=TINY), vector=True)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
@@ -89,7 +89,7 @@ class Matrix(Linear):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, penalty: float = SMALL) -> Self:
-        """Minimise the negative log-likelihood, with an L2 penalty on everything."""
+        """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y = as_tensors(logits, labels, at_least=1)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty))
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
@@ -97,7 +97,7 @@ class Matrix(Linear):
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
-        """MS-ODIR: penalise what is off the diagonal, and the bias."""
+        """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y = as_tensors(logits, labels, at_least=2)
         weight, bias, certificate = regularised(z, y, **options)
         return _certified(cls(weight, bias), certificate)
@@ -126,14 +126,14 @@ class Dirichlet(Linear):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, **options: Any) -> Self:
-        """L2 on the whole matrix; the bias is free."""
+        """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
         z, y = as_tensors(logits, labels, at_least=2)
         weight, bias, certificate = regularised(z, y, on="log_probs", l2=True, **options)
         return _certified(cls(weight, bias), certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
-        """Penalise what is off the diagonal, and the bias."""
+        """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
         z, y = as_tensors(logits, labels, at_least=2)
         weight, bias, certificate = regularised(z, y, on="log_probs", **options)
         return _certified(cls(weight, bias), certificate)
@@ -169,12 +169,12 @@ class Structured(Linear):
 
     @classmethod
     def fit_vector(cls, logits: Any, labels: Any) -> Self:
-        """SVS: a vector of deviations."""
+        """Structured vector scaling: a vector of deviations (SVS)."""
         return cls._fit(logits, labels, diagonal=True)
 
     @classmethod
     def fit_matrix(cls, logits: Any, labels: Any) -> Self:
-        """SMS: a matrix of deviations."""
+        """Structured matrix scaling: a matrix of deviations (SMS)."""
         return cls._fit(logits, labels, diagonal=False)
 
     @classmethod

@@ -74,7 +74,7 @@ class OrderInvariant(Calibrator):
     def fit(
         cls, logits: Any, labels: Any, *, hidden: int = 100, epochs: int = 40, batch: int = 256, seed: int = 0
     ) -> Self:
-        """Train the network by Adam on the likelihood, from temperature scaling."""
+        """Order-invariant network: train the network by Adam on the likelihood, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         temperature = Temperature.fit(z, y).temperature
         ordered, place = upcast_half(z).double().sort(dim=1, descending=True)

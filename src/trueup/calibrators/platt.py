@@ -53,7 +53,7 @@ class Platt(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise each class's cross-entropy against the drawn-in labels."""
+        """Platt scaling: minimise each class's cross-entropy against the drawn-in labels."""
         z, y = as_tensors(logits, labels, at_least=1)
         slopes, offsets, certificates = [], [], []
         for classes, log_p, log_rest in class_blocks(z):

@@ -151,7 +151,7 @@ class DensityRatio(ProximityInformed):
         rule: Rule = "distance",
         mirrored: bool = False,
     ) -> Self:
-        """Keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
+        """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
         x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
         points = torch.stack([top, near], dim=1)
         return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
@@ -216,7 +216,7 @@ class BinMeanShift(ProximityInformed):
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
     ) -> Self:
-        """Take the mean gap in each cell."""
+        """Bin-mean shift: take the mean gap in each cell."""
         x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
         proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)

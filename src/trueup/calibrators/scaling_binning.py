@@ -60,7 +60,9 @@ class ScalingBinning(TopLabel):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0) -> Self:
-        """Fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at random."""
+        """Scaling-binning: fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at
+        random.
+        """
         z, y = as_tensors(logits, labels, at_least=3 if splits == 3 else 1)
         if splits not in (1, 3):
             raise ValueError(f"splits must be 1 or 3, got {splits!r}")

@@ -59,7 +59,7 @@ class Spline(TopLabel):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, monotone: bool = False) -> Self:
-        """Solve for the six knots; with `monotone`, pool what falls."""
+        """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
         z, y = as_tensors(logits, labels, at_least=KNOTS)
         curve = _recalibration(*confidences_and_hits(z, y), monotone)
         return cls(curve.knots, curve.values, 1 / (len(z) + 2))

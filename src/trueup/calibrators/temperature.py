@@ -62,7 +62,7 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
-        """Minimise the negative log-likelihood, by Newton steps in 1/T from a subsample's optimum."""
+        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
         z, y = as_tensors(logits, labels, at_least=1)
         beta, certificate = inverse_temperature(z, y)
         return cls.ended(beta, certificate, scale_of(z))
@@ -82,7 +82,8 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE, bins: int = BINS) -> Self:
-        """Take the temperature of a grid with the least ECE; of equal ones the one nearest to 1 (in its logarithm).
+        """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
+        nearest to 1 (in its logarithm).
 
         The default grid is 0.001 … 5.000; `WIDE` is 0.01 … 10.00.
         """
@@ -96,12 +97,14 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit_ece_wide(cls, logits: Any, labels: Any) -> Self:
-        """Take the temperature of 0.01 … 10.00 with the least ECE."""
+        """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
         return cls.fit_ece(logits, labels, temperatures=WIDE)
 
     @classmethod
     def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0) -> Self:
-        """Minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since it is not convex."""
+        """Temperature scaling (focal loss): minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since
+        it is not convex.
+        """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
         beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
@@ -111,7 +114,7 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any) -> Self:
-        """Minimise the mean squared distance from the one-hot label."""
+        """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
         beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
         if certificate.status == "bound":
             warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)

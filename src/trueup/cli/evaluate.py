@@ -183,7 +183,7 @@ def print_scores(scores: Scores, *, quiet: bool = False) -> None:
 
 def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
     """The table of methods, the choice and the verdict."""
-    from trueup.report.method_titles import title
+    from trueup.report.audit import method_title
 
     scores = found.scores
     many = len(scores.methods) > 2
@@ -193,7 +193,9 @@ def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False)
     shown = metrics or (NARROW if many else scores.metrics)
     print_table(_only(scores, shown).table())
     legend = scores.notes()[0] if many else ""
-    chosen = "" if found.chosen == "raw" else f"Chosen by cross-validation: {found.chosen}, {title(found.chosen)}."
+    chosen = (
+        "" if found.chosen == "raw" else f"Chosen by cross-validation: {found.chosen}, {method_title(found.chosen)}."
+    )
     print_remarks(legend, chosen, found.verdict(), quiet=quiet)
 
 

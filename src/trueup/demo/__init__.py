@@ -1,4 +1,4 @@
-"""The whole of it in a minute: a network that is too sure of itself, its repair, and a camera that changes."""
+"""A demo of one minute: an overconfident network, its calibration, and a camera that changes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ NEEDS = {"sklearn": "sklearn", "matplotlib": "report", "plotly": "report"}
 
 
 def run(folder: str | os.PathLike[str] = "demo", *, seed: int = 0, quiet: bool = False) -> Path:
-    """Train a small network on digits, repair its confidence, shift its camera, and write what came of it to a folder.
+    """Train a small network on digits, calibrate it, shift its camera, and write the results to a folder.
 
     The folder gets `report.html`, whose path is returned, `repair.png`, `calibrator.safetensors`, and the pairs
-    `val.npz` and `test.npz` that the calibrator was fitted and judged on. Nothing is fetched. Unless `quiet`, the
-    story is printed.
+    `val.npz` and `test.npz` that the calibrator was fitted and evaluated on. Nothing is downloaded. Unless `quiet`,
+    each step is explained on the terminal.
     """
     missing = [module for module in NEEDS if find_spec(module) is None]
     if missing:
         extras = ",".join(dict.fromkeys(NEEDS[module] for module in missing))
         raise ImportError(f"the demo needs {', '.join(missing)}: pip install 'trueup[{extras}]'")
-    place = Path(folder)
-    if place.exists() and not place.is_dir():
-        raise ValueError(f"folder must be a folder, or not be there yet, got the file {place}")
-    place.mkdir(parents=True, exist_ok=True)
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder must be a folder, or not be there yet, got the file {path}")
+    path.mkdir(parents=True, exist_ok=True)
     if not quiet:
         print("Is a network's confidence honest, and can it be made so?", flush=True)
-    from trueup.demo.story import tell  # after a first line, for torch takes seconds to import
+    from trueup.demo.walkthrough import run_demo  # after a first line, for torch takes seconds to import
 
-    return tell(place, seed=seed, quiet=quiet)
+    return run_demo(path, seed=seed, quiet=quiet)

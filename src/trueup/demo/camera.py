@@ -1,4 +1,4 @@
-"""A camera that changes: what it does to a network, and what calibration on its new pictures can repair."""
+"""A camera that changes: what the shift does to a network, and what calibration on shifted images can repair."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS, corrupt
 
 SHIFTS = (("contrast", 4), ("brightness", 4))
-"""What happens to the camera, with its severity."""
+"""Corruptions, with their severities."""
 METRICS = ("accuracy", "confidence", "nll", "ece")
 LEVEL = 0.95
 """Of the intervals."""
 
 CLEAN, RAW, KEPT, REFITTED, CLAMPED = "clean", "raw", "kept", "temperature", "clamping"
-"""Before the shift; after it the network as it is, with the calibrator of before, with a temperature fitted anew, and
-clamped, also fitted anew."""
+"""Before the shift; after it the uncalibrated network, with the calibrator fitted before, with a temperature fitted to
+shifted images, and clamped, fitted to the same images."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shifted:
-    """A network behind a changed camera, as it is and repaired."""
+class ShiftResult:
+    """A network on images of a changed camera, uncalibrated and calibrated in several ways."""
 
     corruption: str
     severity: int
     scores: Scores
-    """On the test images; paired changes are those from temperature alone."""
+    """On the test images; paired changes are from temperature scaling."""
     clamped: Clamped
 
     @property
     def setting(self) -> str:
-        """What became of every pixel x."""
+        """The formula of the shift for a pixel x."""
         amount = CORRUPTIONS[self.corruption].settings[self.severity - 1]
         return f"(x − ½)·{amount:g} + ½" if self.corruption == "contrast" else f"x + {amount:g}"
 
 
-def shifted(
+def evaluate_shift(
     network: nn.Module, data: Digits, corruption: str, severity: int, *, kept: Calibrator, seed: int = 0
-) -> Shifted:
+) -> ShiftResult:
     """Shift calibration and test images alike, fit on the first, and score on the second.
 
     `kept` is the calibrator that was fitted before the camera changed.
     """
-    val, test = (changed(part, corruption, severity) for part in (data.val, data.test))
+    val, test = (apply_shift(part, corruption, severity) for part in (data.val, data.test))
     temperature = Temperature.fit(*collect(network, loader(val), progress=False))
     clamped = clamp(network, loader(val), seed=seed, progress=False)
     networks = {
@@ -60,9 +60,9 @@ def shifted(
     }
     pairs = {name: collect(each, loader(test), progress=False) for name, each in networks.items()}
     pairs[CLEAN] = collect(network, loader(data.test), progress=False)
-    return Shifted(corruption, severity, compare(pairs, metrics=METRICS, level=LEVEL, seed=seed), clamped)
+    return ShiftResult(corruption, severity, compare(pairs, metrics=METRICS, level=LEVEL, seed=seed), clamped)
 
 
-def changed(images: Images, corruption: str, severity: int) -> Images:
-    """The same digits as the changed camera shows them."""
+def apply_shift(images: Images, corruption: str, severity: int) -> Images:
+    """The same digits through the changed camera."""
     return corrupt(images[0], corruption, severity), images[1]

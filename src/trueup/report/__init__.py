@@ -1,4 +1,4 @@
-"""Numbers become frozen records, records become drawings, and drawings one page."""
+"""Reports on calibration: an audit of a network and its calibration, figures as frozen records, and the page."""
 
 from __future__ import annotations
 
@@ -6,59 +6,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trueup.report.charts import chart
-    from trueup.report.drawings import draw
+    from trueup.report.audit import Audit, method_title
+    from trueup.report.figures import chart, draw, numbers, summary
+    from trueup.report.figures.class_errors import class_errors
+    from trueup.report.figures.comparison import comparison
+    from trueup.report.figures.confidence_histogram import confidence_histogram
+    from trueup.report.figures.reliability import reliability
+    from trueup.report.figures.risk_coverage import risk_coverage
+    from trueup.report.figures.temperature_sweep import temperature_sweep
     from trueup.report.page import Report, report
-    from trueup.report.records import (
-        class_errors,
-        comparison,
-        confidences,
-        reliability,
-        risk_coverage,
-        temperature_sweep,
-    )
-    from trueup.report.studies import gamma_sweep, learned_epochs, max_logits, shift_curves, starts
 
-_WHERE = {
+_MODULES = {
+    "Audit": "audit",
     "Report": "page",
-    "chart": "charts",
-    "class_errors": "records",
-    "comparison": "records",
-    "confidences": "records",
-    "draw": "drawings",
-    "gamma_sweep": "studies",
-    "learned_epochs": "studies",
-    "max_logits": "studies",
-    "reliability": "records",
+    "chart": "figures",
+    "class_errors": "figures.class_errors",
+    "comparison": "figures.comparison",
+    "confidence_histogram": "figures.confidence_histogram",
+    "draw": "figures",
+    "method_title": "audit",
+    "numbers": "figures",
+    "reliability": "figures.reliability",
     "report": "page",
-    "risk_coverage": "records",
-    "shift_curves": "studies",
-    "starts": "studies",
-    "temperature_sweep": "records",
+    "risk_coverage": "figures.risk_coverage",
+    "summary": "figures",
+    "temperature_sweep": "figures.temperature_sweep",
 }
 
 __all__ = [
+    "Audit",
     "Report",
     "chart",
     "class_errors",
     "comparison",
-    "confidences",
+    "confidence_histogram",
     "draw",
-    "gamma_sweep",
-    "learned_epochs",
-    "max_logits",
+    "method_title",
+    "numbers",
     "reliability",
     "report",
     "risk_coverage",
-    "shift_curves",
-    "starts",
+    "summary",
     "temperature_sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(f"trueup.report.{_WHERE[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"trueup.report.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'trueup.report' has no attribute {name!r}")
 
 

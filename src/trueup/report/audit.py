@@ -1,4 +1,4 @@
-"""The whole question at once: how calibrated is a network, which method repairs it best, and by how much."""
+"""An audit: how calibrated a network is, which method calibrates it best, and by how much."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -18,15 +18,22 @@ from torch import Tensor
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit, cross_fit, simplest
-from trueup.core.arrays import as_logits, as_tensors, upcast_half
+from trueup.core.arrays import as_tensors, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
+from trueup.core.formatting import format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import Scores, compare
 from trueup.registry import METHODS
-from trueup.report.method_titles import RAW, title
-from trueup.report.verdict import verdict
+
+Pair = tuple[Tensor, Tensor]
+"""Logits (n, classes) and labels (n,), checked."""
+
+RAW = "raw"
+"""The uncalibrated network among the methods."""
+_TITLES = {RAW: "No calibration", "clamping": "Neural Clamping"}
+"""Of what is compared with the methods and is none of METHODS."""
 
 DEFAULT = (
     "temperature",
@@ -39,14 +46,24 @@ DEFAULT = (
     "sms",
     "diagonal_sms",
 )
-"""What is tried unless told otherwise, the simplest first: the best of each kind."""
+"""The methods tried by default, the simplest first: the best of each kind."""
 FEW_CLASSES = 20
 SLOW = ("dirichlet_odir",)
-"""Tried as well where there are no more than that many classes."""
+"""Tried as well if there are at most `FEW_CLASSES` classes."""
 FAST = ("temperature", "histogram", "isotonic", "svs")
-"""What is tried on very many numbers."""
+"""The methods tried on `MANY` logits."""
 MANY = 5_000_000
-"""Logits from which on they are very many."""
+
+
+def method_title(name: str) -> str:
+    """The textbook name of a method, which its docstring begins with; other names stay as they are.
+
+    >>> method_title("temperature"), method_title("my own")
+    ('Temperature scaling', 'my own')
+    """
+    if name in METHODS:
+        return (METHODS[name].__doc__ or name).partition(":")[0]
+    return _TITLES.get(name, name)
 
 
 def methods_for(rows: int, classes: int) -> tuple[str, ...]:
@@ -62,32 +79,39 @@ def methods_for(rows: int, classes: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What was found of a network and of every repair that was tried."""
+    """How calibrated a network is, without calibration and after each method."""
 
     scores: Scores
-    """Of the network as it is ("raw") and of each method on the test rows, with paired changes."""
+    """Of the uncalibrated network ("raw") and of each method on the test rows, with paired changes."""
     chosen: str
     """The simplest method within a standard error of the least cross-validated loss, perhaps "raw"; never by test."""
     losses: Mapping[str, tuple[float, float]]
     """Cross-validated negative log-likelihood on the calibration rows, and its standard error."""
     calibrators: Mapping[str, Calibrator]
     """Fitted on all calibration rows."""
-    predictions: Mapping[str, Predictions]
-    """On the test rows; where there are none apart, each row's by a calibrator that has not seen it."""
+    pairs: Mapping[str, Pair]
+    """Test predictions as checked tensors; without test rows, each row's by a calibrator fitted on the other folds."""
     seconds: Mapping[str, float]
     failures: Mapping[str, str]
     """Why a method could not be fitted."""
     warnings: Mapping[str, tuple[str, ...]]
-    """What a fit that ended well had to say."""
+    """Of the fits that succeeded."""
     calibration_rows: int
     cross_fitted: bool
     folds: int
     bins: int
     seed: int
 
+    @cached_property
+    def predictions(self) -> Mapping[str, Predictions]:
+        """Test predictions as NumPy arrays."""
+        labels = self.pairs[RAW][1].cpu().numpy()
+        arrays = {name: Predictions(z.cpu().numpy(), labels) for name, (z, _) in self.pairs.items()}
+        return MappingProxyType(arrays)
+
     def verdict(self) -> str:
-        """One or two sentences in plain words."""
-        return verdict(self)
+        """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
+        return _verdict(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -95,11 +119,11 @@ class Audit:
             "schema": 1,
             "verdict": self.verdict(),
             "chosen": self.chosen,
-            "titles": {name: title(name) for name in (*self.scores.methods, *self.failures)},
+            "titles": {name: method_title(name) for name in (*self.scores.methods, *self.failures)},
             "losses": {name: {"nll": loss, "error": error} for name, (loss, error) in self.losses.items()},
             "seconds": dict(self.seconds),
             "failures": dict(self.failures),
-            "warnings": {name: list(said) for name, said in self.warnings.items()},
+            "warnings": {name: list(messages) for name, messages in self.warnings.items()},
             "calibration_rows": self.calibration_rows,
             "cross_fitted": self.cross_fitted,
             "folds": self.folds,
@@ -124,49 +148,49 @@ def audit(
 ) -> Audit:
     """Fit every method on the calibration pair, choose one by cross-validation there, and score all on the test pair.
 
-    Without a test pair every row is scored by a calibrator that has not seen it. The choice is that of
-    `combine.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
-    error of the least. A method that fails is recorded, and the others go on. `extra` puts test predictions that were
-    made elsewhere into the same table. `on_step(name, done, total)` is called before each method is fitted.
+    Without a test pair every row is scored by a calibrator fitted on the other folds. The choice is that of
+    `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
+    error of the least. A method that fails is recorded, and the others go on. `extra` adds test predictions that were
+    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> found = audit((3 * z[:1000], y[:1000]), (3 * z[1000:], y[1000:]), methods=["temperature", "vector"])
-    >>> found.chosen
+    >>> result = audit((3 * z[:1000], y[:1000]), (3 * z[1000:], y[1000:]), methods=["temperature", "vector"])
+    >>> result.chosen
     'temperature'
-    >>> print(found.verdict())
-    This network says 82 % when it is right 62 % of the time. Temperature scaling repairs it: its calibration error
-    (ECE) falls from 0.207 to 0.032.
+    >>> print(result.verdict())
+    This network is overconfident: its mean confidence is 82 %, its accuracy 62 %. Temperature scaling calibrates it:
+    the calibration error (ECE) falls from 0.207 to 0.032.
     """
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds must be a whole number of at least 2, got {folds!r}")
-    z, y = _computable(*as_tensors(*val, at_least=2 * folds))
-    fits = _fits(methods_for(*z.shape) if methods is None else methods, extra or {})
-    shown = (z, y) if test is None else _computable(*as_tensors(*test, at_least=1))
-    if shown[0].shape[1] != z.shape[1]:
-        raise ValueError(f"test must have the {z.shape[1]} classes of the calibration rows, got {shown[0].shape[1]}")
-    truth = shown[1].cpu().numpy()
-    made = _Made(fits, (z, y), None if test is None else shown[0], folds, truth)
-    made.predictions[RAW] = Predictions(shown[0].cpu().numpy(), truth)
-    made.losses[RAW] = score_rows(z, y).nll
-    for done, name in enumerate(track(list(fits), label="fitting", enabled=progress)):
+    val_pair = _as_pair(val, at_least=2 * folds)
+    classes = val_pair[0].shape[1]
+    fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, extra or {})
+    test_pair = val_pair if test is None else _as_pair(test, at_least=1)
+    if test_pair[0].shape[1] != classes:
+        raise ValueError(f"test must have the {classes} classes of the calibration rows, got {test_pair[0].shape[1]}")
+    runs = _Runs(val_pair, None if test is None else test_pair, folds)
+    runs.pairs[RAW] = test_pair
+    runs.losses[RAW] = score_rows(*val_pair).nll
+    for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
         if on_step is not None:
             on_step(name, done, len(fits))
-        made.add(name)
+        runs.add(name, fit)
+    scores = compare({**runs.pairs, **(extra or {})}, bins=bins, level=level, seed=seed)
     for name, pair in (extra or {}).items():
-        made.predictions[name] = Predictions(*pair)
-    scores = compare(made.predictions, bins=bins, level=level, seed=seed)
+        runs.pairs[name] = trusted_tensors(*pair)
     return Audit(
         scores=scores,
-        chosen=simplest(made.losses),
-        losses=MappingProxyType({name: _mean_and_error(found) for name, found in made.losses.items()}),
-        calibrators=MappingProxyType(made.calibrators),
-        predictions=MappingProxyType(made.predictions),
-        seconds=MappingProxyType(made.seconds),
-        failures=MappingProxyType(made.failures),
-        warnings=MappingProxyType(made.warnings),
-        calibration_rows=len(z),
+        chosen=simplest(runs.losses),
+        losses=MappingProxyType({name: _mean_and_error(losses) for name, losses in runs.losses.items()}),
+        calibrators=MappingProxyType(runs.calibrators),
+        pairs=MappingProxyType(runs.pairs),
+        seconds=MappingProxyType(runs.seconds),
+        failures=MappingProxyType(runs.failures),
+        warnings=MappingProxyType(runs.warnings),
+        calibration_rows=len(val_pair[0]),
         cross_fitted=test is None,
         folds=folds,
         bins=bins,
@@ -174,56 +198,55 @@ def audit(
     )
 
 
-class _Made:
-    """What the methods gave, one after another."""
+class _Runs:
+    """The results of the methods, which are added one after another."""
 
-    def __init__(
-        self, fits: Mapping[str, Fit], val: tuple[Tensor, Tensor], test: Tensor | None, folds: int, truth: np.ndarray
-    ) -> None:
-        self.fits, self.val, self.test, self.folds, self.truth = fits, val, test, folds, truth
+    def __init__(self, val: Pair, test: Pair | None, folds: int) -> None:
+        self.val, self.test, self.folds = val, test, folds
         self.losses: dict[str, np.ndarray] = {}
         self.calibrators: dict[str, Calibrator] = {}
-        self.predictions: dict[str, Predictions] = {}
+        self.pairs: dict[str, Pair] = {}
         self.seconds: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.warnings: dict[str, tuple[str, ...]] = {}
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, fit: Fit) -> None:
         started = perf_counter()
         # What the interpreter does with warnings is one state for all threads: one fit at a time may change it.
-        with RECORDING, warnings.catch_warnings(record=True) as caught:
+        with WARNINGS_LOCK, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                self._fit(name)
+                self._fit(name, fit)
             except Exception as error:
                 self.failures[name] = _reason(error)
         self.seconds[name] = perf_counter() - started
         if caught:
             self.warnings[name] = tuple(dict.fromkeys(" ".join(str(w.message).split()) for w in caught))
 
-    def _fit(self, name: str) -> None:
-        fit, (z, y) = self.fits[name], self.val
-        held_out = as_logits(cross_fit(_applied_in_parts(fit), folds=self.folds)(z, y))
-        loss = score_rows(held_out, y).nll
+    def _fit(self, name: str, fit: Fit) -> None:
+        z, y = self.val
+        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y), y)
+        loss = score_rows(*held_out).nll
         calibrator = fit(z, y)
-        after = held_out if self.test is None else as_logits(_apply(calibrator, self.test))
-        self.losses[name], self.calibrators[name] = loss, calibrator
-        self.predictions[name] = Predictions(after.cpu().numpy(), self.truth)
+        after = held_out if self.test is None else as_tensors(_apply(calibrator, self.test[0]), self.test[1])
+        self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
 
 
-RECORDING = threading.RLock()
-_PART = 1 << 18  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster
+WARNINGS_LOCK = threading.RLock()
+_CHUNK = (
+    1 << 18
+)  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster
 
 
 def _apply(calibrator: Calibrator, logits: Tensor) -> Tensor:
     after = torch.empty_like(logits)
-    step = max(1, _PART // logits.shape[1])
-    for start in range(0, len(logits), step):
-        after[start : start + step] = calibrator(logits[start : start + step])
+    rows = max(1, _CHUNK // logits.shape[1])
+    for start in range(0, len(logits), rows):
+        after[start : start + rows] = calibrator(logits[start : start + rows])
     return after
 
 
-def _applied_in_parts(fit: Fit) -> Callable[[Tensor, Tensor], Any]:
+def _apply_in_chunks(fit: Fit) -> Callable[[Tensor, Tensor], Any]:
     return lambda logits, labels: partial(_apply, fit(logits, labels))
 
 
@@ -246,12 +269,55 @@ def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:
     return float(losses.mean()), float(losses.std() / np.sqrt(len(losses)))
 
 
-def _computable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return upcast_half(logits), labels
+def _as_pair(pair: tuple[Any, Any], *, at_least: int) -> Pair:
+    """Checked tensors, half precision as float32; the labels a copy, since they are indices and outlast the call."""
+    z, y = as_tensors(*pair, at_least=at_least)
+    return as_tensors(upcast_half(z), y.clone())
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    if isinstance(error, ValueError) and said:
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).split())
+    if isinstance(error, ValueError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _verdict(audit: Audit) -> str:
+    scores, chosen = audit.scores, audit.chosen
+    confidence, accuracy = (scores[RAW, metric].value for metric in ("confidence", "accuracy"))
+    before = scores[RAW, "ece"].value
+    close = abs(confidence - accuracy) < 0.01
+    digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
+    shares = (format_percent(share, digits) for share in (confidence, accuracy))
+    means = "its mean confidence is {}, its accuracy {}".format(*shares)
+    if scores.tests[RAW].p_value > 0.05:
+        opening = f"No miscalibration of this network is statistically significant: {means}."
+        if chosen == RAW:
+            return f"{opening} It needs no calibration."
+        if scores.changes[chosen]["nll"].high >= 0:
+            return f"{opening} No method improves it significantly."
+        losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
+        return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
+    if close:
+        opening = (
+            f"On average this network's confidence is right ({means}), but it is overconfident in some predictions and "
+            "underconfident in others."
+        )
+    else:
+        side = "overconfident" if confidence > accuracy else "underconfident"
+        opening = f"This network is {side}: {means}."
+    if chosen == RAW:
+        tried = len(audit.calibrators)
+        none = "The one method tried does not help" if tried == 1 else f"None of the {tried} methods helps"
+        return f"{opening} {none}." if tried else f"{opening} No method could be tried."
+    after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
+    if change.high >= 0:
+        return (
+            f"{opening} {method_title(chosen)} is the best of the methods by log-loss, but the change of the "
+            f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
+        )
+    calibrated = scores.tests[chosen].p_value > 0.05
+    how = "calibrates it" if calibrated else "removes most of this" if after < before / 2 else "removes part of this"
+    return (
+        f"{opening} {method_title(chosen)} {how}: the calibration error (ECE) falls from {before:.3f} to {after:.3f}."
+    )

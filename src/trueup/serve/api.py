@@ -22,8 +22,7 @@ from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import evaluate as scored
 from trueup.registry import METHODS, METRICS
-from trueup.report.audit import DEFAULT, Audit
-from trueup.report.method_titles import RAW, title
+from trueup.report.audit import DEFAULT, RAW, Audit, method_title
 from trueup.serve import diagrams as pictures
 from trueup.serve import models, uploads
 from trueup.serve.example import example
@@ -232,7 +231,7 @@ def _progress(id: str, job: Job) -> models.JobInfo:
         id=id,
         state=job.state,
         methods=list(job.methods),
-        titles={name: title(name) for name in (RAW, *job.methods)},
+        titles={name: method_title(name) for name in (RAW, *job.methods)},
         fitting=job.fitting,
         done=job.done,
         error=job.error,
@@ -242,7 +241,7 @@ def _progress(id: str, job: Job) -> models.JobInfo:
 
 def _listed(name: str, thing: Any, default: bool) -> models.Listed:
     summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
-    return models.Listed(name=name, title=title(name), summary=summary, default=default)
+    return models.Listed(name=name, title=method_title(name), summary=summary, default=default)
 
 
 def _found(job: Job) -> Audit:

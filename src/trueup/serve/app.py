@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from trueup.core.version import __version__
 from trueup.core.wording import of_files
-from trueup.report.charts import DARK
+from trueup.report.style import DARK
 from trueup.serve import monitor_routes as watching
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard

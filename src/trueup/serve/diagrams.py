@@ -12,8 +12,8 @@ from trueup import metrics
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import compare
-from trueup.report.charts import chart
-from trueup.report.records import reliability
+from trueup.report.figures import chart
+from trueup.report.figures.reliability import reliability
 from trueup.serve.models import Curve, Difference
 
 RESAMPLES = 400

@@ -75,7 +75,7 @@ class Job:
         """Bytes in memory, those of the data with them, since the job keeps it alive."""
         total = self.val.size + (self.test.size if self.test else 0)
         if self.found is not None:
-            total += sum(pair.logits.nbytes for pair in self.found.predictions.values())
+            total += sum(logits.nbytes for logits, _ in self.found.pairs.values())
             buffers = (buffer for calibrator in self.found.calibrators.values() for buffer in calibrator.buffers())
             total += sum(buffer.nbytes for buffer in buffers)
         return total

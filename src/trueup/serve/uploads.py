@@ -20,7 +20,7 @@ from trueup.core.wording import of_files
 from trueup.io.formats import FORMATS, file_list
 from trueup.io.predictions import Predictions, load
 from trueup.io.sanity import looks_like_probabilities
-from trueup.report.audit import RECORDING as ONE_AT_A_TIME
+from trueup.report.audit import WARNINGS_LOCK
 from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
 
@@ -149,7 +149,7 @@ def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
         return [load(path, logits=columns, labels=options.labels, probs=options.probs, split=half) for half in splits]
 
     if options.probs:  # only these warn, and what one user's file gives rise to must not be told to another
-        with ONE_AT_A_TIME, warnings.catch_warnings(record=True) as caught:
+        with WARNINGS_LOCK, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = halves()
         notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))

@@ -19,14 +19,14 @@ from trueup.clamping.shift_benchmark import Repaired
 from trueup.core.arrays import as_logits, as_vector
 from trueup.metrics import ranking
 from trueup.models.shift import ShiftRow
-from trueup.report import canvas, drawings, palette
-from trueup.report.labels import label
+from trueup.report import figures, style
+from trueup.report.style import label
 from trueup.training.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_CURVES = len(palette.SERIES)
+_CURVES = len(style.SERIES)
 """As many curves can be distinguished; of more, the most extreme are named and the others drawn thin."""
 
 
@@ -40,7 +40,7 @@ def draw(record: Any, ax: Axes | None = None, *, title: str | None = None) -> Ax
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('Learned epoch', 'Training samples (%)')
     """
-    return drawings.draw(record, ax, title=title)
+    return figures.draw(record, ax, title=title)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,18 +92,20 @@ def _epochs(name: str, run: Any) -> np.ndarray:
 @draw.register(LearnedEpochs)
 def _draw_learned_epochs(record: LearnedEpochs, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A histogram a run, as outlines, in per cent of its samples."""
-    ax = canvas.axes_for(ax)
+    ax = style.axes_for(ax)
     for place, name in enumerate(record.names):
         total = max(int(record.counts[place].sum() + record.never[place]), 1)
         words = f"{name}: mean {record.means[place]:.1f}, {100 * record.never[place] / total:.1f} % never"
-        style = {key: value for key, value in canvas.line_style(place).items() if not key.startswith("marker")}
-        ax.stairs(100 * record.counts[place] / total, record.edges, label=words, **style)
+        look = {key: value for key, value in style.line_style(place).items() if not key.startswith("marker")}
+        ax.stairs(100 * record.counts[place] / total, record.edges, label=words, **look)
     ax.set(xlim=(record.edges[0], record.edges[-1]), ylim=(0, None))
     ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     if not record.names:
-        canvas.nothing(ax, "no runs")
-    canvas.dress(ax, "When samples were learned" if title is None else title, "Learned epoch", "Training samples (%)")
-    canvas.legend(ax, at="upper right")
+        style.write_empty(ax, "no runs")
+    style.set_labels(
+        ax, "When samples were learned" if title is None else title, "Learned epoch", "Training samples (%)"
+    )
+    style.legend(ax, loc="upper right")
     return ax
 
 
@@ -174,20 +176,20 @@ def max_logits(logits: Any, learned: Any, *, bounds: Sequence[float] | None = No
 @draw.register(MaxLogits)
 def _draw_max_logits(record: MaxLogits, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A histogram a band of epochs, each in per cent of its own samples."""
-    ax = canvas.axes_for(ax)
+    ax = style.axes_for(ax)
     for place, band in enumerate(record.bands):
         span = f"epoch {band.first:g}" if band.first == band.last else f"epochs {band.first:g}–{band.last:g}"
         words = f"{'never learned' if np.isinf(band.first) else span} ({band.count.sum():,})"
         shares = 100 * band.count / max(int(band.count.sum()), 1)
-        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **canvas.fill_style(place))
+        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **style.fill_style(place))
     if not record.bands:
-        canvas.nothing(ax, "no samples")
+        style.write_empty(ax, "no samples")
     ax.set_ylim(0, None)
-    canvas.dress(
+    style.set_labels(
         ax, "Greatest logit by learned epoch" if title is None else title, "Greatest logit", "Samples of the band (%)"
     )
     apart = "" if np.isnan(record.auc) else f", AUC {record.auc:.3f}"
-    canvas.legend(ax, title=f"range {record.range:.2f}{apart}", alignment="left")
+    style.legend(ax, title=f"range {record.range:.2f}{apart}", alignment="left")
     return ax
 
 
@@ -226,16 +228,16 @@ def gamma_sweep(rows: Iterable[Row]) -> GammaSweep:
 @draw.register(GammaSweep)
 def _draw_gamma_sweep(record: GammaSweep, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """ECE on the left; loss and entropy, both in nats, on the right."""
-    ax = canvas.axes_for(ax)
+    ax = style.axes_for(ax)
     other = ax.twinx()
     for side, values, name, place in (
         (ax, record.ece, "ECE", 0),
         (other, record.loss, "loss", 1),
         (other, record.entropy, "entropy", 2),
     ):
-        side.plot(record.gammas, values, **canvas.line_style(place), label=name)
-    canvas.dress(ax, "Exponent of the focal loss" if title is None else title, "γ", "ECE")
-    canvas.second_axis(ax, other, "Loss and entropy (nats)")
+        side.plot(record.gammas, values, **style.line_style(place), label=name)
+    style.set_labels(ax, "Exponent of the focal loss" if title is None else title, "γ", "ECE")
+    style.second_axis(ax, other, "Loss and entropy (nats)")
     return ax
 
 
@@ -266,23 +268,23 @@ def starts(rows: Iterable[Row], metric: str = "ece") -> Starts:
 @draw.register(Starts)
 def _draw_starts(record: Starts, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A box a start, and every fit as a point."""
-    ax = canvas.axes_for(ax)
+    ax = style.axes_for(ax)
     values = [found[np.isfinite(found)] for found in record.values]
     if values:
-        line = {"color": canvas.ink(ax), "linewidth": 0.9}
+        line = {"color": style.text_color(ax), "linewidth": 0.9}
         shown = ax.boxplot(
             values, widths=0.5, patch_artist=True, showfliers=False, medianprops=line, whiskerprops=line, capprops=line
         )
         for place, box in enumerate(shown["boxes"]):
-            box.set(linewidth=0.9, **canvas.fill_style(place))
+            box.set(linewidth=0.9, **style.fill_style(place))
         for place, found in enumerate(values):
-            point = {**canvas.line_style(place), "linestyle": "", "markeredgecolor": canvas.ink(ax)}
+            point = {**style.line_style(place), "linestyle": "", "markeredgecolor": style.text_color(ax)}
             ax.plot(np.full(len(found), place + 1.0), found, **point, markeredgewidth=0.4, zorder=3)
     else:
-        canvas.nothing(ax, "no fits")
+        style.write_empty(ax, "no fits")
     words = "Fits from different starts" if title is None else title
-    canvas.dress(ax, words, "Start", label(record.metric))
-    names = [f"{canvas.shortened(name, 14)}\n({len(found)})" for name, found in zip(record.names, values, strict=True)]
+    style.set_labels(ax, words, "Start", label(record.metric))
+    names = [f"{style.shorten(name, 14)}\n({len(found)})" for name, found in zip(record.names, values, strict=True)]
     ax.set_xticks(range(1, len(names) + 1), labels=names)
     return ax
 
@@ -330,7 +332,7 @@ def shift_curves(
 @draw.register(ShiftCurves)
 def _draw_shift_curves(record: ShiftCurves, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A curve a series; of many, those furthest from the mean are named."""
-    ax = canvas.axes_for(ax)
+    ax = style.axes_for(ax)
     named = list(record.series)
     if len(named) > _CURVES:
         all_curves = np.array(list(record.series.values()))
@@ -338,21 +340,21 @@ def _draw_shift_curves(record: ShiftCurves, ax: Axes | None = None, *, title: st
         mean = np.where(seen, all_curves, 0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
         far = np.where(seen, np.abs(all_curves - mean), 0).sum(axis=1)
         chosen = set(np.argsort(-far, kind="stable")[: _CURVES - 2].tolist())
-        others: dict[str, Any] = {"color": palette.GREY, "linewidth": 0.6}
+        others: dict[str, Any] = {"color": style.GREY, "linewidth": 0.6}
         rest = [name for place, name in enumerate(named) if place not in chosen]
         for place, name in enumerate(rest):
             words = f"{len(rest)} others" if not place else None
             ax.plot(record.severities, record.series[name], **others, label=words, zorder=1)
-        ax.plot(record.severities, mean, color=canvas.ink(ax), linewidth=2, label=f"mean of {len(named)}")
+        ax.plot(record.severities, mean, color=style.text_color(ax), linewidth=2, label=f"mean of {len(named)}")
         named = [name for place, name in enumerate(named) if place in chosen]
     for place, name in enumerate(named):
-        ax.plot(record.severities, record.series[name], **canvas.line_style(place), label=name)
+        ax.plot(record.severities, record.series[name], **style.line_style(place), label=name)
     if not named:
-        canvas.nothing(ax, "no rows")
+        style.write_empty(ax, "no rows")
     ax.set_xticks(record.severities)
     name = label(record.metric)
-    canvas.dress(ax, f"{name} under shift" if title is None else title, "Severity of the shift", name)
-    canvas.legend(ax)
+    style.set_labels(ax, f"{name} under shift" if title is None else title, "Severity of the shift", name)
+    style.legend(ax)
     return ax
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trueup.models.shift import ShiftRow
-from trueup.report import canvas
+from trueup.report import style
 from trueup.study.figures import draw, shift_curves
 from trueup.study.grid import Options, Rows, product
 from trueup.study.statistics import LEVEL
@@ -149,22 +149,22 @@ def _alignment(name: str, rows: Rows) -> Any:
     """Mean error against mean uncertainty in parts of equal size; of an honest network they are the same."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    ax = canvas.axes_for(None, height=3.0)
+    ax = style.axes_for(None, height=3.0)
     kind, ends = kind_of(rows[0]), []
     for place, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         curve = np.mean([np.array(row["curve"])[:, :2] for row in rows if row["method"] == method], axis=0)
-        ax.plot(*np.maximum(curve, 1e-6).T, **canvas.line_style(place), label=title(method, kind))
+        ax.plot(*np.maximum(curve, 1e-6).T, **style.line_style(place), label=title(method, kind))
         ends.append(np.maximum(curve, 1e-6))
     low, high = float(np.min(ends)), float(np.max(ends))
-    ax.plot([low, high], [low, high], color=canvas.ink(ax), linewidth=0.6, linestyle=":", zorder=0)
+    ax.plot([low, high], [low, high], color=style.text_color(ax), linewidth=0.6, linestyle=":", zorder=0)
     ax.set(xscale="log", yscale="log")
     subs = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)  # more would run into each other
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
-    canvas.dress(ax, f"Error and uncertainty: {name}", "mean uncertainty u", "mean error e")
-    canvas.legend(ax, at="lower right")
+    style.set_labels(ax, f"Error and uncertainty: {name}", "mean uncertainty u", "mean error e")
+    style.legend(ax, loc="lower right")
     return ax.figure
 
 

@@ -27,7 +27,7 @@ from trueup.core.arrays import as_tensors
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect
 from trueup.registry import METHODS
-from trueup.report.records import Reliability, reliability
+from trueup.report.figures.reliability import Reliability, reliability
 from trueup.study.grid import Options, Study, product
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables

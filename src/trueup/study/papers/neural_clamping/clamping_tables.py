@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import Row
-from trueup.report.records import Reliability
+from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import draw, gamma_sweep, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trueup.report import canvas, palette
-from trueup.report.records import Reliability
+from trueup.report import style
+from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
@@ -52,10 +52,10 @@ def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
         for place, (name, words) in enumerate(STAGES.items()):
             _curve(ax, place, *_by_coefficient(rows, plan, loss, name), words)
             level = [100 * row[name] for row in rows if row["loss"] == REFERENCE]
-            ax.axhline(float(np.mean(level)), color=palette.SERIES[place], linewidth=0.7, linestyle=":")
+            ax.axhline(float(np.mean(level)), color=style.SERIES[place], linewidth=0.7, linestyle=":")
         if loss == "norm":
             ax.set_xscale("log")
-            canvas.plain_log_ticks(ax, np.array(plan.candidates[loss]))
+            style.plain_log_ticks(ax, np.array(plan.candidates[loss]))
         _finish(ax, f"{TITLES[loss]} (dotted: {TITLES[REFERENCE]})", letter, "ECE (%)")
     if plan.growth:
         _best_by_size(axes[3], grown, plan.growth, by)
@@ -73,10 +73,10 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
             # The best of some coefficients is not the best.
             best.append(found[0]["coefficient"] if found and tried >= {*growth.coefficients[loss]} else np.nan)
         side = other if loss == "focal" else ax
-        side.plot(growth.sizes, best, **canvas.line_style(place), label=letter)
+        side.plot(growth.sizes, best, **style.line_style(place), label=letter)
     _log_sizes(ax, growth.sizes)
-    canvas.dress(ax, "Best coefficient by size", "Training samples", "ε, α")
-    canvas.second_axis(ax, other, "γ")
+    style.set_labels(ax, "Best coefficient by size", "Training samples", "ε, α")
+    style.second_axis(ax, other, "γ")
 
 
 def diagrams(chosen: Chosen) -> Any:
@@ -138,8 +138,8 @@ def sweep(rows: Rows) -> Any:
     p = np.linspace(0.01, 1, 200)
     for place, (loss, value) in enumerate(SWEEP):
         weight = (1 - p) ** value if loss == "focal" else (1 + p) ** value
-        style = {**canvas.line_style(place), "marker": ""}
-        axes[0].plot(p, -weight * np.log(p), **style, label=_named(loss, value))
+        look = {**style.line_style(place), "marker": ""}
+        axes[0].plot(p, -weight * np.log(p), **look, label=_named(loss, value))
     axes[0].set_ylim(0, 5)
     _finish(axes[0], "(a) losses", "Probability of the label", "Loss")
     short = {"focal": "focal {:g}", REFERENCE: "CE", "inverse_focal": "inverse {:g}"}
@@ -163,7 +163,7 @@ def _panels(rows: int, columns: int, *, height: float = 2.6) -> tuple[Any, list[
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(canvas.COLUMN * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(style.COLUMN * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False).ravel())
 
@@ -183,11 +183,11 @@ def _curve(
     if not known:
         return
     at = [point for point, _ in known]
-    style = {**canvas.line_style(place), **({} if markers else {"marker": ""})}
-    ax.plot(at, [float(np.mean(found)) for _, found in known], **style, label=words or None)
+    look = {**style.line_style(place), **({} if markers else {"marker": ""})}
+    ax.plot(at, [float(np.mean(found)) for _, found in known], **look, label=words or None)
     if band:
         low, high = ([end(found) for _, found in known] for end in (min, max))
-        ax.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        ax.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _log_sizes(ax: Any, sizes: Sequence[int]) -> None:
@@ -197,8 +197,8 @@ def _log_sizes(ax: Any, sizes: Sequence[int]) -> None:
 
 
 def _finish(ax: Any, title: str, x: str, y: str) -> None:
-    canvas.dress(ax, title, x, y)
-    canvas.legend(ax)
+    style.set_labels(ax, title, x, y)
+    style.legend(ax)
 
 
 def _by_coefficient(rows: Rows, plan: Plan, loss: str, name: str) -> tuple[Sequence[float], list[list[float]]]:

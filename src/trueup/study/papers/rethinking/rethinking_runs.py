@@ -19,7 +19,7 @@ from trueup.core.splits import random_order, split_by_sizes
 from trueup.models.calibrated import collect
 from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES
-from trueup.report.records import reliability
+from trueup.report.figures.reliability import reliability
 from trueup.study.figures import max_logits
 from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, calibratability, validation_sizes

@@ -1,0 +1,189 @@
+"""The text that the demo prints: sentences and tables for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+
+from trueup.core.formatting import Row, format_number, format_percent, text_table
+from trueup.demo import camera
+from trueup.metrics.intervals import Interval
+from trueup.metrics.table import Scores
+from trueup.report.audit import Audit
+
+WIDTH = 79
+METRICS = ("accuracy", "nll", "brier", "ece", "sce")
+"""Columns of the comparison."""
+ROLES: Mapping[str, str] = {
+    camera.CLEAN: "before the shift, no calibration",
+    camera.RAW: "no calibration",
+    camera.KEPT: "calibrator fitted before the shift",
+    camera.REFITTED: "temperature scaling, refitted",
+    camera.CLAMPED: "Neural Clamping, refitted",
+}
+
+
+CAMERA = (
+    "The camera changes: calibration digits and test digits are shifted, the network stays the same. Temperature "
+    "scaling and Neural Clamping are refitted to the shifted calibration digits. A star marks a statistically "
+    f"significant difference from temperature scaling: its paired {format_percent(camera.LEVEL)} bootstrap interval "
+    "excludes 0."
+)
+CAPTION = (
+    "The first test digit of each class: clean, through the changed camera, and with δ added. Above each, the "
+    "predicted class and its probability; ≠ marks an error. δ is orange where it darkens and purple where it lightens."
+)
+
+
+def paragraph(*sentences: str) -> str:
+    """Sentences, wrapped to the width of the terminal."""
+    text = " ".join(sentences).replace(" %", "\N{NO-BREAK SPACE}%")
+    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def heading(number: int, text: str) -> str:
+    """The title of a part, underlined."""
+    line = f"{number}. {text}"
+    return f"\n{line}\n{'─' * len(line)}"
+
+
+def training(epochs: int, train: int, val: int, test: int) -> str:
+    """How the network is trained."""
+    return paragraph(
+        f"A small convolutional network is trained with cross-entropy for {epochs} epochs on {train} handwritten",
+        f"digits, until it overfits them. {val} others are held out for calibration, and {test} for the test.",
+    )
+
+
+def evaluation(scores: Scores) -> str:
+    """The verdict on the uncalibrated network."""
+    verdict = scores.verdict()
+    return paragraph(f"On the test digits {verdict[:1].lower()}{verdict[1:]}")
+
+
+def comparison_intro(methods: int, val: int, test: int, *, folds: int, level: float) -> str:
+    """What the table of methods shows."""
+    return paragraph(
+        f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss",
+        f"there in {folds}-fold cross-validation (cv nll); the other columns are of the {test} test digits. A star",
+        f"marks a statistically significant difference from raw: its paired {format_percent(level)} bootstrap interval",
+        "excludes 0.",
+    )
+
+
+def comparison(audit: Audit, clamping: str) -> str:
+    """The table of all methods, the choice, the verdict, and that of Neural Clamping's own fit."""
+    return "\n\n".join(
+        [
+            comparison_table(audit),
+            *(paragraph(f"{name} could not be fitted: {why}") for name, why in audit.failures.items()),
+            paragraph(choice(audit)),
+            paragraph(audit.verdict()),
+            paragraph("Does an input shift help too, as in Neural Clamping?", clamping),
+        ]
+    )
+
+
+def comparison_table(audit: Audit) -> str:
+    """Methods in the order of their cross-validated loss, the chosen one marked, with their scores on the test rows."""
+    names = sorted(audit.scores.methods, key=lambda name: audit.losses.get(name, (float("inf"), 0.0))[0])
+    rows: list[Row] = [["  method", "cv nll", *(f"{metric} " for metric in METRICS)]]
+    for name in names:
+        mark = "> " if name == audit.chosen else "  "
+        loss = format_number(audit.losses[name][0]) if name in audit.losses else "–"
+        rows.append([mark + name, loss, *(_starred(audit.scores, name, metric) for metric in METRICS)])
+    return text_table(rows)
+
+
+def choice(audit: Audit) -> str:
+    """Which method was chosen, and why."""
+    best = min(audit.losses, key=lambda name: audit.losses[name][0])
+    why = f"it is the simplest within a standard error of the best ({best})"
+    if best == audit.chosen:
+        why = "its cross-validated loss is the least"
+    return f"Chosen by cross-validation, without the test digits: {audit.chosen}; {why}."
+
+
+def shift_summary(shift: camera.ShiftResult) -> str:
+    """The shift, the table of the ways to calibrate, and the verdicts."""
+    return "\n\n".join(
+        [
+            paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift)),
+            text_table(shift_rows(shift)),
+            paragraph(shift_verdict(shift)),
+            paragraph(clamping_verdict(shift)),
+        ]
+    )
+
+
+def shift_setting(shift: camera.ShiftResult) -> str:
+    """The formula of the shift."""
+    return f"Every pixel x becomes {shift.setting}, clipped to 0 … 1."
+
+
+def shift_rows(shift: camera.ShiftResult) -> list[Row]:
+    """A row for each way to calibrate; a star where it differs significantly from temperature scaling."""
+    rows: list[Row] = [["calibration", *(f"{metric} " for metric in camera.METRICS)]]
+    return rows + [
+        [role, *(_starred(shift.scores, name, metric) for metric in camera.METRICS)] for name, role in ROLES.items()
+    ]
+
+
+def shift_verdict(shift: camera.ShiftResult) -> str:
+    """What Neural Clamping changes compared with temperature scaling, on the test digits."""
+    scores, parts = shift.scores, []
+    for metric, formatted in (("accuracy", _percent), ("nll", format_number), ("ece", format_number)):
+        before, after = (formatted(scores[name, metric].value) for name in (camera.REFITTED, camera.CLAMPED))
+        significant = _is_significant(scores.changes[camera.CLAMPED][metric])
+        name = metric if metric == "accuracy" else metric.upper()
+        parts.append(f"{name} goes from {before} to {after}" if significant else f"no significant change of {name}")
+    return f"Neural Clamping instead of temperature scaling: {', '.join(parts)}."
+
+
+def clamping_verdict(shift: camera.ShiftResult) -> str:
+    """Whether the input shift helps, by the fit's own record."""
+    return f"Does the input shift help? {shift.clamped.fit_record.verdict}"
+
+
+def _percent(share: float) -> str:
+    return format_percent(share, 1)
+
+
+def _starred(scores: Scores, method: str, metric: str) -> str:
+    change = scores.changes.get(method, {}).get(metric)
+    return format_number(scores[method, metric].value) + (
+        "*" if change is not None and _is_significant(change) else " "
+    )
+
+
+def _is_significant(change: Interval) -> bool:
+    return change.low > 0 or change.high < 0
+
+
+def closing(folder: Path, files: Mapping[str, str]) -> str:
+    """The files that were written, and how to use the calibrator."""
+    width = max(map(len, files))
+    return "\n".join(
+        [
+            f"Written to {folder}:",
+            *(f"    {name.ljust(width)}  {what}" for name, what in files.items()),
+            "\nThe calibrator in three lines of Python:",
+            *(f"    {line}" for line in usage(folder)),
+            "\nMore from the command line:",
+            f"    trueup compare {folder / 'val.npz'} {folder / 'test.npz'}",
+            "    trueup --help",
+            f"\nThe report: {folder / 'report.html'}",
+        ]
+    )
+
+
+def usage(folder: Path) -> list[str]:
+    """Three lines of Python that use the calibrator."""
+    test, calibrator = (json.dumps((folder / name).as_posix()) for name in ("test.npz", "calibrator.safetensors"))
+    return [
+        "import trueup",
+        f"logits, labels = trueup.load({test})",
+        f"calibrated = trueup.load_calibrator({calibrator})(logits)",
+    ]

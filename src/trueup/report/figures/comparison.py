@@ -1,0 +1,274 @@
+"""The methods compared: one metric with its intervals, and the table of them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trueup.core.formatting import TableCell, format_interval, format_number, format_percent
+from trueup.metrics.intervals import Interval
+from trueup.metrics.table import Scores
+from trueup.report import style
+from trueup.report.audit import Audit, method_title
+from trueup.report.figures.base import Panel, Section, Table
+from trueup.report.html import paragraph, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+_SAME = "not significant"
+_HEAD = [
+    "Method",
+    "Accuracy",
+    "ECE",
+    "Change of ECE",
+    "Log‑loss",
+    "Brier score",
+    "Class‑wise error",
+    "Held‑out log‑loss",
+    "Seconds",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One metric of several methods on the same rows, with intervals, and how much each differs from the first."""
+
+    metric: str
+    methods: tuple[str, ...]
+    value: np.ndarray
+    low: np.ndarray
+    """Ends of the interval of the true metric, which for binned errors may lie below the value; NaN if unknown."""
+    high: np.ndarray
+    change: np.ndarray
+    """The difference from the first method, paired; NaN for the first itself."""
+    change_low: np.ndarray
+    change_high: np.ndarray
+    level: float
+
+
+def comparison(scores: Scores, metric: str = "ece") -> Comparison:
+    """One metric of a table of methods, with its intervals, and the paired changes from the first method.
+
+    >>> from trueup.metrics.table import compare
+    >>> logits, labels = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 1, 0]
+    >>> record = comparison(compare(raw=(logits, labels), halved=(logits / 2, labels)), "nll")
+    >>> record.methods, record.value.round(4), record.change.round(4)
+    (('raw', 'halved'), array([0.5108, 0.5543]), array([   nan, 0.0435]))
+    """
+    if metric not in scores.metrics:
+        raise ValueError(f"metric must be one of {', '.join(scores.metrics)}, got {metric!r}")
+    values = [scores.values[name][metric] for name in scores.methods]
+    unknown = Interval(np.nan, np.nan, np.nan)
+    changes = [scores.changes.get(name, {}).get(metric, unknown) for name in scores.methods]
+    ends = "value", "low", "high"
+    value, low, high = (np.array([getattr(interval, end) for interval in values]) for end in ends)
+    change, change_low, change_high = (np.array([getattr(interval, end) for interval in changes]) for end in ends)
+    return Comparison(metric, scores.methods, value, low, high, change, change_low, change_high, scores.level)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The table of methods, and their calibration errors as a chart."""
+    rows = "rows that its fit had not seen" if audit.cross_fitted else "the test rows"
+    methods = audit.scores.methods
+    panels: tuple[Panel, ...] = ()
+    if len(methods) > 1:
+        titles = {name: method_title(name) for name in methods}
+        record = comparison(audit.scores, "ece")
+        options = {"titles": titles, "chosen": audit.chosen}
+        heading = "Calibration error of each method"
+        panels = (Panel("methods-chart", heading, record, options, summary(record, titles=titles)),)
+    parts = [
+        paragraph(
+            f"The table shows each on {rows}. The change of ECE is paired, row by row, against the uncalibrated "
+            f"network. It is statistically significant where its {format_percent(audit.scores.level)} interval "
+            "excludes 0; by chance alone, one method in twenty would be."
+        ),
+        table(
+            f"Methods on {rows}",
+            _HEAD,
+            [_cells(audit, name) for name in methods],
+            sortable=True,
+            chosen=methods.index(audit.chosen),
+        ),
+    ]
+    if audit.failures:
+        failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
+        parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))
+    return Section(
+        name="methods",
+        title="Which method is best?",
+        text="Every method is fitted on the calibration rows. The choice is made there too, by cross-validation: "
+        f"{method_title(audit.chosen)} is the simplest whose log-loss on held-out folds is within a standard error of "
+        "the best.",
+        html="".join(parts),
+        panels=panels,
+    )
+
+
+def _cells(audit: Audit, name: str) -> list[TableCell]:
+    values, change = audit.scores.values[name], audit.scores.changes.get(name, {}).get("ece")
+    loss = audit.losses.get(name, (math.nan, math.nan))[0]
+    seconds = audit.seconds.get(name, math.nan)
+    ece = values["ece"]
+    return [
+        TableCell(method_title(name), note="chosen" if name == audit.chosen else ""),
+        TableCell(format_percent(values["accuracy"].value, 2), values["accuracy"].value),
+        TableCell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
+        TableCell("–", 0.0) if change is None else _change(change),
+        *(TableCell(format_number(values[metric].value), values[metric].value) for metric in ("nll", "brier", "sce")),
+        TableCell(format_number(loss), loss),
+        TableCell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
+    ]
+
+
+def _change(change: Interval) -> TableCell:
+    value, interval = format_number(change.value, sign=True), format_interval(change.low, change.high, sign=True)
+    return TableCell(value.replace("-", "−"), change.value, interval.replace("-", "−"))
+
+
+def _order(record: Comparison) -> np.ndarray:
+    """The first stays on top, as what the others are compared with; they follow from the best to the worst."""
+    others = np.argsort(-(_better(record) or -1) * record.value[1:], kind="stable")
+    return np.append(0, 1 + others)[: len(record.methods)]
+
+
+def _better(record: Comparison) -> int:
+    """1 if a higher value is better, −1 if a lower one is, 0 if neither."""
+    return style.better(record.metric)
+
+
+def chart(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen: str | None = None) -> Figure:
+    """A dot with its interval for each method, the first on top and the others from the best to the worst."""
+    names = [style.plain_text((titles or {}).get(name, name), 48) for name in record.methods]
+    first = np.arange(len(names)) == 0
+    y = -np.argsort(_order(record)).astype(float)
+    significant = np.where(np.isnan(record.change_low), False, (record.change_high < 0) | (record.change_low > 0))
+    good = significant & (np.sign(record.change) == (_better(record) or -1))
+    looks = [
+        ("uncalibrated", first, style.INK, "circle"),
+        ("better", good & ~first, style.BLUE, "circle"),
+        ("worse", significant & ~good & ~first, style.VERMILION, "square"),
+        (_SAME, ~significant & ~first, style.MUTED, "circle-open"),
+    ]
+    traces: list[dict[str, Any]] = []
+    for name, members, colour, symbol in looks:
+        if members.any():
+            k = np.flatnonzero(members)
+            reach = np.nan_to_num(np.stack([record.high - record.value, record.value - record.low]), nan=0.0)
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": record.value[k],
+                    "y": y[k],
+                    "text": [names[i] for i in k],
+                    "customdata": np.stack([record.low[k], record.high[k]], axis=1),
+                    "error_x": {"type": "data", "symmetric": False, "array": reach[0][k], "arrayminus": reach[1][k]}
+                    | {"color": colour, "thickness": 1.6, "width": 0},
+                    "marker": {"color": colour, "size": 9, "symbol": symbol, "line": {"width": 2, "color": colour}},
+                    "hovertemplate": "%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to "
+                    "%{customdata[1]:.4f}<extra></extra>",
+                }
+            )
+    annotations = [
+        {"x": 0, "xref": "paper", "xanchor": "left", "y": y[i], "yshift": 15, "showarrow": False}
+        | {
+            "text": f"<b>{name}</b>" if record.methods[i] == chosen else name,
+            "font": {"color": style.INK, "size": 12.5},
+            "bgcolor": style.PAPER,
+            "borderpad": 1,
+        }
+        for i, name in enumerate(names)
+    ]
+    x = f"{style.label(record.metric)}, with {format_percent(record.level)} intervals"
+    figure = style.plotly_figure(traces, x=x, y="", height=96 + 42 * len(names), annotations=annotations)
+    figure.update_layout(margin_l=8, margin_r=20)
+    figure.update_xaxes(showgrid=True, rangemode="tozero" if _better(record) < 0 else "normal", nticks=7)
+    return figure.update_yaxes(visible=False, range=[-len(names) + 0.35, 0.85])
+
+
+def draw(record: Comparison, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """A dot with its interval for each method, the first on top and the others from the best to the worst."""
+    methods = len(record.methods)
+    ax = style.axes_for(ax, height=0.95 + 0.16 * max(methods, 3))
+    order = _order(record)
+    y = np.argsort(order)
+    for name, members, look in _looks(record, ax):
+        if members.any():
+            ax.hlines(y[members], record.low[members], record.high[members], color=look["color"], linewidth=1.4)
+            ax.plot(record.value[members], y[members], linestyle="", markersize=4, label=name, **look)
+    if methods > 1:
+        ax.axvline(record.value[0], color=style.text_color(ax), linewidth=0.6, linestyle=":", zorder=0)
+    for k in np.flatnonzero(np.isnan(record.value)):
+        text: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": style.SMALL_SIZE, "va": "center"}
+        ax.text(0.02, y[k], "not defined", **text)
+    ax.set_yticks(range(methods), labels=[style.shorten(record.methods[k]) for k in order])
+    ax.set_ylim(max(methods, 1) - 0.4, -0.6)
+    label = style.label(record.metric)
+    interval = "" if np.isnan(record.low).all() else f", {format_percent(record.level)} interval"
+    style.set_labels(ax, f"{label} by method" if title is None else title, label + interval, "")
+    ax.tick_params(axis="y", labelsize=style.SMALL_SIZE if methods > 12 else style.TICK_SIZE, length=0)
+    ax.locator_params(axis="x", nbins=5)
+    style.legend(ax, loc="lower right", ncols=3)
+    return ax
+
+
+def _looks(record: Comparison, ax: Axes) -> list[tuple[str | None, np.ndarray, dict[str, Any]]]:
+    """Name, members and look of the first method, of those that differ significantly from it, and of the others."""
+    lower, higher = record.change_high < 0, record.change_low > 0
+    first = np.arange(len(record.methods)) == 0
+    unknown = np.isnan(record.change_low) & ~first
+    names = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}[_better(record)]
+    looks = {
+        "better": {"color": style.BETTER, "marker": "D"},
+        "worse": {"color": style.WORSE, "marker": "s"},
+        "lower": {"color": style.BLUE, "marker": "v"},
+        "higher": {"color": style.PURPLE, "marker": "^"},
+    }
+    grey: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": ax.get_facecolor()}
+    kinds = [(name, members, looks[name]) for name, members in zip(names, (lower, higher), strict=True)]
+    return [
+        (None, first, {"color": style.text_color(ax), "marker": "o"}),
+        *sorted(kinds, key=lambda kind: kind[0]),
+        (_SAME, ~(first | lower | higher | unknown), grey),
+        (None, unknown, {"color": style.GREY, "marker": "o"}),
+    ]
+
+
+def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
+    """The best method, and how many lower the metric significantly."""
+    label, titles = style.label(record.metric), titles or {}
+    best, first = (
+        titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0])
+    )
+    lower = int((record.change_high < 0).sum())
+    return (
+        f"{titles.get(best, best)} has the least {label}, {np.nanmin(record.value):.4f}; "
+        f"{titles.get(first, first).lower()} gives {record.value[0]:.4f}. "
+        f"{lower} of the {len(record.methods) - 1} others lower it by a statistically significant amount: their paired "
+        f"{format_percent(record.level)} bootstrap interval lies below 0. Noise makes a calibration error look larger "
+        "than it is, so an interval may lie below its dot."
+    )
+
+
+def numbers(record: Comparison) -> Table:
+    """A row for each method."""
+    rows = [
+        [
+            name,
+            format_number(record.value[k]),
+            format_interval(record.low[k], record.high[k]),
+            format_number(record.change[k], sign=True),
+            format_interval(record.change_low[k], record.change_high[k], sign=True),
+        ]
+        for k, name in enumerate(record.methods)
+    ]
+    level = format_percent(record.level)
+    return ["Method", style.label(record.metric), f"{level} interval", "Change", f"{level} interval, paired"], rows

@@ -1,0 +1,219 @@
+"""The reliability diagram: accuracy against confidence in bins, with the band of a calibrated network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trueup.core.bins import BINS, equal_width
+from trueup.core.formatting import format_percent
+from trueup.core.tally import Tally
+from trueup.metrics.hypothesis_tests import consistency_of_tally
+from trueup.report import style
+from trueup.report.audit import Audit
+from trueup.report.figures.base import Panel, Section, Table, percent, stages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+_STRIP = (-0.25, -0.11)
+"""Ends of the strip of counts, below the accuracies and its own caption."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Accuracy against confidence in bins, with the band in which a calibrated network's accuracy would lie."""
+
+    edges: np.ndarray
+    """Of the bins, one more than there are bins; the other arrays have one entry a bin, NaN where it is empty."""
+    count: np.ndarray
+    confidence: np.ndarray
+    """The mean in each bin."""
+    accuracy: np.ndarray
+    low: np.ndarray
+    """Ends of the band."""
+    high: np.ndarray
+    level: float
+    """The probability with which a calibrated network's accuracy lies in the band, bin by bin."""
+    ece: float
+    rows: int
+
+
+def reliability(
+    logits: Any, labels: Any, *, bins: int = BINS, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Reliability:
+    """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
+
+    The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance c_i, the row's own
+    confidence: what a calibrated network with these confidences would show.
+
+    >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
+    >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
+    (array([0., 4.]), array([ nan, 0.75]), array([ nan, 0.75]), '0.0000')
+
+    Bröcker and Smith (2007).
+    """
+    tally = Tally.of(logits, labels, bins=bins)
+    test, top = consistency_of_tally(tally, level=level, resamples=resamples, seed=seed), tally.top
+    columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
+    return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The diagram before and after calibration."""
+    options: dict[str, Any] = {"bins": audit.bins, "level": audit.scores.level, "seed": audit.seed}
+    return Section(
+        name="reliability",
+        title="Is its confidence right?",
+        text="Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted "
+        "diagonal, confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are "
+        "no further off than chance would put a calibrated network.",
+        legend=(
+            ("dot", "accuracy; the larger, the more rows"),
+            ("over", "overconfident"),
+            ("under", "underconfident"),
+            ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
+        ),
+        panels=tuple(
+            Panel(f"reliability-{name}", title, reliability(*pair, **options), {"legend": False})
+            for name, title, pair in stages(audit)
+        ),
+    )
+
+
+def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Figure:
+    """Dots for the accuracies, bars for the gaps, and the band."""
+    full = record.count > 0
+    middle, width = (record.edges[1:] + record.edges[:-1])[full] / 2, np.diff(record.edges)[full]
+    confidence, accuracy, count = record.confidence[full], record.accuracy[full], record.count[full]
+    gap = accuracy - confidence
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "name": f"{format_percent(record.level)} band if calibrated",
+            "x": middle,
+            "y": (record.high - record.low)[full],
+            "base": record.low[full],
+            "width": width,
+            "marker": {"color": style.BAND, "line": {"width": 0}},
+            "hoverinfo": "skip",
+        }
+    ]
+    for name, members, colour in (
+        ("overconfident", gap < 0, style.GAP_OVER),
+        ("underconfident", gap > 0, style.GAP_UNDER),
+    ):
+        if members.any():
+            traces.append(
+                {
+                    "type": "bar",
+                    "name": name,
+                    "x": middle[members],
+                    "y": gap[members],
+                    "base": confidence[members],
+                    "width": 0.72 * width[members],
+                    "marker": {"color": colour, "line": {"width": 0}},
+                    "hoverinfo": "skip",
+                }
+            )
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "accuracy",
+            "x": confidence,
+            "y": accuracy,
+            "customdata": np.stack([count, record.low[full], record.high[full]], axis=1),
+            "marker": {"color": style.BLUE, "size": 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))}
+            | {"opacity": 1, "line": {"width": 1, "color": style.PAPER}},
+            "cliponaxis": False,
+            "hovertemplate": "confidence %{x:.1%}, accuracy %{y:.1%}<br>if calibrated %{customdata[1]:.1%} to "
+            "%{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
+        }
+    )
+    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
+    figure = style.plotly_figure(
+        traces,
+        x="Confidence",
+        y="Accuracy",
+        height=height,
+        barmode="overlay",
+        shapes=[diagonal | {"line": {"color": style.MUTED, "width": 1, "dash": "dot"}}],
+        legend=legend,
+    )
+    figure.update_xaxes(range=[0, 1.01], tickformat=".0%", dtick=0.2)
+    return figure.update_yaxes(range=[0, 1.02], tickformat=".0%", dtick=0.2)
+
+
+def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """Lines for the accuracies, bars for the gaps, the band, and a strip of counts below."""
+    ax = style.axes_for(ax, height=3.3)
+    left, width, full = record.edges[:-1], np.diff(record.edges), record.count > 0
+    ax.plot([0, 1], [0, 1], color=style.IDEAL, linewidth=0.8, linestyle="--", zorder=1)
+    band: dict[str, Any] = {"color": style.GREY, "alpha": 0.35, "linewidth": 0}
+    name = f"{format_percent(record.level)} band if calibrated"
+    ax.bar(
+        left[full], (record.high - record.low)[full], width[full], record.low[full], align="edge", label=name, **band
+    )
+    gap = record.accuracy - record.confidence
+    for name, members, look in (
+        ("overconfident", gap < 0, style.OVERCONFIDENT_BARS),
+        ("underconfident", gap > 0, style.UNDERCONFIDENT_BARS),
+    ):
+        if members.any():
+            bars = left[members] + 0.1 * width[members], gap[members], 0.8 * width[members], record.confidence[members]
+            ax.bar(*bars, align="edge", label=name, linewidth=0.4, **look)
+    ends = left[full], left[full] + width[full]
+    ax.hlines(record.accuracy[full], *ends, color=style.text_color(ax), linewidth=1.4, label="accuracy", clip_on=False)
+    _draw_counts(ax, record, full)
+    style.set_labels(ax, "Reliability" if title is None else title, "Confidence", "Accuracy")
+    ax.set(xlim=(0, 1), ylim=(_STRIP[0], 1))
+    if record.rows:
+        style.legend(ax, title=f"ECE {record.ece:.4f}, {record.rows:,} rows", alignment="left")
+    else:
+        style.write_empty(ax, "no rows")
+    return ax
+
+
+def _draw_counts(ax: Axes, record: Reliability, full: np.ndarray) -> None:
+    """How many rows each bin holds, on a log scale, since nearly all lie in few."""
+    low, high = _STRIP
+    most = record.count.max(initial=1.0)
+    height = np.log1p(record.count) / np.log1p(most) * (high - low)
+    left, width = record.edges[:-1] + 0.1 * np.diff(record.edges), 0.8 * np.diff(record.edges)
+    ax.bar(left[full], height[full], width[full], low, align="edge", color=style.GREY, linewidth=0)
+    ax.axhline(0, color=style.text_color(ax), linewidth=0.6)
+    caption = f"rows in each bin, log scale, at most {most:,.0f}" if record.rows else "rows in each bin"
+    ax.text(0.012, high / 2, caption, fontsize=style.SMALL_SIZE, va="center")
+    ax.set_yticks(np.linspace(0, 1, 6))
+
+
+def summary(record: Reliability) -> str:
+    """The ECE, the bins outside the band, and the bin that adds most to the ECE."""
+    full = record.count > 0
+    outside = full & ((record.accuracy < record.low) | (record.accuracy > record.high))
+    gap = np.where(full, record.confidence - record.accuracy, 0.0)
+    most = int(np.argmax(np.abs(gap) * record.count))
+    side = "overconfident" if gap[most] > 0 else "underconfident"
+    return (
+        f"Over {record.rows:,} rows, confidence and accuracy differ by {record.ece:.3f} on average (ECE). Outside "
+        f"the band of a calibrated network: {int(outside.sum()) or 'none'} of {int(full.sum())} bins. The bin that "
+        f"adds most to the ECE has confidence {percent(record.confidence[most])} and accuracy "
+        f"{percent(record.accuracy[most])}: {side}."
+    )
+
+
+def numbers(record: Reliability) -> Table:
+    """A row for each bin that holds any."""
+    head = ["Confidence", "Rows", "Mean confidence", "Accuracy", f"{format_percent(record.level)} band if calibrated"]
+    rows = []
+    for k in np.flatnonzero(record.count > 0):
+        between = f"{100 * record.edges[k]:.3g} % – {100 * record.edges[k + 1]:.3g} %"
+        band = f"{percent(record.low[k])} – {percent(record.high[k])}"
+        means = percent(record.confidence[k]), percent(record.accuracy[k])
+        rows.append([between, f"{record.count[k]:,.0f}", *means, band])
+    return head, rows

@@ -1,0 +1,128 @@
+"""The risk–coverage curve: the error rate among the most confident predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trueup.metrics import ranking
+from trueup.report import style
+from trueup.report.audit import Audit
+from trueup.report.figures.base import Panel, Section, Table, percent, stages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """The error rate among the most confident rows, for the share of rows kept."""
+
+    coverage: np.ndarray
+    risk: np.ndarray
+    aurc: float
+    """The area under the curve, of all rows."""
+    best: np.ndarray
+    """The risk if every error came last, the best possible at this accuracy."""
+    best_aurc: float
+
+
+def risk_coverage(logits: Any, labels: Any, *, points: int = 200) -> RiskCoverage:
+    """The error rate R_k among the k most confident rows at evenly spread shares k/n, beside that of the best order.
+
+    The area is (1/n) Σ_k R_k over all rows, whatever the number of points; of the best order R_k = max(0, k − right)/k.
+
+    >>> record = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1], points=2)
+    >>> record.coverage, record.risk, record.best, f"{record.aurc:.4f}"
+    (array([0.25, 1.  ]), array([0. , 0.5]), array([0. , 0.5]), '0.3333')
+
+    Geifman, Uziel and El-Yaniv (2019).
+    """
+    if points < 2:
+        raise ValueError(f"points must be at least 2, got {points}")
+    curve = ranking.risk_coverage(logits, labels)
+    n = len(curve.risk)
+    kept = np.arange(1.0, n + 1)
+    right = n - round(n * curve.risk[-1]) if n else 0
+    best = ranking.RiskCoverage(curve.coverage, np.maximum(kept - right, 0.0) / kept)
+    at = np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64))
+    return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The curves before and after calibration in one chart."""
+    first, *others = (risk_coverage(*stage.pair) for stage in stages(audit))
+    options = {"after": others[0]} if others else {}
+    return Section(
+        name="risk",
+        title="Does its confidence separate right from wrong?",
+        text="Predictions of low confidence can be left to somebody else. The lower the curve, the better confidence "
+        "separates right predictions from wrong ones; the dotted line is the best possible.",
+        panels=(Panel("risk-chart", "Error rate among the most confident", first, options, summary(first, **options)),),
+    )
+
+
+def chart(record: RiskCoverage, *, after: RiskCoverage | None = None, height: int = 320) -> Figure:
+    """The curve, perhaps with that `after` calibration, and the best possible."""
+    first = ("before", style.VERMILION) if after else ("by confidence", style.BLUE)
+    curves = [(*first, record)] if after is None else [(*first, record), ("after", style.BLUE, after)]
+    last = curves[-1][-1]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": curve.coverage,
+            "y": curve.risk,
+            "line": {"color": colour, "width": 2, "dash": "solid"},
+            "hovertemplate": f"{name}: %{{y:.2%}} wrong<br>among the most confident %{{x:.0%}}<extra></extra>",
+        }
+        for name, colour, curve in curves
+    ]
+    ideal = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
+    traces.append(
+        {"type": "scatter", "mode": "lines", "name": "best possible", "x": last.coverage, "y": last.best}
+        | {"line": ideal, "hoverinfo": "skip"}
+    )
+    x, y = "Coverage: share of rows kept, the most confident first", "Error rate among them"
+    figure = style.plotly_figure(traces, x=x, y=y, height=height)
+    figure.update_xaxes(range=[0, 1.01], tickformat=".0%", dtick=0.2)
+    return figure.update_yaxes(tickformat=".1~%", rangemode="tozero", nticks=6)
+
+
+def draw(record: RiskCoverage, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """The curve and the best possible one."""
+    ax = style.axes_for(ax)
+    x, risk, best = (100 * part for part in (record.coverage, record.risk, record.best))
+    ax.fill_between(x, best, risk, color=style.BLUE, alpha=0.15, linewidth=0)
+    ax.plot(x, risk, color=style.BLUE, linewidth=1.4, label=f"by confidence, area {record.aurc:.4f}")
+    ideal: dict[str, Any] = {"color": style.IDEAL, "linewidth": 1.2, "linestyle": "--"}
+    ax.plot(x, best, **ideal, label=f"best possible, area {record.best_aurc:.4f}")
+    ax.set(xlim=(0, 100), ylim=(0, 1.05 * max(risk.max(initial=0), 1)))
+    title = "Risk and coverage" if title is None else title
+    style.set_labels(ax, title, "Coverage: most confident rows kept (%)", "Error rate among them (%)")
+    if len(x):
+        style.legend(ax, loc="upper left")
+    else:
+        style.write_empty(ax, "no rows")
+    return ax
+
+
+def summary(record: RiskCoverage, *, after: RiskCoverage | None = None) -> str:
+    """The error rates of all rows and of half of them, and the areas."""
+    last = after or record
+    half = min(int(np.searchsorted(last.coverage, 0.5)), len(last.risk) - 1)
+    rates = f"Of all rows {percent(last.risk[-1])} are wrong; of the more confident half {percent(last.risk[half])}."
+    area = f"The area under the curve (AURC) is {last.aurc:.4f}, at best {last.best_aurc:.4f}"
+    return f"{rates} {area}." if after is None else f"{rates} {area}; before calibration it was {record.aurc:.4f}."
+
+
+def numbers(record: RiskCoverage) -> Table:
+    """A row for each tenth of the rows."""
+    at = np.unique(np.searchsorted(record.coverage, np.linspace(0.1, 1.0, 10)).clip(max=len(record.coverage) - 1))
+    rows = [[percent(record.coverage[k], 0), percent(record.risk[k], 2), percent(record.best[k], 2)] for k in at]
+    return ["Rows kept", "Wrong among them", "At best"], rows
