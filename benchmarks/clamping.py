@@ -33,7 +33,7 @@ import trueup
 from trueup import metrics
 from trueup.clamping import clamp
 from trueup.clamping.published import code, paper
-from trueup.clamping.shift_benchmark import Images, Repaired, repair_one
+from trueup.clamping.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS
 from trueup.models.networks import CNN, Normalise, load_weights, resnet20, resnet32
@@ -266,11 +266,11 @@ def judge_cost(sizes: Sizes, what: str, delta_norm: float, equivalents: float) -
 def judge_descent(sizes: Sizes, subject: Subject) -> None:
     """Judge variable projection against the released recipe: a lower objective at a fifth of the cost."""
     given = Loader(sizes, subject, "calibration", sizes.descent)
-    same: dict[str, Any] = {"loss": "focal", "gamma": 1.0, "lam": 0.01, "norm": "l2", "progress": False}
+    same: dict[str, Any] = {"loss": "focal", "gamma": 1.0, "penalty": 0.01, "norm": "l2", "progress": False}
     began = perf_counter()
     theirs = clamp(subject.model, given, recipe=partial(code, epochs=sizes.epochs), start="random", **same).fit_record
     middle = perf_counter()
-    ours = clamp(subject.model, given, recipe="projected", **same).fit_record
+    ours = clamp(subject.model, given, recipe="varpro", **same).fit_record
     took = middle - began, perf_counter() - middle
     what = f"{subject.name}, projected, {sizes.descent:,} images"
     print_row(
@@ -295,7 +295,7 @@ def judge_descent(sizes: Sizes, subject: Subject) -> None:
 def judge_repeated(sizes: Sizes, subject: Subject) -> None:
     """Judge that the paper's recipe gives the same bits for the same seed, and others for another."""
     given = Loader(sizes, subject, "calibration", sizes.repeated)
-    two = partial(paper, epochs=2, batch=max(1, sizes.repeated // 4))
+    two = partial(paper, epochs=2, batch_size=max(1, sizes.repeated // 4))
     one, again, other = (
         clamp(subject.model, given, recipe=two, start="random", seed=seed, progress=False) for seed in (0, 0, 1)
     )
@@ -377,11 +377,11 @@ class Loader:
             yield self.subject.normalise(images[chosen]), labels[chosen]
 
 
-def repaired(sizes: Sizes, subject: Subject, name: str, severity: int, most: int) -> dict[str, Repaired]:
+def repaired(sizes: Sizes, subject: Subject, name: str, severity: int, most: int) -> dict[str, ShiftBenchmarkRow]:
     """The rows of one shift by method, calibrated on the first images of one half, tested on those of the other."""
     sides = (subject.calibration, most), (subject.test, sizes.shifted)
     halves = ((images[:size], labels[:size]) for (images, labels), size in sides)
-    rows = repair_one(subject.model, *halves, name, severity, normalise=subject.normalise, batch=sizes.batch)
+    rows = benchmark_shift(subject.model, *halves, name, severity, normalise=subject.normalise, batch_size=sizes.batch)
     return {row.method: row for row in rows}
 
 

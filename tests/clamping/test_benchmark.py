@@ -12,7 +12,7 @@ COMMAND = [sys.executable, "benchmarks/clamping.py"]
 def test_it_runs_small_and_without_data():
     alone = {name: value for name, value in os.environ.items() if name != "TRUEUP_DATA"}
     out = subprocess.run([*COMMAND, "--small"], cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
-    for what in ("untouched", "bit for bit", "in distribution", "share of the oracle's gain", "the worst", "projected"):
+    for what in ("untouched", "bit for bit", "in distribution", "share of the oracle's gain", "the worst", "varpro"):
         assert what in out
     assert "MISS" not in out
 

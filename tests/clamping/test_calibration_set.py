@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.calibration_set import CalibrationSet
 
 X = torch.arange(22.0).reshape(11, 2)
 Y = torch.arange(11) % 3
@@ -32,7 +32,7 @@ def joined(inputs):
 @pytest.mark.parametrize("limit", [1 << 20, 0])
 def test_every_reading_is_the_same(limit):
     source = Rereadable(loader())
-    inputs = Inputs.read(source, device="cpu", limit=limit)
+    inputs = CalibrationSet.read(source, device="cpu", limit=limit)
     for _ in range(2):
         x, y = joined(inputs)
         assert torch.equal(x, X)
@@ -44,15 +44,15 @@ def test_every_reading_is_the_same(limit):
 
 @pytest.mark.parametrize("limit", [1 << 20, 0])
 def test_a_part_is_those_samples_in_their_order(limit):
-    inputs = Inputs.read(loader(), device="cpu", limit=limit)
-    part = inputs.part(torch.tensor([9, 0, 5]))
+    inputs = CalibrationSet.read(loader(), device="cpu", limit=limit)
+    part = inputs.subset(torch.tensor([9, 0, 5]))
     x, y = joined(part)
     assert torch.equal(x, X[[0, 5, 9]])
     assert torch.equal(y, Y[[0, 5, 9]])
     assert torch.equal(part.labels, y)
-    x, _ = joined(part.part(torch.tensor([2, 0])))
+    x, _ = joined(part.subset(torch.tensor([2, 0])))
     assert torch.equal(x, X[[0, 9]])
-    assert list(inputs.part(torch.empty(0, dtype=torch.int64))) == []
+    assert list(inputs.subset(torch.empty(0, dtype=torch.int64))) == []
 
 
 def test_a_loader_that_uses_its_memory_again_is_copied():
@@ -63,39 +63,39 @@ def test_a_loader_that_uses_its_memory_again_is_copied():
             buffer.fill_(i)
             yield buffer, torch.tensor([0, 1])
 
-    x, _ = joined(Inputs.read(reusing(), device="cpu"))
+    x, _ = joined(CalibrationSet.read(reusing(), device="cpu"))
     assert x[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_shuffled_batches_hold_every_sample_once_and_depend_on_the_generator_alone():
-    inputs = Inputs.read(loader(), device="cpu")
+    inputs = CalibrationSet.read(loader(), device="cpu")
     state = torch.get_rng_state()
     first, again, other = (
-        [b.args[0][:, 0].tolist() for b in inputs.shuffled(5, torch.Generator().manual_seed(seed))]
+        [b.args[0][:, 0].tolist() for b in inputs.shuffled_batches(5, torch.Generator().manual_seed(seed))]
         for seed in (1, 1, 2)
     )
     assert first == again != other
     assert [len(b) for b in first] == [5, 5, 1]
     assert sorted(x for batch in first for x in batch) == X[:, 0].tolist()
-    for batch in inputs.shuffled(4, torch.Generator().manual_seed(1)):
+    for batch in inputs.shuffled_batches(4, torch.Generator().manual_seed(1)):
         assert torch.equal(Y[(batch.args[0][:, 0] / 2).long()], batch.labels)
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_inputs_of_several_shapes_come_in_their_own_batches():
     ragged = [(torch.ones(2, 3), torch.tensor([0, 1])), (torch.ones(2, 5), torch.tensor([1, 1]))]
-    inputs = Inputs.read(ragged, device="cpu")
+    inputs = CalibrationSet.read(ragged, device="cpu")
     assert [b.args[0].shape[1] for b in inputs] == [3, 5]
-    found = [b.args[0].shape[1] for b in inputs.shuffled(1, torch.Generator().manual_seed(0))]
+    found = [b.args[0].shape[1] for b in inputs.shuffled_batches(1, torch.Generator().manual_seed(0))]
     assert sorted(found) == [3, 5]
-    (part,) = inputs.part(torch.tensor([2]))
+    (part,) = inputs.subset(torch.tensor([2]))
     assert part.args[0].shape == (1, 5)
 
 
 def test_what_is_shared_by_the_samples_of_a_batch_stays_whole():
     batch = {"x": X[:4], "pair": (X[:4], [torch.ones(7)]), "flag": True, "labels": Y[:4]}
-    inputs = Inputs.read([batch], device="cpu")
-    (part,) = inputs.part(torch.tensor([1, 2]))
+    inputs = CalibrationSet.read([batch], device="cpu")
+    (part,) = inputs.subset(torch.tensor([1, 2]))
     assert part.kwargs["flag"] is True
     assert part.kwargs["pair"][0].shape == (2, 2)
     assert part.kwargs["pair"][1][0].shape == (7,)
@@ -108,11 +108,11 @@ def test_what_is_shared_stays_whole_though_a_batch_has_as_many_rows(limit):
         {"x": x, "names": [f"{v:g}" for v in x[:, 0]], "weights": weights, "words": words, "more": (weights,), "y": y}
         for x, y in loader()  # of 4, 4 and 3
     ]
-    inputs = Inputs.read(batches, device="cpu", limit=limit)
-    part = inputs.part(torch.tensor([1, 8, 10]))
-    dealt = list(inputs.shuffled(2, torch.Generator().manual_seed(0))) if limit else []
+    inputs = CalibrationSet.read(batches, device="cpu", limit=limit)
+    part = inputs.subset(torch.tensor([1, 8, 10]))
+    dealt = list(inputs.shuffled_batches(2, torch.Generator().manual_seed(0))) if limit else []
     seen = []
-    for batch in (*inputs, *part, *part.part(torch.tensor([2])), *dealt):
+    for batch in (*inputs, *part, *part.subset(torch.tensor([2])), *dealt):
         assert torch.equal(batch.kwargs["weights"], weights)
         assert torch.equal(batch.kwargs["more"][0], weights)
         assert batch.kwargs["words"] == words
@@ -124,15 +124,15 @@ def test_what_is_shared_stays_whole_though_a_batch_has_as_many_rows(limit):
 
 def test_what_never_differs_from_the_number_of_labels_goes_with_the_samples():
     masks = [{"x": x, "mask": torch.ones(len(x)), "y": y} for x, y in loader((4, 4, 3))]
-    (first, second) = Inputs.read(masks, device="cpu").part(torch.tensor([0, 1, 5, 6, 9]))
+    (first, second) = CalibrationSet.read(masks, device="cpu").subset(torch.tensor([0, 1, 5, 6, 9]))
     assert [len(b.kwargs["mask"]) for b in (first, second)] == [len(b.labels) for b in (first, second)] == [4, 1]
 
 
 def test_a_loader_too_large_must_keep_its_order():
     with pytest.raises(ValueError, match="can be read again.*got an iterator"):
-        Inputs.read(iter(loader()), device="cpu", limit=10)
+        CalibrationSet.read(iter(loader()), device="cpu", limit=10)
     changing = Rereadable(loader())
-    inputs = Inputs.read(changing, device="cpu", limit=10)
+    inputs = CalibrationSet.read(changing, device="cpu", limit=10)
     changing.batches = loader()[::-1]
     with pytest.raises(ValueError, match="turn shuffling off"):
         list(inputs)

@@ -15,7 +15,7 @@ from trueup.clamping import RECIPES, Clamped, FitRecord, Shift, clamp
 from trueup.clamping.published import code, paper
 from trueup.models.calibrated import Calibrated, collect
 
-SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch=64), "code": partial(code, epochs=2, batch=64)}
+SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch_size=64), "code": partial(code, epochs=2, batch_size=64)}
 
 
 def network():
@@ -102,7 +102,7 @@ def test_the_callers_model_is_untouched_when_the_fit_fails(name, calls, error):
     model = Broken(network(), calls, error)
     before = Snapshot(model)
     try:
-        clamp(model, loader(), recipe=SHORT[name], lam=0.01, box=(-9, 9), progress=False)
+        clamp(model, loader(), recipe=SHORT[name], penalty=0.01, box=(-9, 9), progress=False)
     except type(error):
         pass
     else:
@@ -125,7 +125,7 @@ class InHalf(nn.Module):
 def test_the_result_is_a_network_of_the_same_kind(dtype):
     model = network().to(dtype) if dtype.itemsize > 2 else InHalf(network())
     x, y = sample()
-    found = clamp(model, [(x.to(dtype), y)], lam=0.01, progress=False)
+    found = clamp(model, [(x.to(dtype), y)], penalty=0.01, progress=False)
     assert isinstance(found, Calibrated)
     assert isinstance(found.before, Shift)
     assert isinstance(found.after, Temperature)
@@ -151,10 +151,10 @@ def test_models_with_keywords_and_outputs_of_their_own():
 
     x, _ = sample()
     batches = [{"ids": torch.arange(len(a)), "values": a, "labels": b} for a, b in loader()]
-    found = clamp(Model(), batches, lam=0.01, progress=False).eval()
+    found = clamp(Model(), batches, penalty=0.01, progress=False).eval()
     output = found(ids=torch.arange(3), values=x[:3])
     assert torch.equal(output["ids"], torch.arange(3))
-    plain = clamp(Model().inner, loader(), lam=0.01, progress=False).eval()
+    plain = clamp(Model().inner, loader(), penalty=0.01, progress=False).eval()
     torch.testing.assert_close(output["logits"], plain(x[:3]))
 
 
@@ -172,8 +172,8 @@ def test_tokens_get_one_vector():
         model = Tokens()
         tokens = torch.randint(0, 20, (200, 7))
         y = torch.multinomial(torch.softmax(5 * model(tokens), dim=1).detach(), 1)[:, 0]
-    for name in ("subspace", "projected"):
-        found = clamp(model, [(tokens, y)], recipe=name, lam=1e-3, progress=False).eval()
+    for name in ("subspace", "varpro"):
+        found = clamp(model, [(tokens, y)], recipe=name, penalty=1e-3, progress=False).eval()
         assert found.before.delta.shape == (5,)
         with torch.no_grad():
             wanted = model.head(torch.tanh(model.embedding(tokens) + found.before.delta).mean(dim=1))
@@ -182,7 +182,7 @@ def test_tokens_get_one_vector():
 
 def test_a_pool_of_gammas_goes_to_the_least_error():
     model, (x, y) = network(), sample(400)
-    record = clamp(model, [(x, y)], loss="focal", gamma=[0.0, 1.0, 0.5], lam=np.inf, progress=False).fit_record
+    record = clamp(model, [(x, y)], loss="focal", gamma=[0.0, 1.0, 0.5], penalty=np.inf, progress=False).fit_record
     z = collect(model, [(x, y)]).logits
     wanted = {g: metrics.ece(Temperature.fit_focal(z, y, gamma=g)(z), y) for g in (0.0, 0.5, 1.0)}
     assert list(record.gammas) == [0.0, 0.5, 1.0]
@@ -198,11 +198,11 @@ def test_a_tie_goes_to_the_smaller_gamma_and_folds_leave_samples_out():
     flat = nn.Linear(3, 3)
     nn.init.zeros_(flat.weight)
     nn.init.zeros_(flat.bias)  # every γ gives the same flat probabilities
-    record = clamp(flat, [(sure, y)], loss="focal", gamma=(2.0, 0.5), lam=np.inf, progress=False).fit_record
+    record = clamp(flat, [(sure, y)], loss="focal", gamma=(2.0, 0.5), penalty=np.inf, progress=False).fit_record
     assert record.gamma == 0.5
     model, (x, y) = network(), sample(400)
     inside, outside = (
-        clamp(model, [(x, y)], loss="focal", gamma=(0.0, 1.0), gamma_folds=f, lam=np.inf, progress=False).fit_record
+        clamp(model, [(x, y)], loss="focal", gamma=(0.0, 1.0), gamma_folds=f, penalty=np.inf, progress=False).fit_record
         for f in (None, 4)
     )
     assert outside.gammas != inside.gammas
@@ -212,11 +212,11 @@ def test_a_tie_goes_to_the_smaller_gamma_and_folds_leave_samples_out():
 
 def test_starts_of_ones_own():
     model = network()
-    better = clamp(model, loader(), recipe="projected", lam=0.0).before.delta
-    once = partial(RECIPES["projected"], passes=1)  # which only looks at the start
-    found = clamp(model, loader(), recipe=once, lam=0.0, start=lambda n: better)
+    better = clamp(model, loader(), recipe="varpro", penalty=0.0).before.delta
+    once = partial(RECIPES["varpro"], passes=1)  # which only looks at the start
+    found = clamp(model, loader(), recipe=once, penalty=0.0, start=lambda n: better)
     assert torch.equal(found.before.delta, better)
-    worse = clamp(model, loader(), recipe=once, lam=0.0, start=lambda n: torch.full((4,), 0.5))
+    worse = clamp(model, loader(), recipe=once, penalty=0.0, start=lambda n: torch.full((4,), 0.5))
     assert not worse.before.delta.any()  # than temperature alone, which is kept then
 
 
@@ -228,8 +228,8 @@ def test_starts_of_ones_own():
         ({"gamma": 1.0}, "gamma is of the focal loss"),
         ({"loss": "focal", "gamma": -1}, "gamma must be a number from 0 on, got -1"),
         ({"loss": "focal", "gamma": []}, "got an empty pool"),
-        ({"lam": -1}, "lam must not be negative, got -1"),
-        ({"lam": "R3"}, 'lam must be a number, "auto", "R1" or "R2", got \'R3\''),
+        ({"penalty": -1}, "penalty must not be negative, got -1"),
+        ({"penalty": "R3"}, 'penalty must be a number, "auto", "R1" or "R2", got \'R3\''),
         ({"norm": "l1"}, 'norm must be "l2sq" or "l2", got \'l1\''),
         ({"start": "one"}, "start must be one of zero, random, data, or a function, got 'one'"),
         ({"input_map": "linear"}, 'input_map must be "shift" or "affine", got \'linear\''),
@@ -244,10 +244,10 @@ def test_it_tells_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setenv("TRUEUP_PROGRESS", "1")
     monkeypatch.setattr("trueup.core.progress.PATIENCE", 0.0)
     monkeypatch.setattr("trueup.core.progress.PAUSE", 0.0)
-    clamp(network(), loader(), lam=0.01)
+    clamp(network(), loader(), penalty=0.01)
     told = capsys.readouterr()
     assert told.out == ""
     for word in ("clamping", "loss", "T ", "‖δ‖"):
         assert word in told.err
-    clamp(network(), loader(), lam=0.01, progress=False)
+    clamp(network(), loader(), penalty=0.01, progress=False)
     assert capsys.readouterr().err == ""

@@ -16,7 +16,7 @@ from trueup.core.optimize import FitError
 from trueup.models.calibrated import on_model
 from trueup.registry import METHODS
 
-SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch=64), "code": partial(code, epochs=2, batch=64)}
+SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch_size=64), "code": partial(code, epochs=2, batch_size=64)}
 
 
 def fitted(**options):
@@ -27,16 +27,22 @@ def fitted(**options):
 @pytest.mark.parametrize(
     ("given", "plain"),
     [
-        ({"loss": "focal", "gamma": np.float32(1), "lam": 0.01}, {"loss": "focal", "gamma": 1.0, "lam": 0.01}),
-        ({"loss": "focal", "gamma": torch.tensor(1), "lam": 0.01}, {"loss": "focal", "gamma": 1.0, "lam": 0.01}),
-        ({"loss": "focal", "gamma": np.array([0, 1.0]), "lam": 0.1}, {"loss": "focal", "gamma": (0, 1), "lam": 0.1}),
-        ({"lam": np.float64(0.01)}, {"lam": 0.01}),
-        ({"lam": torch.tensor(0.5)}, {"lam": 0.5}),
-        ({"lam": 0}, {"lam": 0.0}),
-        ({"seed": np.int64(3), "lam": 0.01, "start": "random"}, {"seed": 3, "lam": 0.01, "start": "random"}),
+        ({"loss": "focal", "gamma": np.float32(1), "penalty": 0.01}, {"loss": "focal", "gamma": 1.0, "penalty": 0.01}),
         (
-            {"start": lambda network: torch.ones(4, dtype=torch.int64), "lam": 0.01},
-            {"start": lambda network: torch.ones(4), "lam": 0.01},
+            {"loss": "focal", "gamma": torch.tensor(1), "penalty": 0.01},
+            {"loss": "focal", "gamma": 1.0, "penalty": 0.01},
+        ),
+        (
+            {"loss": "focal", "gamma": np.array([0, 1.0]), "penalty": 0.1},
+            {"loss": "focal", "gamma": (0, 1), "penalty": 0.1},
+        ),
+        ({"penalty": np.float64(0.01)}, {"penalty": 0.01}),
+        ({"penalty": torch.tensor(0.5)}, {"penalty": 0.5}),
+        ({"penalty": 0}, {"penalty": 0.0}),
+        ({"seed": np.int64(3), "penalty": 0.01, "start": "random"}, {"seed": 3, "penalty": 0.01, "start": "random"}),
+        (
+            {"start": lambda network: torch.ones(4, dtype=torch.int64), "penalty": 0.01},
+            {"start": lambda network: torch.ones(4), "penalty": 0.01},
         ),
     ],
 )
@@ -44,19 +50,24 @@ def test_numbers_of_any_kind_are_numbers(given, plain):
     found, wanted = fitted(**given), fitted(**plain)
     assert torch.equal(found.before.delta, wanted.before.delta)
     ours, theirs = found.fit_record, wanted.fit_record
-    assert (ours.lam, ours.gamma, ours.gammas, ours.seed) == (theirs.lam, theirs.gamma, theirs.gammas, theirs.seed)
-    assert {type(value) for value in (ours.lam, ours.gamma, *ours.gammas)} == {float}
+    assert (ours.penalty, ours.gamma, ours.gammas, ours.seed) == (
+        theirs.penalty,
+        theirs.gamma,
+        theirs.gammas,
+        theirs.seed,
+    )
+    assert {type(value) for value in (ours.penalty, ours.gamma, *ours.gammas)} == {float}
     assert type(ours.seed) is int
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lam": None}, 'lam must be a number, "auto", "R1" or "R2", got None'),
-        ({"lam": [0.1]}, r'lam must be a number, "auto", "R1" or "R2", got \[0.1\]'),
-        ({"lam": torch.ones(2)}, 'lam must be a number, "auto", "R1" or "R2", got tensor'),
-        ({"lam": True}, 'lam must be a number, "auto", "R1" or "R2", got True'),
-        ({"lam": math.nan}, "lam must not be negative, got nan"),
+        ({"penalty": None}, 'penalty must be a number, "auto", "R1" or "R2", got None'),
+        ({"penalty": [0.1]}, r'penalty must be a number, "auto", "R1" or "R2", got \[0.1\]'),
+        ({"penalty": torch.ones(2)}, 'penalty must be a number, "auto", "R1" or "R2", got tensor'),
+        ({"penalty": True}, 'penalty must be a number, "auto", "R1" or "R2", got True'),
+        ({"penalty": math.nan}, "penalty must not be negative, got nan"),
         ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*63 - 1, got -1"),
         ({"seed": 1.5}, "seed must be an integer from 0 .* got 1.5"),
         ({"seed": None}, "seed must be an integer from 0 .* got None"),
@@ -99,7 +110,7 @@ def test_what_is_no_loader_is_named():
         clamp(sample(150)[0], None, progress=False)
 
 
-@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro", "paper"])
 @pytest.mark.parametrize(
     ("start", "fact"),
     [
@@ -111,7 +122,7 @@ def test_what_is_no_loader_is_named():
 )
 def test_a_start_that_is_none_is_named(recipe, start, fact):
     with pytest.raises(ValueError, match=f"start must give a tensor of {fact}"):
-        fitted(recipe=SHORT[recipe], start=lambda network: start, lam=0.01)
+        fitted(recipe=SHORT[recipe], start=lambda network: start, penalty=0.01)
 
 
 class Within(nn.Module):
@@ -206,13 +217,13 @@ def test_an_input_that_is_not_used_is_named_and_other_failures_stay_what_they_ar
         clamp(Failing(), [(x, y)], recipe=SHORT[recipe], progress=False)
 
 
-@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro", "paper"])
 @pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
 def test_the_callers_own_mode_is_no_hindrance(recipe, context):
     model, x, y = sample(150)
-    wanted = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], lam=0.01, input_map="affine", progress=False)
+    wanted = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], penalty=0.01, input_map="affine", progress=False)
     with context():
-        found = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], lam=0.01, input_map="affine", progress=False)
+        found = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], penalty=0.01, input_map="affine", progress=False)
         assert torch.is_inference_mode_enabled() is (context is torch.inference_mode)
         assert not torch.is_grad_enabled()
     assert torch.equal(found.before.delta, wanted.before.delta)
@@ -221,7 +232,7 @@ def test_the_callers_own_mode_is_no_hindrance(recipe, context):
     found(x.requires_grad_()).sum().backward()  # what came back is a network like any other
 
 
-@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro", "paper"])
 def test_inputs_without_features_are_named(recipe):
     class Scores(nn.Module):
         def forward(self, x):
@@ -260,14 +271,14 @@ def test_a_model_that_gives_other_rows_than_there_are_labels_is_told_of():
     with pytest.raises(
         ValueError, match=r"one row of logits a sample, got shape \(50, 4\) for 40 samples.*every batch"
     ):
-        clamp(Heap(), batches, recipe="projected", progress=False)
+        clamp(Heap(), batches, recipe="varpro", progress=False)
 
 
 def test_a_recipe_that_ends_nowhere_gives_no_fit():
     model, x, y = sample(150)
 
     def astray(problem, **wrong):
-        return replace(RECIPES["projected"](problem), **wrong)
+        return replace(RECIPES["varpro"](problem), **wrong)
 
     for wrong in (
         {"temperature": math.nan},
@@ -276,6 +287,6 @@ def test_a_recipe_that_ends_nowhere_gives_no_fit():
         {"logits": torch.full((150, 4), math.nan)},
     ):
         with pytest.raises(FitError, match="the recipe astray did not end at a finite objective: T = .*no fit is"):
-            clamp(model, [(x, y)], recipe=partial(astray, **wrong), lam=0.1, progress=False)
-    found = clamp(model, [(x, y)], recipe=partial(astray, temperature=2.0), lam=0.1, progress=False)
+            clamp(model, [(x, y)], recipe=partial(astray, **wrong), penalty=0.1, progress=False)
+    found = clamp(model, [(x, y)], recipe=partial(astray, temperature=2.0), penalty=0.1, progress=False)
     assert found.fit_record.temperature == 2.0

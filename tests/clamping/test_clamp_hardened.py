@@ -17,7 +17,7 @@ from trueup.models.calibrated import collect
 SHIFT = torch.tensor([1.5, 0.0, -1.0, 0.0])
 
 
-@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper", "code", "closed"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro", "paper", "code", "closed_form"])
 def test_a_box_that_does_not_hold_the_inputs_is_refused(recipe):
     model, x, y = sample(200)
     with pytest.raises(ValueError, match=r"box must hold every input, got inputs in -.*for a box of 0..1"):
@@ -32,39 +32,39 @@ def test_a_box_that_is_none_is_named():
 
 def test_in_a_box_the_record_is_that_of_the_network_that_comes_back():
     model, x, y = sample()
-    found = clamp(model, [(x + SHIFT, y)], box=(-6.0, 6.0), lam=1e-3, progress=False)
+    found = clamp(model, [(x + SHIFT, y)], box=(-6.0, 6.0), penalty=1e-3, progress=False)
     after = collect(found, [(x + SHIFT, y)], progress=False)
     assert metrics.nll(*after) == pytest.approx(found.fit_record.objective - _penalty(found), abs=1e-6)
 
 
 def _penalty(found):
-    return found.fit_record.lam * float(found.before.delta.double().square().sum())
+    return found.fit_record.penalty * float(found.before.delta.double().square().sum())
 
 
 @pytest.mark.parametrize("norm", ["l2sq", "l2"])
 @pytest.mark.parametrize("start", ["zero", "random"])
-@pytest.mark.parametrize("recipe", ["subspace", "projected"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro"])
 def test_both_norms_find_the_shift_from_either_start(norm, start, recipe):
     model, x, y = sample()
-    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, lam=1e-3, norm=norm, start=start, progress=False)
+    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e-3, norm=norm, start=start, progress=False)
     record = found.fit_record
     assert record.objective < record.baseline - 0.08
     assert record.delta_norm > 1
 
 
 @pytest.mark.parametrize("norm", ["l2sq", "l2"])
-@pytest.mark.parametrize("recipe", ["subspace", "projected"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro"])
 def test_a_penalty_beyond_all_gain_leaves_temperature_alone(norm, recipe):
     model, x, y = sample(300)
-    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, lam=1e4, norm=norm, start="random", progress=False)
+    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e4, norm=norm, start="random", progress=False)
     assert found.fit_record.objective <= found.fit_record.baseline + 1e-9
     assert found.fit_record.delta_norm < 1e-3
 
 
 def test_projected_goes_down_the_penalties_as_far_as_it_pays():
     model, x, y = sample(2000)
-    found = clamp(model, [(x + SHIFT, y)], recipe="projected", progress=False)
-    given = clamp(model, [(x + SHIFT, y)], recipe="projected", lam=1e-3, progress=False)
+    found = clamp(model, [(x + SHIFT, y)], recipe="varpro", progress=False)
+    given = clamp(model, [(x + SHIFT, y)], recipe="varpro", penalty=1e-3, progress=False)
     loss = found.fit_record.objective - _penalty(found)
     assert loss <= given.fit_record.objective - _penalty(given) + 0.005
 
@@ -77,8 +77,8 @@ def test_projected_goes_down_the_penalties_as_far_as_it_pays():
         ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
         ({"recipe": partial(subspace, folds=1)}, "folds must be at least 2"),
         ({"recipe": partial(subspace, frequencies=0)}, "frequencies must be at least 1, got 0"),
-        ({"recipe": partial(subspace, lams=[-1.0])}, "lams must be positive and finite"),
-        ({"recipe": "paper", "lam": math.inf}, "lam must be finite for a descent"),
+        ({"recipe": partial(subspace, penalties=[-1.0])}, "lams must be positive and finite"),
+        ({"recipe": "paper", "penalty": math.inf}, "penalty must be finite for a descent"),
     ],
 )
 def test_wrong_options_are_named(options, named):
@@ -87,7 +87,7 @@ def test_wrong_options_are_named(options, named):
         clamp(model, [(x, y)], progress=False, **options)
 
 
-@pytest.mark.parametrize("recipe", ["subspace", "projected", "paper", "code"])
+@pytest.mark.parametrize("recipe", ["subspace", "varpro", "paper", "code"])
 def test_labels_and_inputs_that_no_fit_could_use_are_named(recipe):
     model, x, y = sample(100)
     with pytest.raises(ValueError, match="labels must lie in 0..3, got"):

@@ -13,18 +13,18 @@ from torch import distributed as dist
 from torch import nn
 
 from trueup.clamping import clamp
-from trueup.clamping.projected import projected
+from trueup.clamping.varpro import varpro
 from trueup.models.networks import MLP
 
 SHARES = (slice(0, 260), slice(260, 600))
 WAYS = {
     "subspace": {"recipe": "subspace"},
     "affine": {"recipe": "subspace", "input_map": "affine"},
-    "focal": {"recipe": "subspace", "loss": "focal", "gamma": 1.0, "lam": 1e-3},
-    "pool": {"recipe": "subspace", "loss": "focal", "gamma": (0.0, 1.0), "gamma_folds": 2, "lam": 1e-2},
-    "projected": {"recipe": partial(projected, passes=40), "lam": 0.01},
-    "held out": {"recipe": partial(projected, passes=20, lams=(0.1, 0.001))},
-    "principal": {"recipe": "subspace", "lam": 1e-3},
+    "focal": {"recipe": "subspace", "loss": "focal", "gamma": 1.0, "penalty": 1e-3},
+    "pool": {"recipe": "subspace", "loss": "focal", "gamma": (0.0, 1.0), "gamma_folds": 2, "penalty": 1e-2},
+    "varpro": {"recipe": partial(varpro, passes=40), "penalty": 0.01},
+    "held out": {"recipe": partial(varpro, passes=20, penalties=(0.1, 0.001))},
+    "principal": {"recipe": "subspace", "penalty": 1e-3},
 }
 
 
@@ -56,7 +56,7 @@ def fitted(way, share=slice(None), size=150):
         "delta": found.before.delta,
         "scale": scale,
         "temperature": record.temperature,
-        "lam": record.lam,
+        "penalty": record.penalty,
         "gamma": record.gamma,
         "gammas": dict(record.gammas),
         "candidates": dict(record.candidates),
@@ -83,7 +83,7 @@ def shared(rank):
     x, y = (x[:560], y[:560]) if rank == 0 else (x[560:], y[560:])
     batches = zip(torch.split(x, 100), torch.split(y, 100), strict=True)
     weights = torch.arange(40.0).double()
-    return clamp(Weighted(model), [(a, weights, b) for a, b in batches], lam=1e-3, progress=False).before.delta
+    return clamp(Weighted(model), [(a, weights, b) for a, b in batches], penalty=1e-3, progress=False).before.delta
 
 
 def broken(rank):
@@ -134,7 +134,7 @@ def test_both_ranks_end_where_one_process_ends(pair, way):
     for found in pair:
         torch.testing.assert_close(found[way]["delta"], alone["delta"], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found[way]["scale"], alone["scale"], atol=1e-5, rtol=1e-5)
-        for name in ("temperature", "objective", "lam", "gamma"):
+        for name in ("temperature", "objective", "penalty", "gamma"):
             assert found[way][name] == pytest.approx(alone[name], rel=1e-5), name
         assert found[way]["evidence"] == alone["evidence"]
         assert found[way]["samples"] == 600
@@ -156,7 +156,7 @@ def test_a_rank_may_have_no_samples(pair):
 
 def test_what_one_ranks_batches_tell_of_the_arguments_holds_for_all(pair):
     model, x, y = sample("subspace")
-    wanted = clamp(model, [(x, y)], lam=1e-3, progress=False).before.delta
+    wanted = clamp(model, [(x, y)], penalty=1e-3, progress=False).before.delta
     for found in pair:
         torch.testing.assert_close(found["shared"], wanted, atol=1e-5, rtol=1e-5)
 

@@ -31,7 +31,7 @@ def batches(data, half, corruption=None, n=250):
 
 def test_a_colour_cast_is_taken_off(data, model):
     given, test = (batches(data, half, "colour_cast") for half in ("val", "test"))
-    clamped = clamp(model, given, lam=1e-5, recipe=partial(subspace, subsample=100, passes=6), progress=False)
+    clamped = clamp(model, given, penalty=1e-5, recipe=partial(subspace, subsample=100, passes=6), progress=False)
     plain = collect(model, test)
     alone = Temperature.fit(*collect(model, given))(plain.logits)
     repaired = collect(clamped, test)

@@ -28,7 +28,7 @@ def sample():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"lam": 1e-3}, {"input_map": "affine", "lam": 1e-3, "box": (-9, 9 * torch.ones(4))}]
+    "options", [{}, {"penalty": 1e-3}, {"input_map": "affine", "penalty": 1e-3, "box": (-9, 9 * torch.ones(4))}]
 )
 def test_what_is_loaded_is_what_was_saved(tmp_path, options):
     model, (x, y) = network(), sample()
@@ -46,7 +46,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, options):
 
 def test_another_model_is_refused_by_what_differs(tmp_path):
     path = tmp_path / "net.safetensors"
-    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    save_clamped(clamp(network(), [sample()], penalty=1e-3, progress=False), path)
     with pytest.raises(ValueError, match=r"0\.weight \(8, 5\) instead of \(8, 4\)"):
         load_clamped(network(inputs=5), path)
     with pytest.raises(ValueError, match=r"3\.weight \(7, 8\) instead of \(3, 8\); 3\.bias \(7,\) instead of \(3,\)"):
@@ -60,7 +60,7 @@ def test_files_that_hold_something_else(tmp_path):
     save_file({"weight": torch.ones(2)}, path)
     with pytest.raises(ValueError, match="holds no clamped network but weight"):
         load_clamped(network(), path)
-    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    save_clamped(clamp(network(), [sample()], penalty=1e-3, progress=False), path)
     wish = (
         r"net.safetensors: this file holds no calibrator but a clamped network, which load_clamped\(model, path\) reads"
     )
@@ -79,12 +79,12 @@ def test_files_that_hold_something_else(tmp_path):
         (lambda content, tensors: content["clamped"].pop("record"), "must tell of before, record and model"),
         (lambda content, tensors: tensors.pop("delta"), "the tensors must be delta, temperature, got temperature"),
         (lambda content, tensors: tensors.update(more=torch.ones(1)), "got delta, more, temperature"),
-        (lambda content, tensors: content["clamped"]["record"]["dict"].pop("lam"), "the record of the fit is none"),
+        (lambda content, tensors: content["clamped"]["record"]["dict"].pop("penalty"), "the record of the fit is none"),
     ],
 )
 def test_a_damaged_file_says_how(tmp_path, change, message):
     path = tmp_path / "net.safetensors"
-    save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
+    save_clamped(clamp(network(), [sample()], penalty=1e-3, progress=False), path)
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         content = json.loads(file.metadata()["trueup"])
@@ -97,7 +97,7 @@ def test_a_damaged_file_says_how(tmp_path, change, message):
 def test_only_clamped_networks_are_saved(tmp_path):
     with pytest.raises(ValueError, match="clamped must be what clamp returns, got Calibrated"):
         save_clamped(Calibrated(network()), tmp_path / "net.safetensors")
-    clamped = clamp(network(), [sample()], lam=1e-3, progress=False)
+    clamped = clamp(network(), [sample()], penalty=1e-3, progress=False)
     with pytest.raises(ValueError, match="the suffix must be .safetensors, got '.pt'"):
         save_clamped(clamped, tmp_path / "net.pt")
     clamped.after = None

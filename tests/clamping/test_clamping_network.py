@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.clamping.calibration_set import Inputs
+from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.maps import Affine, Shift
 from trueup.clamping.network import Network
 from trueup.models.networks import MLP
@@ -16,7 +16,7 @@ def images(n=9):
 
 
 def network_of(model, *batches, **options):
-    return Network(model, Inputs.read(list(batches), device="cpu"), **options)
+    return Network(model, CalibrationSet.read(list(batches), device="cpu"), **options)
 
 
 class Tokens(nn.Module):
@@ -40,10 +40,10 @@ def test_logits_are_the_models_in_order():
     with torch.no_grad():
         torch.testing.assert_close(network.logits(), model(x))
         torch.testing.assert_close(network.logits(Shift(delta)), model(x + delta))
-        part = network.inputs.part(torch.tensor([1, 5, 6]))
+        part = network.inputs.subset(torch.tensor([1, 5, 6]))
         torch.testing.assert_close(network.logits(inputs=part), model(x[[1, 5, 6]]))
     assert network.cost().forwards == pytest.approx(2 + 3 / 9)
-    assert network.plain() is network.plain()
+    assert network.plain_logits() is network.plain_logits()
     assert network.cost().forwards == pytest.approx(3 + 3 / 9)
     assert network.cost().backwards == 0
     assert network.shape == (1, 8, 8)
@@ -59,7 +59,7 @@ def test_gradients_are_autograds_of_the_whole():
     def slope(z, labels):
         return torch.softmax(z, dim=1) - nn.functional.one_hot(labels, 3)
 
-    z, found = network.pull(network.mapping(delta, scale), [delta, scale], slope)
+    z, found = network.forward_backward(network.mapping(delta, scale), [delta, scale], slope)
     whole = nn.functional.cross_entropy(model(x * scale + delta), y, reduction="sum")
     for mine, autograds in zip(found, torch.autograd.grad(whole, [delta, scale]), strict=True):
         torch.testing.assert_close(mine, autograds)
@@ -67,12 +67,10 @@ def test_gradients_are_autograds_of_the_whole():
     assert (network.cost().forwards, network.cost().backwards) == (1.0, 1.0)
     assert 2.0 <= network.cost().equivalents <= 3.0
 
-    rows_z, rows = network.pull_rows(torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8), slope)
-    torch.testing.assert_close(rows_z, model(x).detach())
     own = x.clone().requires_grad_()
     loss = nn.functional.cross_entropy(model(own), y, reduction="sum")
-    torch.testing.assert_close(rows.reshape(x.shape), torch.autograd.grad(loss, own)[0])
-    torch.testing.assert_close(network.pull_plain(slope), rows.sum(dim=0).reshape(1, 8, 8))
+    torch.testing.assert_close(network.input_gradient(slope), torch.autograd.grad(loss, own)[0].sum(dim=0))
+    torch.testing.assert_close(network.plain_logits(), model(x).detach())
 
 
 def test_tokens_share_one_vector():
@@ -85,12 +83,10 @@ def test_tokens_share_one_vector():
     (points,) = network.points()
     torch.testing.assert_close(points, model.embedding(tokens).detach())
     delta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    _, (gradient,) = network.pull(Shift(delta), [delta], lambda z, labels: torch.ones_like(z))
-    _, rows = network.pull_rows(torch.eye(4, dtype=torch.float64), lambda z, labels: torch.ones_like(z))
+    _, (gradient,) = network.forward_backward(Shift(delta), [delta], lambda z, labels: torch.ones_like(z))
     embedded = model.embedding(tokens).detach().requires_grad_()
     total = model.head((torch.tanh(embedded) * mask[..., None]).sum(dim=1)).sum()
     wanted = torch.autograd.grad(total, embedded)[0].sum(dim=1)
-    torch.testing.assert_close(rows, wanted)
     torch.testing.assert_close(gradient, wanted.sum(dim=0))
     assert not model.embedding._forward_hooks
 
@@ -98,9 +94,9 @@ def test_tokens_share_one_vector():
 def test_a_part_of_it_adds_to_the_same_account():
     x, y = images()
     network = network_of(MLP(3, inputs=64, hidden=(8,)).double().eval(), (x, y))
-    part = network.part(network.inputs.part(torch.arange(3)))
+    part = network.subset(network.inputs.subset(torch.arange(3)))
     part.logits()
-    assert len(part.plain()) == len(part.labels) == 3
+    assert len(part.plain_logits()) == len(part.labels) == 3
     assert network.cost().forwards == part.cost().forwards == pytest.approx(2 / 3)
 
 

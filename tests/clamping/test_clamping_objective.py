@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.objective import Loss, Penalty
+from trueup.clamping.problem import Loss, Penalty
 
 
 def pair(n=300, classes=5, seed=0, scale=2.0):

@@ -8,7 +8,7 @@ import torch
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
-from trueup.clamping.closed import SCALES, closed
+from trueup.clamping.published import SCALES, closed_form
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.networks import MLP
 
@@ -28,7 +28,7 @@ def fit(model, loader, *, input_map="shift", loss="ce", **options):
         return clamp(
             model,
             loader,
-            recipe=partial(closed, **options),
+            recipe=partial(closed_form, **options),
             box=(0.0, 1.0),
             loss=loss,
             input_map=input_map,
@@ -77,7 +77,7 @@ def test_where_there_is_no_room_it_is_temperature_scaling():
     x, y = loader[0]
     x[0], x[1] = 0.0, 1.0
     with pytest.warns(UserWarning, match="gives δ = 0"):
-        found = clamp(model, [(x, y)], recipe="closed", box=(0.0, 1.0), progress=False)
+        found = clamp(model, [(x, y)], recipe="closed_form", box=(0.0, 1.0), progress=False)
     assert not found.before.delta.any()
     assert found.fit_record.forwards == 1.0
     pair = collect(model, [(x, y)])
@@ -96,4 +96,4 @@ def test_a_bad_scale_and_a_missing_box_are_named():
         with pytest.raises(ValueError, match=r"scale must lie in \(0, 1\], got"):
             fit(model, loader, scale=scale)
     with pytest.raises(ValueError, match="box must be given"):
-        clamp(model, loader, recipe="closed", progress=False)
+        clamp(model, loader, recipe="closed_form", progress=False)

@@ -6,14 +6,15 @@ import torch
 from scipy.fft import idctn
 from torch import nn
 
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.directions import cosines, directions, entropy_gradient, principal
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.directions import cosines, directions, principal
 from trueup.clamping.network import Network
+from trueup.clamping.theory import entropy_gradient
 from trueup.models.networks import MLP
 
 
 def network_of(x, model):
-    return Network(model, Inputs.read([(x, torch.zeros(len(x), dtype=torch.int64))], device="cpu"))
+    return Network(model, CalibrationSet.read([(x, torch.zeros(len(x), dtype=torch.int64))], device="cpu"))
 
 
 def drawn(*shape, seed=0):
@@ -38,7 +39,7 @@ def test_the_entropy_gradient_is_autograds():
     (wanted,) = torch.autograd.grad(-(p * p.log()).sum(), own)
     torch.testing.assert_close(entropy_gradient(network, temperature=2.0), wanted.sum(dim=0))
     assert (network.cost().forwards, network.cost().backwards) == (1.0, 1.0)
-    torch.testing.assert_close(network.plain(), model(x).detach())
+    torch.testing.assert_close(network.plain_logits(), model(x).detach())
 
 
 def test_principal_directions_are_those_of_the_covariance():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueup.clamping.evidence import gradient_test
+from trueup.clamping.linearized import gradient_test
 
 
 def test_noise_is_rarely_taken_for_a_signal():

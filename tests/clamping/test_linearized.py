@@ -9,11 +9,11 @@ from scipy.optimize import minimize
 from torch import nn
 
 from trueup.clamping import linearized as linear
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.coordinates import Chart, channel_spread
-from trueup.clamping.linearized import Linear, differentiate, room, validate
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.input_parameters import InputParameters, channel_norms
+from trueup.clamping.linearized import LinearizedModel, cross_validate, linearize, max_samples_in_memory
 from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Penalty
+from trueup.clamping.problem import Loss, Penalty
 from trueup.models.networks import MLP
 
 
@@ -23,14 +23,14 @@ def drawn(n=400, classes=4, coordinates=3, signal=0.0, seed=0):
     z, jacobian = rng.normal(size=(n, classes)) * 2, rng.normal(size=(n, classes, coordinates))
     moved = z + jacobian @ np.full(coordinates, signal)
     y = (moved / 1.5 + rng.gumbel(size=z.shape)).argmax(axis=1)
-    return Linear(torch.from_numpy(z), torch.from_numpy(jacobian), torch.from_numpy(y))
+    return LinearizedModel(torch.from_numpy(z), torch.from_numpy(jacobian), torch.from_numpy(y))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.7])
-@pytest.mark.parametrize(("norm", "lam"), [("l2sq", 0.01), ("l2sq", 0.0), ("l2", 0.01)])
-def test_a_small_problem_is_solved(gamma, norm, lam):
+@pytest.mark.parametrize(("norm", "penalty"), [("l2sq", 0.01), ("l2sq", 0.0), ("l2", 0.01)])
+def test_a_small_problem_is_solved(gamma, norm, penalty):
     given = drawn(signal=0.5)
-    loss, penalty = Loss(gamma), Penalty(lam, norm)
+    loss, penalty = Loss(gamma), Penalty(penalty, norm)
     temperature = loss.temperature(given.logits, given.labels)
     features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
 
@@ -56,10 +56,10 @@ def test_the_plain_norm_may_hold_everything_at_zero():
 
 def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is():
     lams = (1e-1, 1e-2, 1e-4)
-    nothing = validate(drawn(), Loss(), "l2sq", lams, folds=5)
+    nothing = cross_validate(drawn(), Loss(), "l2sq", lams, folds=5)
     gain, error = nothing.gain(nothing.best())
     assert gain <= error
-    something = validate(drawn(signal=0.5), Loss(), "l2sq", lams, folds=5)
+    something = cross_validate(drawn(signal=0.5), Loss(), "l2sq", lams, folds=5)
     assert something.best() == 1e-2
     gain, error = something.gain(1e-2)
     assert gain > 4 * error > 0
@@ -69,7 +69,7 @@ def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is(
 
 def test_rows_are_judged_by_fits_that_did_not_see_them():
     given = drawn(n=50)
-    found = validate(given, Loss(), "l2sq", (1e-3,), folds=5)
+    found = cross_validate(given, Loss(), "l2sq", (1e-3,), folds=5)
     fold = np.arange(50) % 5
     features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
     for f in range(5):
@@ -89,11 +89,11 @@ def test_differences_are_derivatives(scaled):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 5, generator=generator).double(), torch.randint(0, 3, (30,), generator=generator)
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    network = Network(model.requires_grad_(False), Inputs.read([(x, y)], device="cpu"))
+    network = Network(model.requires_grad_(False), CalibrationSet.read([(x, y)], device="cpu"))
     basis = torch.linalg.qr(torch.randn(5, 2, generator=generator).double())[0].T
-    chart = Chart(network, basis, channel_spread(network), scaled=scaled)
-    part = network.inputs.part(torch.arange(10))
-    found = differentiate(chart, part, network.plain()[:10], y[:10], relative=1e-6)
+    chart = InputParameters(network, basis, channel_norms(network), scaled=scaled)
+    part = network.inputs.subset(torch.arange(10))
+    found = linearize(chart, part, network.plain_logits()[:10], y[:10], relative=1e-6)
     assert found.jacobian.shape == (10, 3, 7 if scaled else 2)
     theta = torch.zeros(chart.size, dtype=torch.float64)
 
@@ -125,22 +125,22 @@ def test_differences_are_derivatives(scaled):
 
 
 def test_memory_limits_the_samples():
-    assert room(10**6, 1000, 13) == linear.MEMORY // (8 * 1000 * 14)
-    assert room(50, 10, 13) == 50
+    assert max_samples_in_memory(10**6, 1000, 13) == linear.MEMORY // (8 * 1000 * 14)
+    assert max_samples_in_memory(50, 10, 13) == 50
 
 
 def test_the_gradient_of_a_chart_is_that_of_its_map():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 2, 3, 3, generator=generator).double(), torch.randint(0, 3, (20,), generator=generator)
     model = MLP(3, inputs=18, hidden=(8,)).double().requires_grad_(False)
-    network = Network(model, Inputs.read([(x, y)], device="cpu"))
+    network = Network(model, CalibrationSet.read([(x, y)], device="cpu"))
     basis = torch.linalg.qr(torch.randn(18, 4, generator=generator).double())[0].T.reshape(4, 2, 3, 3)
-    spread = channel_spread(network)
+    spread = channel_norms(network)
     torch.testing.assert_close(spread, x.square().sum(dim=(2, 3)).mean(dim=0).sqrt())
     for chart in (
-        Chart(network, basis, spread, scaled=True),
-        Chart(network, None, spread, scaled=True),
-        Chart(network, basis, spread),
+        InputParameters(network, basis, spread, scaled=True),
+        InputParameters(network, None, spread, scaled=True),
+        InputParameters(network, basis, spread),
     ):
         theta = np.random.default_rng(0).normal(size=chart.size)
 
@@ -148,11 +148,12 @@ def test_the_gradient_of_a_chart_is_that_of_its_map():
             return float(nn.functional.cross_entropy(network.logits(chart.map(theta)[0]), y, reduction="sum"))
 
         before, leaves = chart.map(theta)
-        _, gradients = network.pull(before, leaves, lambda z, y: torch.softmax(z, dim=1) - nn.functional.one_hot(y, 3))
+        slope = lambda z, y: torch.softmax(z, dim=1) - nn.functional.one_hot(y, 3)  # noqa: E731
+        _, gradients = network.forward_backward(before, leaves, slope)
         mine = chart.gradient(theta, gradients)
         for j, step in enumerate(1e-6 * np.eye(chart.size)):
             assert mine[j] == pytest.approx((value(theta + step) - value(theta - step)) / 2e-6, abs=1e-5)
     delta = torch.randn(2, 3, 3, generator=generator).double()
-    assert Chart(network, basis, spread).place(delta) == pytest.approx(
+    assert InputParameters(network, basis, spread).place(delta) == pytest.approx(
         (basis.reshape(4, -1) @ delta.reshape(-1)).numpy()
     )

@@ -15,7 +15,7 @@ from torch import nn
 
 import reference
 from trueup.clamping import clamp
-from trueup.clamping.published import augmented, code, losses, paper
+from trueup.clamping.published import augment_images, code, focal_losses, paper
 from trueup.core.optimize import FitError
 from trueup.models.networks import MLP
 
@@ -44,10 +44,10 @@ def test_the_steps_are_those_by_hand(recipe, norm, gamma):
     found = clamp(
         model,
         loader(x, y),
-        recipe=partial(recipe, epochs=3, batch=16, rate=0.05),
+        recipe=partial(recipe, epochs=3, batch_size=16, lr=0.05),
         loss="focal",
         gamma=gamma,
-        lam=0.03,
+        penalty=0.03,
         start=lambda network: start,
         seed=7,
         progress=False,
@@ -60,7 +60,7 @@ def test_the_steps_are_those_by_hand(recipe, norm, gamma):
         [torch.randperm(len(x), generator=generator).numpy() for _ in range(3)],
         delta=start.numpy(),
         gamma=gamma,
-        lam=0.03,
+        penalty=0.03,
         norm=norm,
         rate=0.05,
         momentum=momentum,
@@ -74,9 +74,9 @@ def test_the_steps_are_those_by_hand(recipe, norm, gamma):
 
 def test_a_sum_is_the_mean_with_a_rate_times_the_batch():
     model, x, y = sample(n=64)
-    options = {"lam": 0.02, "start": "random", "progress": False}
+    options = {"penalty": 0.02, "start": "random", "progress": False}
     by_sum, by_mean = (
-        clamp(model, loader(x, y), recipe=partial(paper, epochs=2, batch=16, reduction=r, rate=rate), **options)
+        clamp(model, loader(x, y), recipe=partial(paper, epochs=2, batch_size=16, reduction=r, lr=rate), **options)
         for r, rate in (("sum", 0.001), ("mean", 0.016))
     )
     torch.testing.assert_close(by_sum.before.delta, by_mean.before.delta)
@@ -87,10 +87,8 @@ def test_a_sum_is_the_mean_with_a_rate_times_the_batch():
 def test_a_seed_gives_the_same_bits_and_another_gives_others(recipe):
     model, x = MLP(4, inputs=3, hidden=(8,)), sample(dtype=torch.float32)[1]
     y = torch.where(torch.arange(len(x)) % 5 == 0, 0, model(x).argmax(dim=1))
-    fits = [
-        clamp(model, loader(x, y), recipe=partial(recipe, epochs=2, batch=8), start="random", seed=s, progress=False)
-        for s in (3, 3, 4)
-    ]
+    short = partial(recipe, epochs=2, batch_size=8)
+    fits = [clamp(model, loader(x, y), recipe=short, start="random", seed=s, progress=False) for s in (3, 3, 4)]
     one, again, other = (f.before.delta for f in fits)
     assert torch.equal(one, again)
     assert fits[0].fit_record.temperature == fits[1].fit_record.temperature
@@ -103,19 +101,19 @@ def test_the_recipes_are_known_by_name_and_by_their_own_settings():
         clamp(model, loader(x, y), recipe=name, progress=False).fit_record for name in ("paper", "code")
     )
     start = torch.nn.functional.cross_entropy(model(x), y).item()
-    assert by_paper.lam == pytest.approx(0.1 * start, rel=1e-2)  # at a start whose δ is not quite zero
+    assert by_paper.penalty == pytest.approx(0.1 * start, rel=1e-2)  # at a start whose δ is not quite zero
     assert (by_paper.norm, by_paper.recipe) == ("l2sq", "paper")
-    assert (by_code.lam, by_code.norm, by_code.recipe) == (0.01, "l2", "code")
+    assert (by_code.penalty, by_code.norm, by_code.recipe) == (0.01, "l2", "code")
     assert by_code.backwards == by_paper.backwards == 100
 
 
 def test_the_second_rule_makes_the_penalty_a_tenth_of_the_loss():
     model, x, y = sample()
     start = torch.full((3,), 0.5, dtype=torch.float64)
-    fit = partial(clamp, model, loader(x, y), recipe=partial(paper, epochs=1), lam="R2", progress=False)
+    fit = partial(clamp, model, loader(x, y), recipe=partial(paper, epochs=1), penalty="R2", progress=False)
     loss = torch.nn.functional.cross_entropy(model(x + start), y).item()
-    assert fit(start=lambda network: start).fit_record.lam == pytest.approx(0.1 * loss / 0.75)
-    with pytest.raises(ValueError, match='lam="R2" .* start must not be zero'):
+    assert fit(start=lambda network: start).fit_record.penalty == pytest.approx(0.1 * loss / 0.75)
+    with pytest.raises(ValueError, match='penalty="R2" .* start must not be zero'):
         fit(start="zero")
 
 
@@ -126,9 +124,9 @@ def test_a_penalty_too_steep_for_the_rate_is_told_of_or_ends_in_an_error(recipe)
     model.train()
     state, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     # λ‖δ‖² is a tenth of the loss at a δ near zero: λ is huge, and each step goes further beyond zero than the last.
-    fit = partial(clamp, model, loader(x, y), lam="R2", progress=False)
+    fit = partial(clamp, model, loader(x, y), penalty="R2", progress=False)
     with pytest.warns(UserWarning, match=r"overshot: the penalty of δ went from .* too long for λ = \d"):
-        found = fit(recipe=partial(recipe, epochs=2, batch=60))
+        found = fit(recipe=partial(recipe, epochs=2, batch_size=60))
     assert found.fit_record.objective > 10 * found.fit_record.baseline
     if recipe is paper:
         with pytest.raises(FitError, match=r"the descent diverged in epoch \d+: .*; .* or a λ below \d"):
@@ -141,7 +139,7 @@ def test_a_penalty_too_steep_for_the_rate_is_told_of_or_ends_in_an_error(recipe)
 
 def test_it_descends_and_reports_its_objective():
     model, x, y = sample(n=300)
-    found = clamp(model, loader(x, y), recipe=partial(code, batch=50, rate=0.05), start="random", progress=False)
+    found = clamp(model, loader(x, y), recipe=partial(code, batch_size=50, lr=0.05), start="random", progress=False)
     record = found.fit_record
     assert record.objective < record.baseline
     q = torch.log_softmax(found(x), dim=1)
@@ -153,7 +151,9 @@ def test_an_affine_map_scales_too():
     model, x, y = sample(n=300)
     stretched = loader(1.6 * x, y)
     shift, affine = (
-        clamp(model, stretched, recipe=partial(paper, rate=0.3, batch=100), lam=1e-4, input_map=m, progress=False)
+        clamp(
+            model, stretched, recipe=partial(paper, lr=0.3, batch_size=100), penalty=1e-4, input_map=m, progress=False
+        )
         for m in ("shift", "affine")
     )
     assert affine.fit_record.objective < shift.fit_record.objective
@@ -166,7 +166,7 @@ def test_a_box_clips():
     model, x, y = sample()
     x = x.clamp(-1, 1)
     found = clamp(
-        model, loader(x, y), recipe=partial(paper, epochs=2, rate=0.5), lam=0.0, box=(-1.0, 1.0), progress=False
+        model, loader(x, y), recipe=partial(paper, epochs=2, lr=0.5), penalty=0.0, box=(-1.0, 1.0), progress=False
     )
     assert float((x + found.before.delta).abs().max()) > 1.0
     assert float(found.before(x).abs().max()) == 1.0
@@ -179,9 +179,9 @@ def test_a_temperature_that_leaves_the_positive_numbers_is_an_error_and_the_mode
     random = torch.get_rng_state()
     sure = model(x).argmax(dim=1)  # a network that is always right wants a T of zero
     with pytest.raises(FitError, match=r"T left the positive numbers in epoch 1: T = -.*; this recipe does not"):
-        clamp(model, loader(x, sure), recipe=partial(paper, rate=50.0), progress=False)
+        clamp(model, loader(x, sure), recipe=partial(paper, lr=50.0), progress=False)
     with pytest.raises(FitError, match=r"the descent diverged in epoch .*, ‖δ‖ = inf"):
-        clamp(model, loader(x, y), recipe=partial(paper, rate=50.0), lam=1.0, start="random", progress=False)
+        clamp(model, loader(x, y), recipe=partial(paper, lr=50.0), penalty=1.0, start="random", progress=False)
     assert model.training
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -191,8 +191,8 @@ def test_a_temperature_that_leaves_the_positive_numbers_is_an_error_and_the_mode
 def test_the_codes_clamp_takes_the_gradient_of_certain_rows():
     logits = torch.tensor([[20.0, 0.0], [1.0, 0.0]], requires_grad=True)
     labels = torch.tensor([1, 0])
-    (kept,) = torch.autograd.grad(losses(logits, labels, 1.0, 0.0).sum(), logits)
-    (clamped,) = torch.autograd.grad(losses(logits, labels, 1.0, 1e-7).sum(), logits)
+    (kept,) = torch.autograd.grad(focal_losses(logits, labels, 1.0, 0.0).sum(), logits)
+    (clamped,) = torch.autograd.grad(focal_losses(logits, labels, 1.0, 1e-7).sum(), logits)
     assert kept[0].abs().sum() > 1
     assert clamped[0].abs().sum() == 0
     torch.testing.assert_close(clamped[1], kept[1], rtol=1e-4, atol=1e-6)
@@ -201,20 +201,20 @@ def test_the_codes_clamp_takes_the_gradient_of_certain_rows():
 @pytest.mark.parametrize("gamma", [0.05, 0.5, 1.0])
 def test_a_row_that_is_certain_has_a_gradient_that_is_a_number(gamma):
     logits = torch.tensor([[200.0, 0.0]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(losses(logits, torch.tensor([0]), gamma, 0.0).sum(), logits)
+    (gradient,) = torch.autograd.grad(focal_losses(logits, torch.tensor([0]), gamma, 0.0).sum(), logits)
     assert torch.isfinite(gradient).all()
 
 
 def test_augmentation_crops_flips_and_cuts():
     images = torch.arange(1.0, 2 * 3 * 4 * 5 + 1).reshape(2, 3, 4, 5)
     still = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0]] * 2)
-    assert torch.equal(augmented(images, still, 0, padding=1), images)
+    assert torch.equal(augment_images(images, still, 0, padding=1), images)
     flip = torch.tensor([[0.5, 0.5, 0.9, 0.0, 0.0], [0.5, 0.5, 0.1, 0.0, 0.0]])
-    assert torch.equal(augmented(images, flip, 0, padding=1), torch.stack([images[0].flip(2), images[1]]))
-    down = augmented(images, torch.tensor([[0.99, 0.5, 0.0, 0.0, 0.0]] * 2), 0, padding=1)
+    assert torch.equal(augment_images(images, flip, 0, padding=1), torch.stack([images[0].flip(2), images[1]]))
+    down = augment_images(images, torch.tensor([[0.99, 0.5, 0.0, 0.0, 0.0]] * 2), 0, padding=1)
     assert torch.equal(down[:, :, :3], images[:, :, 1:])
     assert not down[:, :, 3].any()
-    cut = augmented(images, torch.tensor([[0.5, 0.5, 0.0, 0.5, 0.4]] * 2), 2, padding=1)
+    cut = augment_images(images, torch.tensor([[0.5, 0.5, 0.0, 0.5, 0.4]] * 2), 2, padding=1)
     assert (cut == 0).sum() == 2 * 3 * 4
     assert not cut[:, :, 1:3, 1:3].any()
 
@@ -250,7 +250,11 @@ def test_bad_options_are_named(options, message):
 
 def descended(x, y):
     found = clamp(
-        sample()[0], loader(x, y), recipe=partial(paper, epochs=2, batch=16, rate=0.05), start="random", progress=False
+        sample()[0],
+        loader(x, y),
+        recipe=partial(paper, epochs=2, batch_size=16, lr=0.05),
+        start="random",
+        progress=False,
     )
     return found.before.delta, found.fit_record.temperature
 

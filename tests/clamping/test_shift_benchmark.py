@@ -11,7 +11,14 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import Affine, Shift, clamp
-from trueup.clamping.shift_benchmark import OFFSETS, Picture, offset_of, picture, repair, repair_one
+from trueup.clamping.shift_benchmark import (
+    OFFSETS,
+    ShiftPicture,
+    benchmark_shift,
+    offset_of,
+    shift_benchmark,
+    shift_picture,
+)
 from trueup.clamping.subspace import subspace
 from trueup.models.calibrated import Calibrated
 from trueup.models.corruptions import corrupt
@@ -40,7 +47,9 @@ def rows():
     names = ("colour_cast", "jpeg")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "temperature stopped at its bound")  # at points of the search, not at its end
-        found = repair(Means(), images(500, 0), images(400, 1), normalise=NORMALISE, corruptions=names, severities=(1,))
+        found = shift_benchmark(
+            Means(), images(500, 0), images(400, 1), normalise=NORMALISE, corruptions=names, severities=(1,)
+        )
     return {(row.corruption, row.method): row for row in found}
 
 
@@ -70,7 +79,7 @@ def test_the_oracle_is_no_upper_bound_where_pixels_were_clipped():
         return pixels, (Means()(NORMALISE(pixels)) / 1.5 + noise).argmax(dim=1)
 
     # One channel is white everywhere once it is brightened: to take the whole offset away makes it too dark.
-    found = repair_one(Means(), bright(500, 0), bright(400, 1), "brightness", 5, normalise=NORMALISE)
+    found = benchmark_shift(Means(), bright(500, 0), bright(400, 1), "brightness", 5, normalise=NORMALISE)
     nll = {row.method: row.nll for row in found}
     assert nll["clamping"] < nll["oracle"] - 0.05
 
@@ -94,7 +103,7 @@ def test_the_figures_are_those_of_the_shifted_test_images(rows):
 def test_calibration_and_test_images_have_noise_of_their_own():
     # The same images on both sides: had they the same noise, an uncalibrated network would score the same as here.
     same = images(50, 0)
-    row = repair_one(Means(), same, same, "gaussian_noise", 5, normalise=NORMALISE)[0]
+    row = benchmark_shift(Means(), same, same, "gaussian_noise", 5, normalise=NORMALISE)[0]
     shared = metrics.nll(Means()(NORMALISE(corrupt(same[0], "gaussian_noise", 5))), same[1])
     own = metrics.nll(Means()(NORMALISE(corrupt(same[0], "gaussian_noise", 5, first=50))), same[1])
     assert row.nll == pytest.approx(own, abs=1e-6)
@@ -117,7 +126,7 @@ def test_without_names_every_corruption_of_the_channels_is_there():
     model = MLP(2, inputs=16, hidden=(4,))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "temperature stopped at its bound")
-        found = repair(model, grey, grey, severities=(1,), lam=math.inf)
+        found = shift_benchmark(model, grey, grey, severities=(1,), penalty=math.inf)
     assert {row.corruption for row in found} >= {"brightness", "jpeg", "haze"}
     assert "colour_cast" not in {row.corruption for row in found}
 
@@ -126,7 +135,7 @@ def test_the_picture_is_in_pixels():
     image = images(1, 0)[0][0]
     offset = offset_of("brightness", 3, 3).expand(3, 4, 4)
     before = Shift(NORMALISE(-offset) - NORMALISE(torch.zeros(3, 4, 4)))
-    shown = picture(Calibrated(Means(), before=before), image, "brightness", 3, normalise=NORMALISE)
+    shown = shift_picture(Calibrated(Means(), before=before), image, "brightness", 3, normalise=NORMALISE)
     torch.testing.assert_close(shown.delta, -offset)
     torch.testing.assert_close(shown.clean, image)
     torch.testing.assert_close(shown.shifted, image + 0.3)
@@ -136,9 +145,9 @@ def test_the_picture_is_in_pixels():
 def test_the_picture_of_a_scale_and_of_none():
     image = images(1, 0)[0][0]
     doubled = Calibrated(Means(), before=Affine(torch.zeros(3, 4, 4), torch.full((3, 1, 1), 2.0)))
-    torch.testing.assert_close(picture(doubled, image, "jpeg", 0).repaired, 2 * image)
-    nothing = picture(Calibrated(Means()), image, "darkness", 1)
-    assert isinstance(nothing, Picture)
+    torch.testing.assert_close(shift_picture(doubled, image, "jpeg", 0).repaired, 2 * image)
+    nothing = shift_picture(Calibrated(Means()), image, "darkness", 1)
+    assert isinstance(nothing, ShiftPicture)
     assert not nothing.delta.any()
     assert torch.equal(nothing.repaired, nothing.shifted)
 
@@ -150,7 +159,7 @@ def test_a_colour_cast_of_real_images_is_repaired(data):
     model = load_weights(resnet20(), data / "weights" / "cifar10_resnet20.th")
     halves = (pixels[:200], labels[:200]), (pixels[200:], labels[200:])
     few = partial(subspace, passes=14, subsample=64)
-    found = repair_one(model, *halves, "colour_cast", 4, normalise=Normalise(), recipe=few, lam=1e-4)
+    found = benchmark_shift(model, *halves, "colour_cast", 4, normalise=Normalise(), recipe=few, penalty=1e-4)
     rows = {row.method: row for row in found}
     assert rows["clamping"].nll < rows["temperature"].nll - 0.03
     assert rows["oracle"].nll < rows["temperature"].nll - 0.03
@@ -160,7 +169,7 @@ def test_a_colour_cast_of_real_images_is_repaired(data):
 def test_a_clamped_network_can_be_pictured():
     pixels, labels = images(300, 0)
     shifted = NORMALISE(corrupt(pixels, "brightness", 3))
-    clamped = clamp(Means(), [(shifted, labels)], lam=1e-4, progress=False)
-    shown = picture(clamped, pixels[0], "brightness", 3, normalise=NORMALISE)
+    clamped = clamp(Means(), [(shifted, labels)], penalty=1e-4, progress=False)
+    shown = shift_picture(clamped, pixels[0], "brightness", 3, normalise=NORMALISE)
     assert shown.delta.shape == (3, 4, 4)
     assert torch.allclose(shown.repaired, shown.shifted + shown.delta, atol=1e-5)

@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.network import Network
-from trueup.clamping.starts import check_box, corner_of, data_driven, entropy_slope, random, theorem, zero
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.network import Network, check_box
+from trueup.clamping.starts import data_driven, random, zero
+from trueup.clamping.theory import entropy_corner, entropy_slope, theorem
 from trueup.models.networks import MLP
 
 
 def network(model, x, box=None, batch=7):
     y = torch.zeros(len(x), dtype=torch.int64)
     loader = list(zip(torch.split(x, batch), torch.split(y, batch), strict=True))
-    return Network(model, Inputs.read(loader, device="cpu"), box=box)
+    return Network(model, CalibrationSet.read(loader, device="cpu"), box=box)
 
 
 def drawn(n=20, m=3, seed=0):
@@ -47,7 +48,7 @@ def test_the_corner_is_the_best_feasible_shift():
     # A linear function over a box is greatest in one of its corners: try them all.
     g = torch.tensor([0.5, -2.0, 0.0, 1.0], dtype=torch.float64)
     smallest, largest = torch.full((4,), 0.25), torch.tensor([0.5, 0.75, 0.5, 1.0])
-    found = corner_of(g, smallest, largest, (torch.zeros(4), torch.ones(4)))
+    found = entropy_corner(g, smallest, largest, (torch.zeros(4), torch.ones(4)))
     feasible = [
         torch.tensor(corner, dtype=torch.float64)
         for corner in itertools.product(*zip((-smallest).tolist(), (1 - largest).tolist(), strict=True))

@@ -11,8 +11,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import Affine, clamp
-from trueup.clamping.search import search
-from trueup.clamping.subspace import AFFORDED, subspace
+from trueup.clamping.subspace import AFFORDED, search, subspace
 from trueup.models.calibrated import collect
 
 
@@ -52,7 +51,7 @@ def test_a_network_that_is_well_is_left_alone(seed):
     x, y = images(1000, seed)
     record = clamp(Blobs(), loader(x, y), progress=False).fit_record
     assert record.delta_norm == 0
-    assert math.isinf(record.lam)
+    assert math.isinf(record.penalty)
     assert record.equivalents <= 20
     assert record.verdict.startswith("No: temperature is enough")
     assert record.objective == record.baseline
@@ -118,19 +117,21 @@ def test_a_scale_a_channel_follows_contrast():
 
 def test_a_penalty_that_is_given_is_not_questioned():
     x, y = images(600, 0)
-    found = clamp(Blobs(), loader(x, y), lam=1e-3, progress=False)
-    assert found.fit_record.lam == 1e-3
+    found = clamp(Blobs(), loader(x, y), penalty=1e-3, progress=False)
+    assert found.fit_record.penalty == 1e-3
     assert found.fit_record.delta_norm > 0
     assert found.fit_record.verdict.startswith("Not asked, since λ was given, though")
-    record = clamp(Blobs(), loader(x, y), lam=math.inf, progress=False).fit_record
+    record = clamp(Blobs(), loader(x, y), penalty=math.inf, progress=False).fit_record
     assert record.delta_norm == 0
-    by_rule = clamp(Blobs(), loader(x, y), lam="R1", progress=False).fit_record
-    assert by_rule.lam == pytest.approx(0.1 * nll_of(Blobs(), x, y))
+    by_rule = clamp(Blobs(), loader(x, y), penalty="R1", progress=False).fit_record
+    assert by_rule.penalty == pytest.approx(0.1 * nll_of(Blobs(), x, y))
 
 
 def test_it_ends_at_a_minimum_of_the_subspace():
     x, y = images(800, 0, [1.0, -0.8, 0.6])
-    found = clamp(Blobs(), loader(x, y), lam=1e-3, recipe=partial(subspace, frequencies=1, passes=60), progress=False)
+    found = clamp(
+        Blobs(), loader(x, y), penalty=1e-3, recipe=partial(subspace, frequencies=1, passes=60), progress=False
+    )
     record, delta = found.fit_record, found.before.delta
     assert record.notes["directions"] == 4
     assert record.objective == pytest.approx(nll_of(found, x, y) + 1e-3 * float(delta.square().sum()), abs=1e-9)
@@ -152,7 +153,7 @@ def test_the_order_and_the_batches_of_the_samples_do_not_matter():
     other = clamp(Blobs(), loader(x[order], y[order], 64), progress=False)
     torch.testing.assert_close(one.before.delta, other.before.delta, atol=1e-6, rtol=1e-6)
     assert one.fit_record.temperature == pytest.approx(other.fit_record.temperature, rel=1e-6)
-    assert one.fit_record.lam == pytest.approx(other.fit_record.lam)
+    assert one.fit_record.penalty == pytest.approx(other.fit_record.penalty)
 
 
 def test_the_units_of_the_inputs_do_not_matter():
@@ -165,7 +166,7 @@ def test_the_units_of_the_inputs_do_not_matter():
     other = clamp(InUnits(), loader(100 * x, y), progress=False)
     torch.testing.assert_close(one.before.delta, other.before.delta / 100, atol=1e-5, rtol=1e-5)
     assert one.fit_record.objective == pytest.approx(other.fit_record.objective, rel=1e-6)
-    assert one.fit_record.lam == pytest.approx(1e4 * other.fit_record.lam, rel=1e-6)
+    assert one.fit_record.penalty == pytest.approx(1e4 * other.fit_record.penalty, rel=1e-6)
 
 
 @pytest.mark.parametrize("m", [3, 40])

@@ -68,7 +68,7 @@ def test_options_tell_the_defaults_of_the_library():
         (o.LOAD, ("logits", "labels")),
         (o.COMPARE, ("bins", "level", "replicates", "seed")),
         (measure.AUDIT, ("bins", "folds", "level", "seed")),
-        (clamp.CLAMP, ("recipe", "loss", "lam", "input_map", "seed")),
+        (clamp.CLAMP, ("recipe", "loss", "penalty", "input_map", "seed")),
         (train.TRAIN, ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")),
         (train.DATA, ("name",)),
         (start.RUN, ("host", "port")),

@@ -74,8 +74,8 @@ def test_clamp_passes_its_options_on(models, asked):
     record = found["record"]
     assert (record["recipe"], record["loss"], record["gamma"]) == ("closed", "focal", 0.5)
     assert (record["seed"], record["samples"]) == (4, 300)
-    pool = asked(*words, "--gamma", 1, "--gamma", 0.5, "--lam", 0.1, "--input-map", "affine")["record"]
-    assert (sorted(pool["gammas"]), pool["lam"], pool["input_map"]) == (["0.5", "1.0"], 0.1, "affine")
+    pool = asked(*words, "--gamma", 1, "--gamma", 0.5, "--penalty", 0.1, "--input-map", "affine")["record"]
+    assert (sorted(pool["gammas"]), pool["penalty"], pool["input_map"]) == (["0.5", "1.0"], 0.1, "affine")
     assert set(found) == {"schema", "verb", "model", "data", "output", "verdict", "record", "scores"}
     assert list(found["scores"]["methods"]) == ["raw", "temperature", "clamping"]
 
@@ -120,7 +120,7 @@ def test_clamp_reads_images_as_pixels(models, command, asked):
         (["own_models:make", "--weights", "none.safetensors"], "none.safetensors: no such file"),
         (["own_models:make", "--weights", "wrong.safetensors"], "scale is missing in the file, () in the network"),
         (["own_models:make", "--recipe", "papr"], "no recipe is called 'papr'; did you mean paper"),
-        (["own_models:make", "--lam", "R3"], "lam must be"),
+        (["own_models:make", "--penalty", "R3"], "penalty must be"),
     ],
 )
 def test_what_clamp_refuses(models, command, words, said):

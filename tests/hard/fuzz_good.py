@@ -70,7 +70,7 @@ def good(folder):
     pairs = [(torch.from_numpy(logits).float(), torch.from_numpy(labels))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save_clamped(clamp(torch.nn.Identity(), pairs, lam=0.01), path("clamped.safetensors"))
+        save_clamped(clamp(torch.nn.Identity(), pairs, penalty=0.01), path("clamped.safetensors"))
     found["clamped"].append((path("clamped.safetensors"), readers.read_clamped))
 
     from trueup.study.grid import Cell

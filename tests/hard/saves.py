@@ -72,7 +72,7 @@ def write_monitor(path, version):
 @cache
 def clamped():
     x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
-    return trueup.clamp(torch.nn.Identity(), [(x, y)], lam=0.01)
+    return trueup.clamp(torch.nn.Identity(), [(x, y)], penalty=0.01)
 
 
 def write_clamped(path, version):

@@ -22,7 +22,7 @@ def saved_monitor(path):
 
 def saved_clamped(path):
     pair = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
-    save_clamped(clamp(nn.Identity(), [pair], lam=0.01, progress=False), path)
+    save_clamped(clamp(nn.Identity(), [pair], penalty=0.01, progress=False), path)
 
 
 WRITE = {

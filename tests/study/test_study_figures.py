@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import calibrated
-from trueup.clamping.ablation import Row
-from trueup.clamping.shift_benchmark import Repaired
+from trueup.clamping.ablation import AblationRow
+from trueup.clamping.shift_benchmark import ShiftBenchmarkRow
 from trueup.models.shift import ShiftRow, by_severity
 from trueup.study.figures import draw, gamma_sweep, learned_epochs, max_logits, shift_curves, starts
 from trueup.training.history import History
 
 
 def fitted(start="random", gamma=1.0, ece=0.02, entropy=0.5, loss=0.3, seed=0):
-    return Row(start, 0.9, entropy, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, loss, seed)
+    return AblationRow(start, 0.9, entropy, 0.3, ece, 0.02, 0.01, 1.2, 0.1, gamma, loss, seed)
 
 
 def repaired(corruption, severity, method, ece):
-    return Repaired(corruption, severity, method, 0.9, 0.3, ece, 1.0, 0.0, 1.0, "")
+    return ShiftBenchmarkRow(corruption, severity, method, 0.9, 0.3, ece, 1.0, 0.0, 1.0, "")
 
 
 @given(st.lists(st.integers(1, 97) | st.just(math.inf), max_size=30), st.integers(1, 40))

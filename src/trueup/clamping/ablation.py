@@ -23,7 +23,7 @@ SEEDS = tuple(range(5))
 
 
 @dataclass(frozen=True)
-class Row:
+class AblationRow:
     """One network on test data; the fields are the columns of the papers' tables."""
 
     method: str
@@ -41,7 +41,7 @@ class Row:
     seed: int
 
 
-def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) -> list[Row]:
+def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) -> list[AblationRow]:
     """Take a fitted (δ, T) apart: neither, δ alone, T alone, both, and temperature scaling by either loss.
 
     `temperature (focal)` has the exponent of the fit, or 1 where that was 0. Tang et al., "Neural Clamping" (2024),
@@ -52,37 +52,20 @@ def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) ->
     plain, shifted = (collect(m, test, progress=False) for m in (model, Calibrated(model, before=clamped.before)))
     gamma, labels = record.gamma or 1.0, plain.labels
     by_likelihood, by_focal = Temperature.fit(*given), Temperature.fit_focal(*given, gamma=gamma)
-    # What was found, with which exponent, on which logits, with how long a shift.
-    one, own = Temperature(1.0), Temperature(record.temperature)
-    found = {
+    one, fitted = Temperature(1.0), Temperature(record.temperature)
+    # The temperature, γ, the logits, the norm of δ and the loss of each row.
+    rows = {
         "uncalibrated": (one, 0.0, plain.logits, 0.0, metrics.nll(*given)),
         "temperature": (by_likelihood, 0.0, plain.logits, 0.0, _loss(by_likelihood)),
         "temperature (focal)": (by_focal, gamma, plain.logits, 0.0, _loss(by_focal)),
         "input only": (one, record.gamma, shifted.logits, record.delta_norm, record.objective),
-        "output only": (own, record.gamma, plain.logits, 0.0, record.objective),
-        "both": (own, record.gamma, shifted.logits, record.delta_norm, record.objective),
+        "output only": (fitted, record.gamma, plain.logits, 0.0, record.objective),
+        "both": (fitted, record.gamma, shifted.logits, record.delta_norm, record.objective),
     }
     return [
         _row(method, after(logits), labels, float(after.temperature), norm, exponent, loss, record.seed)
-        for method, (after, exponent, logits, norm, loss) in found.items()
+        for method, (after, exponent, logits, norm, loss) in rows.items()
     ]
-
-
-def sweep_gamma(
-    model: nn.Module,
-    calibration: Iterable[Any],
-    test: Iterable[Any],
-    *,
-    gammas: Sequence[float] = GAMMAS,
-    recipe: str | Recipe = "paper",
-    **options: Any,
-) -> list[Row]:
-    """Fit once for each exponent of the focal loss; `options` go to `clamp`.
-
-    Entropy grows with γ, and the ECE is least somewhere inside. Tang et al., "Neural Clamping" (2024), figure 2.
-    """
-    fits = (clamp(model, calibration, loss="focal", gamma=g, recipe=recipe, **options) for g in gammas)
-    return [_tested(f"γ = {g:g}", fit, test) for g, fit in zip(gammas, fits, strict=True)]
 
 
 def compare_starts(
@@ -94,23 +77,23 @@ def compare_starts(
     seeds: Sequence[int] = SEEDS,
     recipe: str | Recipe = "paper",
     **options: Any,
-) -> list[Row]:
+) -> list[AblationRow]:
     """Fit from each start with each seed; `options` go to `clamp`, of which the data-driven start needs `box`.
 
     Tang et al., "Neural Clamping" (2024), figure 3.
     """
     return [
-        _tested(start, clamp(model, calibration, start=start, seed=seed, recipe=recipe, **options), test)
+        _test_row(start, clamp(model, calibration, start=start, seed=seed, recipe=recipe, **options), test)
         for start in starts
         for seed in seeds
     ]
 
 
-def _tested(method: str, clamped: Clamped, test: Iterable[Any]) -> Row:
-    found, record = collect(clamped, test, progress=False), clamped.fit_record
+def _test_row(method: str, clamped: Clamped, test: Iterable[Any]) -> AblationRow:
+    pair, record = collect(clamped, test, progress=False), clamped.fit_record
     return _row(
         method,
-        *found,
+        *pair,
         temperature=record.temperature,
         delta_norm=record.delta_norm,
         gamma=record.gamma,
@@ -128,12 +111,12 @@ def _row(
     gamma: float,
     loss: float,
     seed: int,
-) -> Row:
+) -> AblationRow:
     accuracy, entropy, nll, ece, aece, sce = (
         metric(logits, labels)
         for metric in (metrics.accuracy, metrics.entropy, metrics.nll, metrics.ece, metrics.aece, metrics.sce)
     )
-    return Row(method, accuracy, entropy, nll, ece, aece, sce, temperature, delta_norm, gamma, loss, seed)
+    return AblationRow(method, accuracy, entropy, nll, ece, aece, sce, temperature, delta_norm, gamma, loss, seed)
 
 
 def _loss(fitted: Temperature) -> float:

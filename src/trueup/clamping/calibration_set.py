@@ -11,26 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks
+from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
 from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30
 """Bytes of calibration data that are kept; more is read from the loader again in each pass."""
 
 
-Place = tuple[Any, ...]
+Position = tuple[Any, ...]
 """The keys in (args, kwargs) that lead to an argument."""
 
 
-class Inputs:
+class CalibrationSet:
     """Samples in an order that never changes, on the device that wants them.
 
     An argument that has as many rows as there are labels in every batch has a row a sample; whatever once has not is
     shared by the samples, and stays whole.
 
     >>> x, y = torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 1])
-    >>> inputs = Inputs.read([(x[:3], y[:3]), (x[3:], y[3:])], device="cpu")
-    >>> [batch.labels.tolist() for batch in inputs.part(torch.tensor([0, 4]))]
+    >>> inputs = CalibrationSet.read([(x[:3], y[:3]), (x[3:], y[3:])], device="cpu")
+    >>> [batch.labels.tolist() for batch in inputs.subset(torch.tensor([0, 4]))]
     [[0, 1]]
     """
 
@@ -41,7 +41,7 @@ class Inputs:
         device: Device,
         *,
         kept: bool,
-        shared: frozenset[Place] = frozenset(),
+        shared: frozenset[Position] = frozenset(),
         size: int = 0,
     ) -> None:
         self._chunks = chunks
@@ -54,34 +54,34 @@ class Inputs:
         """Of this rank, on the CPU."""
 
     @classmethod
-    def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> Inputs:
+    def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> CalibrationSet:
         """Read a loader once; what it holds is kept if that is less than `limit` bytes."""
         with raise_on_all_ranks():
             kept: list[Batch] | None = []
             labels, held, size = [], 0, 1
-            shared: set[Place] = set()
+            shared: set[Position] = set()
             for batch in batches(loader, device=device):
                 labels.append(batch.labels.cpu())
                 size = max(size, len(batch.labels))
-                shared |= {place for place, n in _lengths((batch.args, batch.kwargs)) if n != len(batch.labels)}
+                shared |= {position for position, n in _lengths((batch.args, batch.kwargs)) if n != len(batch.labels)}
                 held += sum(tensor.nbytes for _, tensor in tensors_in((batch.args, batch.kwargs)))
                 if held > limit:
                     kept = None
                 if kept is not None:
                     # A loader may use the same memory for its next batch.
-                    kept.append(_each(batch, torch.clone, shared))
+                    kept.append(_map_rows(batch, torch.clone, shared))
             if kept is None and iter(loader) is loader:
                 raise ValueError(
                     f"loader must be one that can be read again, since its {held} bytes exceed the {limit} that are "
                     f"kept; got an iterator, {type(loader).__name__}"
                 )
         y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
-        common = frozenset[Place]().union(
+        common = frozenset[Position]().union(
             *all_gather_object(shared)
         )  # one rank's batches may tell what another's do not
         if kept is None:
             return cls(loader, y, device, kept=False, shared=common)
-        return cls(_merged(kept, common), y, device, kept=True, shared=common, size=size)
+        return cls(_merge(kept, common), y, device, kept=True, shared=common, size=size)
 
     @property
     def n(self) -> int:
@@ -96,27 +96,27 @@ class Inputs:
     def __iter__(self) -> Iterator[Batch]:
         return self._slices() if self._kept else self._again()
 
-    def part(self, index: Tensor) -> Inputs:
+    def subset(self, index: Tensor) -> CalibrationSet:
         """These samples alone, in their own order."""
         index = index.sort().values
         labels = self.labels[index]
         if not self._kept:
-            found = Inputs(self._chunks, labels, self.device, kept=False, shared=self._shared)
-            found._index = index if self._index is None else self._index[index]
-            return found
+            subset = CalibrationSet(self._chunks, labels, self.device, kept=False, shared=self._shared)
+            subset._index = index if self._index is None else self._index[index]
+            return subset
         chunks, start = [], 0
         for chunk in self._chunks:
             rows = index[(index >= start) & (index < start + len(chunk.labels))] - start
             start += len(chunk.labels)
             if len(rows):
                 chunks.append(self._rows(chunk, rows))
-        return Inputs(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
+        return CalibrationSet(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
 
-    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+    def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch of mini-batches in a new order.
 
-        Only a kept set of inputs of one shape can be dealt anew; inputs of several shapes come in their own batches, in
-        a new order of these, and a set that is not kept in the loader's order.
+        Samples are shuffled where the set is kept and its inputs have one shape; inputs of several shapes come in their
+        own batches, in a new order of these, and a set that is not kept in the loader's order.
         """
         chunks = list(self._chunks) if self._kept else []
         if len(chunks) == 1:
@@ -132,10 +132,10 @@ class Inputs:
     def _slices(self) -> Iterator[Batch]:
         for chunk in self._chunks:
             for start in range(0, len(chunk.labels), self._size):
-                yield _each(chunk, itemgetter(slice(start, start + self._size)), self._shared)
+                yield _map_rows(chunk, itemgetter(slice(start, start + self._size)), self._shared)
 
     def _again(self) -> Iterator[Batch]:
-        """Read the loader once more, holding it to the labels it gave before."""
+        """Read the loader once more, and check that it gives the labels that it gave before."""
         index = torch.arange(self.n) if self._index is None else self._index
         start = 0
         for batch in batches(self._chunks, device=self.device):
@@ -154,42 +154,50 @@ class Inputs:
             raise ValueError(f"loader must give as many samples each time it is read, got only {start} this time")
 
     def _rows(self, batch: Batch, rows: Tensor) -> Batch:
-        return _each(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+        return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
 
 
-def _lengths(value: Any, place: Place = ()) -> Iterator[tuple[Place, int]]:
+def local_subset(inputs: CalibrationSet, which: Tensor) -> CalibrationSet:
+    """This rank's share of samples that are numbered, or masked, over all ranks."""
+    index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
+    first = sum(all_gather_object(inputs.n)[: rank()])
+    local = index[(index >= first) & (index < first + inputs.n)] - first
+    return inputs.subset(local)
+
+
+def _lengths(value: Any, position: Position = ()) -> Iterator[tuple[Position, int]]:
     """How many rows each tensor has, and how many entries each list of names and the like; a number has none."""
     if isinstance(value, Tensor):
-        yield place, len(value) if value.ndim else -1
+        yield position, len(value) if value.ndim else -1
     elif isinstance(value, Mapping | tuple | list):
         if _is_plain(value):
-            yield place, len(value)
+            yield position, len(value)
         for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _lengths(entry, (*place, key))
+            yield from _lengths(entry, (*position, key))
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, list) and not any(isinstance(entry, Tensor) for entry in value)
 
 
-def _each(batch: Batch, change: Callable[[Tensor], Tensor], shared: AbstractSet[Place]) -> Batch:
+def _map_rows(batch: Batch, change: Callable[[Tensor], Tensor], shared: AbstractSet[Position]) -> Batch:
     """Change the labels and whatever has a row a sample; what the samples share stays."""
 
-    def changed(value: Any, place: Place) -> Any:
+    def changed(value: Any, position: Position) -> Any:
         if isinstance(value, Tensor):
-            return value if place in shared else change(value)
+            return value if position in shared else change(value)
         if isinstance(value, MutableMapping):
             new = copy(value)
             for key, entry in value.items():
-                new[key] = changed(entry, (*place, key))
+                new[key] = changed(entry, (*position, key))
             return new
         if isinstance(value, Mapping):
-            named = {key: changed(entry, (*place, key)) for key, entry in value.items()}
+            named = {key: changed(entry, (*position, key)) for key, entry in value.items()}
             return type(value)(named)  # type: ignore[call-arg]
-        if _is_plain(value) and place not in shared:
+        if _is_plain(value) and position not in shared:
             return [value[i] for i in change(torch.arange(len(value))).tolist()]
         if isinstance(value, tuple | list):
-            entries = [changed(entry, (*place, i)) for i, entry in enumerate(value)]
+            entries = [changed(entry, (*position, i)) for i, entry in enumerate(value)]
             return value._make(entries) if hasattr(value, "_make") else type(value)(entries)
         return value
 
@@ -197,21 +205,21 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor], shared: AbstractSet[
     return Batch(args, kwargs, change(batch.labels))
 
 
-def _merged(chunks: list[Batch], shared: AbstractSet[Place]) -> list[Batch]:
+def _merge(chunks: list[Batch], shared: AbstractSet[Position]) -> list[Batch]:
     """One chunk of all, if nothing but tensors of one shape is in them."""
     kinds = {None if shared else _outline(chunk) for chunk in chunks}
     if len(chunks) < 2 or len(kinds) > 1 or None in kinds:
         return chunks
     columns: dict[tuple[Any, ...], list[Tensor]] = {}
     for chunk in chunks:
-        for place, tensor in tensors_in((chunk.args, chunk.kwargs)):
-            columns.setdefault(place, []).append(tensor)
+        for position, tensor in tensors_in((chunk.args, chunk.kwargs)):
+            columns.setdefault(position, []).append(tensor)
     first = chunks[0]
     labels = torch.cat([chunk.labels for chunk in chunks])
     chunks.clear()
     joined = {}
-    for place in list(columns):
-        joined[place] = torch.cat(columns.pop(place))
+    for position in list(columns):
+        joined[position] = torch.cat(columns.pop(position))
     args = tuple(joined[0, i] for i in range(len(first.args)))
     return [Batch(args, {name: joined[1, name] for name in first.kwargs}, labels)]
 

@@ -41,7 +41,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.clamping.fit import clamp
     >>> model, x, y = nn.Identity(), torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
-    >>> clamped = clamp(model, [(x, y)], lam=0.01)
+    >>> clamped = clamp(model, [(x, y)], penalty=0.01)
     >>> with TemporaryDirectory() as folder:
     ...     save_clamped(clamped, f"{folder}/net.safetensors")
     ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())
@@ -86,6 +86,8 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         before, after = _parts(inside["before"], tensors)
         record = unpack(inside["record"], {})
+        if "lam" in record:  # the penalty's name in older files
+            record["penalty"] = record.pop("lam")
         for table in _TABLES:
             record[table] = dict(record[table])
         found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))

@@ -10,20 +10,11 @@ import torch
 from torch import Tensor
 
 from trueup.clamping.network import Network
-from trueup.clamping.starts import entropy_slope
 from trueup.core.distributed import all_reduce_sum
 
 MOST = 16
 """Directions beside the entropy gradient: each costs a forward pass over the subsample that is differentiated."""
 _ROUNDS = 12
-
-
-def entropy_gradient(network: Network, *, temperature: float = 1.0) -> Tensor:
-    """The gradient of the total entropy by the input, Σ_i ∇_x H(softmax(f(x_i)/T)), by one forward-backward pass.
-
-    Tang et al., "Neural Clamping" (2024), Theorem 3.2.
-    """
-    return network.pull_plain(lambda z, y: entropy_slope(z, temperature)).cpu()
 
 
 def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:
@@ -37,17 +28,17 @@ def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:
     channels, *sizes = shape
     waves = []
     for size in sizes:
-        place = (torch.arange(size, dtype=torch.float64) + 0.5) / size
-        table = torch.stack([torch.cos(math.pi * k * place) for k in range(min(frequencies, size))])
+        position = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+        table = torch.stack([torch.cos(math.pi * k * position) for k in range(min(frequencies, size))])
         waves.append(table / table.norm(dim=1, keepdim=True))
     blocks = [
         torch.einsum("h,w->hw", waves[0][a], waves[1][b]) for a, b in product(*(range(len(wave)) for wave in waves))
     ]
-    found = torch.zeros(len(blocks), channels, channels, *sizes, dtype=torch.float64)
+    basis = torch.zeros(len(blocks), channels, channels, *sizes, dtype=torch.float64)
     for number, block in enumerate(blocks):
         for channel in range(channels):
-            found[number, channel, channel] = block
-    return found.reshape(-1, *shape)
+            basis[number, channel, channel] = block
+    return basis.reshape(-1, *shape)
 
 
 def directions(network: Network, gradient: Tensor, *, frequencies: int = 2, seed: int = 0) -> Tensor:
@@ -59,12 +50,12 @@ def directions(network: Network, gradient: Tensor, *, frequencies: int = 2, seed
     shape, size = network.shape, int(np.prod(network.shape))
     if len(shape) == 3 and shape[0] <= MOST < size:
         per_channel = max(f for f in range(1, frequencies + 1) if shape[0] * f * f <= max(MOST, shape[0]))
-        own = cosines(shape, per_channel)
+        basis = cosines(shape, per_channel)
     elif size <= MOST:
-        own = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+        basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
     else:
-        own = principal(network, MOST // 2, seed=seed)
-    return _orthonormal(torch.cat([own, gradient.double()[None]]))
+        basis = principal(network, MOST // 2, seed=seed)
+    return _orthonormal(torch.cat([basis, gradient.double()[None]]))
 
 
 def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
@@ -82,14 +73,14 @@ def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
     mean = all_reduce_sum(total) / count
     number = min(number, size)
     generator = torch.Generator().manual_seed(seed)
-    found = torch.linalg.qr(torch.randn(size, number, dtype=torch.float64, generator=generator))[0]
+    basis = torch.linalg.qr(torch.randn(size, number, dtype=torch.float64, generator=generator))[0]
     for _ in range(_ROUNDS):
         image = torch.zeros(size, number, dtype=torch.float64)
         for points in network.points():
             centred = points.detach().double().cpu().reshape(-1, size) - mean
-            image += centred.T @ (centred @ found)
-        found = torch.linalg.qr(all_reduce_sum(image))[0]
-    return torch.cat([mean[None], found.T]).reshape(-1, *network.shape)
+            image += centred.T @ (centred @ basis)
+        basis = torch.linalg.qr(all_reduce_sum(image))[0]
+    return torch.cat([mean[None], basis.T]).reshape(-1, *network.shape)
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,27 +12,36 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of
-from trueup.clamping import arguments as options
 from trueup.clamping import starts
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.closed import closed
+from trueup.clamping.calibration_set import CalibrationSet, local_subset
 from trueup.clamping.fit_record import Clamped, FitRecord
-from trueup.clamping.folds import dealt, left_out, parted
-from trueup.clamping.lemma import lemma_residual
 from trueup.clamping.maps import Box
-from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Norm, Penalty
-from trueup.clamping.problem import InputMap, Lam, Problem, Recipe, Solution
-from trueup.clamping.projected import projected
-from trueup.clamping.published import code, paper
+from trueup.clamping.network import Network, check_box
+from trueup.clamping.problem import (
+    InputMap,
+    Loss,
+    Norm,
+    Penalty,
+    PenaltyWeight,
+    Problem,
+    Recipe,
+    Solution,
+    fold_mask,
+    stratified_order,
+)
+from trueup.clamping.published import closed_form, code, paper
 from trueup.clamping.subspace import subspace
+from trueup.clamping.theory import lemma_residual
+from trueup.clamping.varpro import varpro
 from trueup.core.bins import BINS
 from trueup.core.distributed import rank
+from trueup.core.errors import InputError
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.metrics import ece
@@ -40,13 +50,15 @@ from trueup.models.calibrated import device_of, frozen, unwrapped
 
 RECIPES: Mapping[str, Recipe] = {
     "subspace": subspace,
-    "projected": projected,
+    "varpro": varpro,
     "paper": paper,
     "code": code,
-    "closed": closed,
+    "closed_form": closed_form,
 }
 """Ways to fit, by name; `functools.partial` binds the options of each."""
 
+_SEEDS = 1 << 63
+_RULES = ("auto", "R1", "R2")
 Start: TypeAlias = str | Callable[[Network], Tensor]
 
 
@@ -58,7 +70,7 @@ def clamp(
     loss: Literal["ce", "focal"] = "ce",
     gamma: float | Sequence[float] | None = None,
     gamma_folds: int | None = None,
-    lam: Lam = "auto",
+    penalty: PenaltyWeight = "auto",
     norm: Norm = "l2sq",
     start: Start | None = None,
     box: Box | None = None,
@@ -69,13 +81,13 @@ def clamp(
 ) -> Clamped:
     """Fit an input shift δ and a temperature T to a trained network: q = softmax(f(x + δ)/T).
 
-    The objective is the mean focal loss (γ = 0, cross-entropy, by default) plus λ‖δ‖². What comes back is a network of
-    the same signature with the model inside, which is left exactly as it was; its `fit_record` says what was found,
-    whether δ earned its place, and what that cost.
+    The objective is the mean focal loss (γ = 0, cross-entropy, by default) plus λ‖δ‖², λ being `penalty`. What comes
+    back is a network of the same signature with the model inside, which is left exactly as it was; its `fit_record`
+    says what was fitted, whether δ lowered the held-out loss, and what that cost.
     A recipe is a name of `RECIPES` or a function with its options bound. A start is "zero", "random", "data" (Theorem
     3.2) or a function; unless given, the published recipes start at random and the others at zero. γ may be a pool:
-    that of least ECE on the calibration set is kept, or, with `gamma_folds`, on folds left out of the fit. `box` (low,
-    high) holds x + δ in a range; `input_map="affine"` adds a scale a channel.
+    that of least ECE on the calibration set is kept, or, with `gamma_folds`, on held-out folds. `box` (low, high) holds
+    x + δ in a range; `input_map="affine"` adds a scale a channel.
     Of the model's arguments those go with the samples that have as many rows as labels in every batch; whatever has not
     is shared by all of them. The model must be differentiable by its input.
     In a `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
@@ -92,58 +104,160 @@ def clamp(
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
-    model, loader = options.model_of(model), options.loader_of(loader)
-    options.one_of("loss", loss, ("ce", "focal"))
-    options.one_of("input_map", input_map, ("shift", "affine"))
-    options.one_of("norm", norm, ("l2sq", "l2"))
-    pool, lam, seed = options.pool_of(loss, gamma, gamma_folds), options.lam_of(lam), options.seed_of(seed)
+    model, loader = _check_model(model), _check_loader(loader)
+    _check_choice("loss", loss, ("ce", "focal"))
+    _check_choice("input_map", input_map, ("shift", "affine"))
+    _check_choice("norm", norm, ("l2sq", "l2"))
+    pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), _parse_seed(seed)
     fit, name = _recipe(recipe)
-    begin = _start(start, seed)
+    start_at = _start(start, seed)
     inner = unwrapped(model)
-    where = device_of(inner) if device is None else torch.device(device)
+    target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
-    with torch.inference_mode(False), frozen(inner), _told(progress) as tell:
-        network = Network(inner, Inputs.read(loader, device=where), box=box)
-        starts.check_box(network)
-        folds = None if gamma_folds is None else options.folds_of(gamma_folds, len(network.labels))
-        problem = Problem(network, Loss(pool[0]), lam, norm, begin, input_map, seed, tell)
-        gammas = {} if len(pool) == 1 else _errors(problem, fit, pool, folds)
+    with torch.inference_mode(False), frozen(inner), _progress_line(progress) as show_progress:
+        network = Network(inner, CalibrationSet.read(loader, device=target), box=box)
+        check_box(network)
+        folds = None if gamma_folds is None else _parse_folds(gamma_folds, len(network.labels))
+        problem = Problem(network, Loss(pool[0]), penalty, norm, start_at, input_map, seed, show_progress)
+        gammas = {} if len(pool) == 1 else _ece_by_gamma(problem, fit, pool, folds)
         # A tie goes to the smaller γ.
         best = min(pool) if not gammas else min(gammas, key=lambda g: (gammas[g], g))
         problem = replace(problem, loss=Loss(best))
         solution = fit(problem)
         record = _record(problem, solution, name, loss, gammas)
         _warn_at_a_bound(solution, network.labels)
-        found = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(where))
-    found.fit_record = record
-    return found
+        clamped = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(target))
+    clamped.fit_record = record
+    return clamped
+
+
+def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Check a choice between names.
+
+    >>> _check_choice("norm", "l1", ("l2sq", "l2"))
+    Traceback (most recent call last):
+        ...
+    trueup.core.errors.InputError: norm must be "l2sq" or "l2", got 'l1'
+    """
+    if not isinstance(value, str) or value not in allowed:
+        choices = " or ".join(f'"{choice}"' for choice in allowed)
+        raise InputError(name, f"be {choices}", repr(value))
+
+
+def _check_model(model: Any) -> nn.Module:
+    """Check that a model is one."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        is_function = callable(model) and not isinstance(model, type)
+        hint = "a function can be the forward of one" if is_function else None
+        raise InputError("model", "be an nn.Module", got, hint)
+    return model
+
+
+def _check_loader(loader: Any) -> Iterable[Any]:
+    """Check that a loader can be read."""
+    if not isinstance(loader, Iterable):
+        raise InputError("loader", "give batches of inputs and labels", type(loader).__name__)
+    return loader
+
+
+def _parse_penalty(penalty: Any) -> PenaltyWeight:
+    """Parse λ: a number from 0 on, infinity with it, or the name of a rule.
+
+    >>> _parse_penalty(np.float32(0.5)), _parse_penalty("R1")
+    (0.5, 'R1')
+    """
+    wanted = 'be a number, "auto", "R1" or "R2"'
+    if isinstance(penalty, str):
+        if penalty not in _RULES:
+            raise InputError("penalty", wanted, repr(penalty))
+        return penalty  # type: ignore[return-value]
+    number = _parse_number("penalty", penalty, wanted)
+    if not number >= 0:
+        raise InputError("penalty", "not be negative", f"{penalty}")
+    return number
+
+
+def _parse_seed(seed: Any) -> int:
+    """Parse a seed, which generators of torch and NumPy alike can take."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < _SEEDS:
+        raise InputError("seed", "be an integer from 0 to 2**63 - 1", repr(seed))
+    return number
+
+
+def _parse_gammas(loss: str, gamma: Any, folds: Any = None) -> list[float]:
+    """The exponents of the focal loss to choose from, sorted; cross-entropy has 0 alone.
+
+    >>> _parse_gammas("focal", (1, 0.5)), _parse_gammas("focal", np.float32(1)), _parse_gammas("ce", None)
+    ([0.5, 1.0], [1.0], [0.0])
+    """
+    wanted = "be a number from 0 on, or a pool of them"
+    if loss == "ce" and gamma is not None:
+        raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {loss!r} with gamma {gamma}')
+    many = isinstance(gamma, Iterable) and not isinstance(gamma, str) and getattr(gamma, "ndim", 1) > 0
+    if folds is not None and not many:
+        raise ValueError(f"gamma_folds choose from a pool of gamma, got {gamma} alone")
+    if gamma is None:
+        return [0.0 if loss == "ce" else 1.0]
+    pool = [_parse_number("gamma", entry, wanted) for entry in (gamma if many else [gamma])]
+    if not pool:
+        raise InputError("gamma", wanted, "an empty pool")
+    return sorted(set(pool))
+
+
+def _parse_folds(folds: Any, samples: int) -> int:
+    """Parse the number of folds of the calibration set."""
+    wanted = f"lie between 2 and the number of samples, {samples}"
+    try:
+        number = operator.index(folds)
+    except TypeError:
+        raise InputError("gamma_folds", wanted, repr(folds)) from None
+    if not 2 <= number <= samples:
+        raise InputError("gamma_folds", wanted, f"{folds}")
+    return number
+
+
+def _parse_number(name: str, value: Any, wanted: str) -> float:
+    """A number of any kind as a float: Python's, NumPy's, or a tensor of one."""
+    if not isinstance(value, str | bool | np.bool_) and not getattr(value, "shape", ()):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise InputError(name, wanted, repr(value))
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
     if isinstance(recipe, str) and recipe in RECIPES:
-        return _sound(RECIPES[recipe], recipe), recipe
+        return _with_checks(RECIPES[recipe], recipe), recipe
     if isinstance(recipe, str) or not callable(recipe):
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, or a function, got {recipe!r}")
     inner = recipe.func if isinstance(recipe, partial) else recipe
     name = getattr(inner, "__name__", type(inner).__name__)
-    return _sound(recipe, name), name
+    return _with_checks(recipe, name), name
 
 
-def _sound(recipe: Recipe, name: str) -> Recipe:
-    """The same recipe, held to an end that is one."""
+def _with_checks(recipe: Recipe, name: str) -> Recipe:
+    """The same recipe, whose solution is checked."""
 
     def fit(problem: Problem) -> Solution:
-        found = recipe(problem)
-        if not isinstance(found, Solution):
-            raise ValueError(f"recipe must be a function that returns a Solution, got {type(found).__name__} of {name}")
-        tensors = [found.logits, found.before.delta, getattr(found.before, "scale", found.before.delta)]
-        numbers = math.isfinite(found.temperature) and math.isfinite(found.penalty or 0.0)
-        if not numbers or found.temperature <= 0 or not all(bool(torch.isfinite(t).all()) for t in tensors):
-            raise FitError(
-                f"the recipe {name} did not end at a finite objective: T = {found.temperature:.4g}, "
-                f"‖δ‖ = {float(found.before.delta.norm()):.4g}, λ = {found.lam:.4g}; no fit is returned"
+        solution = recipe(problem)
+        if not isinstance(solution, Solution):
+            raise ValueError(
+                f"recipe must be a function that returns a Solution, got {type(solution).__name__} of {name}"
             )
-        return found
+        tensors = [solution.logits, solution.before.delta, getattr(solution.before, "scale", solution.before.delta)]
+        numbers = math.isfinite(solution.temperature) and math.isfinite(solution.penalty_value or 0.0)
+        if not numbers or solution.temperature <= 0 or not all(bool(torch.isfinite(t).all()) for t in tensors):
+            raise FitError(
+                f"the recipe {name} did not end at a finite objective: T = {solution.temperature:.4g}, "
+                f"‖δ‖ = {float(solution.before.delta.norm()):.4g}, λ = {solution.penalty:.4g}; no fit is returned"
+            )
+        return solution
 
     return fit
 
@@ -161,28 +275,28 @@ def _start(start: Start | None, seed: int) -> Callable[[Network], Tensor] | None
     return named[start]
 
 
-def _errors(problem: Problem, fit: Recipe, pool: list[float], folds: int | None) -> dict[float, float]:
-    """The ECE of each γ: of the samples that were fitted, or of folds left out of the fit."""
-    found = {}
+def _ece_by_gamma(problem: Problem, fit: Recipe, pool: list[float], folds: int | None) -> dict[float, float]:
+    """The ECE of each γ: on the calibration set, or on held-out folds."""
+    errors = {}
     for gamma in pool:
-        own = replace(problem, loss=Loss(gamma))
+        with_gamma = replace(problem, loss=Loss(gamma))
         if folds is None:
-            solution = fit(own)
-            found[gamma] = ece(solution.logits / solution.temperature, problem.network.labels, bins=BINS)
+            solution = fit(with_gamma)
+            errors[gamma] = ece(solution.logits / solution.temperature, problem.network.labels, bins=BINS)
         else:
-            found[gamma] = _cross_fitted(own, fit, folds)
-    return found
+            errors[gamma] = _cross_fitted_ece(with_gamma, fit, folds)
+    return errors
 
 
-def _cross_fitted(problem: Problem, fit: Recipe, folds: int) -> float:
+def _cross_fitted_ece(problem: Problem, fit: Recipe, folds: int) -> float:
     network, labels = problem.network, problem.network.labels
-    order = dealt(network, Loss())
-    logits = torch.zeros_like(network.plain(), dtype=torch.float64)
+    order = stratified_order(network, Loss())
+    logits = torch.zeros_like(network.plain_logits(), dtype=torch.float64)
     for fold in range(folds):
-        out = left_out(order, fold, folds)
-        solution = fit(replace(problem, network=network.part(parted(network, ~out))))
-        judged = network.logits(solution.before, inputs=parted(network, out))
-        logits[out] = judged.double() / solution.temperature
+        out = fold_mask(order, fold, folds)
+        solution = fit(replace(problem, network=network.subset(local_subset(network.inputs, ~out))))
+        held_out = network.logits(solution.before, inputs=local_subset(network.inputs, out))
+        logits[out] = held_out.double() / solution.temperature
     return ece(logits, labels, bins=BINS)
 
 
@@ -192,17 +306,17 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
     mean = fitted.mean(solution.logits, network.labels, solution.temperature)
     delta = solution.before.delta.detach().double().cpu()
     norm = solution.norm or problem.norm
-    penalty = solution.penalty
+    penalty = solution.penalty_value
     if penalty is None:
-        penalty = Penalty(solution.lam, norm).value(delta.numpy()) if math.isfinite(solution.lam) else 0.0
-    plain = network.plain()
+        penalty = Penalty(solution.penalty, norm).value(delta.numpy()) if math.isfinite(solution.penalty) else 0.0
+    plain = network.plain_logits()
     baseline = fitted.mean(plain, network.labels, fitted.temperature(plain, network.labels))
     return FitRecord(
         recipe=name,
         loss=loss,
         gamma=fitted.gamma,
         gammas=gammas,
-        lam=solution.lam,
+        penalty=solution.penalty,
         candidates=solution.candidates,
         norm=norm,
         input_map=problem.input_map,
@@ -237,17 +351,17 @@ def _warn_at_a_bound(solution: Solution, labels: Tensor) -> None:
 
 
 @contextmanager
-def _told(progress: bool) -> Iterator[Callable[[str], None]]:
+def _progress_line(progress: bool) -> Iterator[Callable[[str], None]]:
     """A function that shows a line on a terminal, from two seconds on."""
     text = ""
     steps = track(count(), label="clamping", enabled=progress and rank() == 0, note=lambda: text)
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         nonlocal text
         text = line
         next(steps)
 
     try:
-        yield tell
+        yield show
     finally:
         steps.close()  # type: ignore[attr-defined]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trueup.clamping.objective import Norm
-from trueup.clamping.problem import InputMap
+from trueup.clamping.problem import InputMap, Norm
 from trueup.models.calibrated import Calibrated
 
 
@@ -21,8 +20,8 @@ class FitRecord:
     gammas: Mapping[float, float]
     """ECE of each γ of the pool, if there was one: on the calibration set itself, or, where `gamma_folds` were asked
     for, with each fold scored by the fit that left it out."""
-    lam: float
-    """Infinite where temperature alone was kept."""
+    penalty: float
+    """λ; infinite where temperature alone was kept."""
     candidates: Mapping[float, float]
     """Each λ that was tried, with the loss on samples left out of its fit; that of infinity is temperature alone."""
     norm: Norm

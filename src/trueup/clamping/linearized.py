@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.coordinates import Chart
-from trueup.clamping.objective import Loss, Norm, Penalty
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.input_parameters import InputParameters
+from trueup.clamping.problem import Loss, Norm, Penalty
 from trueup.core.optimize import FitError, lbfgs
 
 MEMORY = 1 << 28
@@ -20,9 +20,13 @@ MEMORY = 1 << 28
 STEP = 0.02
 """Length of a difference beside the root mean square norm of the inputs."""
 
+N_RESAMPLES = 2000
+"""Random signs of the gradients; the p-value cannot be less than about one in so many."""
+_AT_ONCE = 100
+
 
 @dataclass(frozen=True)
-class Linear:
+class LinearizedModel:
     """Logits z + Jθ of some samples."""
 
     logits: Tensor
@@ -47,10 +51,10 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Validated:
+class CrossValidation:
     """Losses of the samples when each was left out of the fit."""
 
-    lams: Sequence[float]
+    penalties: Sequence[float]
     rows: np.ndarray
     """(λ, n)."""
     plain: np.ndarray
@@ -58,60 +62,100 @@ class Validated:
 
     def candidates(self) -> dict[float, float]:
         """λ → mean loss; infinity is temperature alone."""
-        means = dict(zip(self.lams, self.rows.mean(axis=1).tolist(), strict=True))
+        means = dict(zip(self.penalties, self.rows.mean(axis=1).tolist(), strict=True))
         return {math.inf: float(self.plain.mean()), **means}
 
     def best(self) -> float:
         """The λ of least loss; of equal ones the largest."""
-        found = self.candidates()
-        return min(found, key=lambda lam: (found[lam], -lam))
+        losses = self.candidates()
+        return min(losses, key=lambda penalty: (losses[penalty], -penalty))
 
-    def gain(self, lam: float) -> tuple[float, float]:
+    def gain(self, penalty: float) -> tuple[float, float]:
         """By how much less than temperature's the loss is, and the standard error of that."""
-        if math.isinf(lam):
+        if math.isinf(penalty):
             return 0.0, 0.0
-        gains = self.plain - self.rows[list(self.lams).index(lam)]
+        gains = self.plain - self.rows[list(self.penalties).index(penalty)]
         return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
-def room(samples: int, classes: int, coordinates: int) -> int:
+def max_samples_in_memory(samples: int, classes: int, coordinates: int) -> int:
     """How many samples' derivatives the memory holds."""
     return max(1, min(samples, MEMORY // (8 * classes * (coordinates + 1))))
 
 
-def differentiate(chart: Chart, inputs: Inputs, logits: Tensor, labels: Tensor, *, relative: float = STEP) -> Linear:
+def linearize(
+    parameters: InputParameters, inputs: CalibrationSet, logits: Tensor, labels: Tensor, *, step_size: float = STEP
+) -> LinearizedModel:
     """Differences of the logits along each coordinate, by one forward pass over the inputs for each.
 
     `logits` are those of the inputs as they are. Steps, in units of the inputs' own norm, are large enough for single
     precision, and for the kinks of a network to average out.
     """
-    step = relative * chart.reach
+    step = step_size * parameters.input_norm
     base = logits.double()
-    jacobian = torch.empty(*base.shape, chart.size, dtype=torch.float64)
-    for j in range(chart.size):
-        before, _ = chart.map(step * np.eye(chart.size)[j])
-        jacobian[:, :, j] = (chart.network.logits(before, inputs=inputs).double() - base) / step
-    return Linear(base, jacobian, labels)
+    jacobian = torch.empty(*base.shape, parameters.size, dtype=torch.float64)
+    for j in range(parameters.size):
+        before, _ = parameters.map(step * np.eye(parameters.size)[j])
+        jacobian[:, :, j] = (parameters.network.logits(before, inputs=inputs).double() - base) / step
+    return LinearizedModel(base, jacobian, labels)
 
 
-def validate(linear: Linear, loss: Loss, norm: Norm, lams: Sequence[float], *, folds: int) -> Validated:
+def cross_validate(
+    linear: LinearizedModel, loss: Loss, norm: Norm, penalties: Sequence[float], *, folds: int
+) -> CrossValidation:
     """Fit θ and T for every λ with each fold left out in turn, and note the losses there."""
     n = len(linear.labels)
     features = torch.cat([linear.logits[:, :, None], linear.jacobian], dim=2)
     # A row's logits may all be raised alike; without their mean the sums are better conditioned.
     features = features - features.mean(dim=1, keepdim=True)
     fold = torch.arange(n) % folds
-    rows, plain = np.zeros((len(lams), n)), np.zeros(n)
+    rows, plain = np.zeros((len(penalties), n)), np.zeros(n)
     for out in (fold == f for f in range(folds)):
-        fitted, labels = features[~out], linear.labels[~out]
+        train, labels = features[~out], linear.labels[~out]
         temperature = loss.temperature(linear.logits[~out], labels)
         plain[out] = loss.rows(linear.logits[out], linear.labels[out], temperature).numpy()
         weights = np.concatenate([[1 / temperature], np.zeros(linear.jacobian.shape[2])])
-        for i in np.argsort(lams)[::-1]:
-            weights = _solve(fitted, labels, loss, Penalty(lams[i], norm), weights)
-            judged = features[out] @ torch.from_numpy(weights)
-            rows[i, out] = loss.rows(judged, linear.labels[out], 1.0).numpy()
-    return Validated(lams, rows, plain)
+        for i in np.argsort(penalties)[::-1]:
+            weights = _solve(train, labels, loss, Penalty(penalties[i], norm), weights)
+            predicted = features[out] @ torch.from_numpy(weights)
+            rows[i, out] = loss.rows(predicted, linear.labels[out], 1.0).numpy()
+    return CrossValidation(penalties, rows, plain)
+
+
+def gradient_test(
+    scores: np.ndarray, nuisance: np.ndarray | None = None, *, seed: int = 0, n_resamples: int = N_RESAMPLES
+) -> float:
+    """The p-value of the hypothesis that per-sample gradients (n, r) have mean zero.
+
+    The statistic is Hotelling's, n·ḡᵀS⁻¹ḡ; its distribution under the hypothesis is resampled by giving the centred
+    gradients random signs, since they have tails too heavy for a textbook law. `nuisance` are the samples' gradients by
+    a parameter that was fitted to them, the temperature: what it explains of the others is taken out first.
+
+    >>> noise = np.random.default_rng(0).standard_t(3, size=(500, 4))
+    >>> print(f"{gradient_test(noise):.4f} {gradient_test(noise + [0.3, 0, 0, 0]):.4f}")
+    0.9220 0.0010
+    """
+    if nuisance is not None:
+        centred = nuisance - nuisance.mean()
+        scores = scores - np.outer(centred, centred @ scores / max(float(centred @ centred), 1e-300))
+    n, r = scores.shape
+    if n <= r + 1:
+        return 1.0
+    spread = scores.std(axis=0)
+    scores = scores / np.where(spread > 0, spread, 1.0)
+    mean = scores.mean(axis=0)
+    centred = scores - mean
+    covariance = centred.T @ centred / (n - 1)
+    # Directions without any spread of their own can say nothing.
+    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
+    observed = n * float(mean @ inverse @ mean)
+    rng = np.random.default_rng(seed)
+    at_least = 0
+    for start in range(0, n_resamples, _AT_ONCE):
+        signs = rng.integers(0, 2, size=(min(_AT_ONCE, n_resamples - start), n)) * 2.0 - 1.0
+        resampled = signs @ centred / n
+        at_least += int((n * np.einsum("ij,jk,ik->i", resampled, inverse, resampled) >= observed).sum())
+    return (1 + at_least) / (1 + n_resamples)
 
 
 def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start: np.ndarray) -> np.ndarray:
@@ -127,7 +171,7 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
         gradient = (torch.einsum("nk,nkr->r", slope, features) / n).numpy()
         if penalty.norm == "l2" and not theta.any():
             size = float(np.linalg.norm(gradient[1:]))
-            gradient[1:] *= max(0.0, 1 - penalty.lam / (beta * size)) if size else 1.0
+            gradient[1:] *= max(0.0, 1 - penalty.weight / (beta * size)) if size else 1.0
         by_theta = penalty.slope(theta)
         gradient[1:] += by_theta / beta
         gradient[0] -= by_theta @ theta / beta
@@ -135,7 +179,7 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
 
     p = torch.softmax(features @ torch.from_numpy(start), dim=1)
     curvature = _covariance(p, features)
-    curvature[1:, 1:] += (2 * penalty.lam / start[0] ** 2) * np.eye(len(start) - 1)
+    curvature[1:, 1:] += (2 * penalty.weight / start[0] ** 2) * np.eye(len(start) - 1)
     curvature += 1e-10 * np.trace(curvature) / len(curvature) * np.eye(len(curvature))
     inverse = np.linalg.inv(curvature)
     best = start

@@ -93,7 +93,7 @@ class Affine(Shift):
         return {"delta": self.delta, "scale": self.scale, "box": self.box}
 
 
-def detached(before: Shift) -> Shift:
+def detach_map(before: Shift) -> Shift:
     """The same map without gradients."""
     config: dict[str, Any] = {
         name: value.detach() if isinstance(value, Tensor) else value for name, value in before.config().items()

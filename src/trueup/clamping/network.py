@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.calibration_set import Inputs
-from trueup.clamping.gradients import gradients_of, traced
+from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.maps import Affine, Box, Shift
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
@@ -21,18 +22,22 @@ from trueup.models.calibrated import Calibrated, embedding_of, input_position
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 """dL/dz of a loss that is a sum over the rows, given logits and labels."""
+_NUMBERS = 1 << 26  # read at a time where quantiles are asked for
+_OUTSIDE = 1e-3  # what rounding may put outside the box, as a share of its width
+_WANTED = "the model must be differentiable by its input, for every recipe follows gradients"
+_INSTEAD = "temperature alone needs none: trueup.on_model(trueup.METHODS['temperature'])(model, loader)"
 
 
-class _Seen(Exception):
-    """Ends a call of the model once its input has been seen."""
+class _InputCaptured(Exception):
+    """Ends a call of the model once its input is known."""
 
     def __init__(self, point: Tensor) -> None:
         self.point = point
 
 
-class _Look(nn.Module):
+class _CaptureInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        raise _Seen(x)
+        raise _InputCaptured(x)
 
 
 class Cost(NamedTuple):
@@ -60,8 +65,8 @@ class Network:
     It is for use inside `frozen(model)`, which it leaves to the caller. Passes are counted in units of the whole set;
     all ranks' samples are seen by each of them, and sums over samples are over all ranks'.
 
-    >>> from trueup.clamping.calibration_set import Inputs
-    >>> inputs = Inputs.read([(torch.eye(3), torch.tensor([0, 1, 1]))], device="cpu")
+    >>> from trueup.clamping.calibration_set import CalibrationSet
+    >>> inputs = CalibrationSet.read([(torch.eye(3), torch.tensor([0, 1, 1]))], device="cpu")
     >>> network = Network(nn.Identity(), inputs)
     >>> network.logits(Shift(torch.tensor([0.5, 0.0, 0.0])))[0]
     tensor([1.5000, 0.0000, 0.0000])
@@ -69,7 +74,7 @@ class Network:
     1.0
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, *, box: Box | None = None) -> None:
+    def __init__(self, model: nn.Module, inputs: CalibrationSet, *, box: Box | None = None) -> None:
         self.model = model
         self.inputs = inputs
         self.box = box
@@ -83,8 +88,8 @@ class Network:
         self._timed = [0, 0]
         self._plain: Tensor | None = None
         with raise_on_all_ranks():
-            found = self._one_point()
-        self.shape, self.dtype = next(kind for kind in all_gather_object(found) if kind is not None)
+            local = self._one_point()
+        self.shape, self.dtype = next(kind for kind in all_gather_object(local) if kind is not None)
         """Of δ: of one input, or of one position's embedding."""
 
     @property
@@ -102,11 +107,11 @@ class Network:
         ratio = min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
         return Cost(rows[0] / self._n, rows[1] / self._n, ratio)
 
-    def part(self, inputs: Inputs) -> Network:
+    def subset(self, inputs: CalibrationSet) -> Network:
         """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
-        found = copy(self)
-        found.inputs, found.labels, found._plain = inputs, all_gather_rows(inputs.labels), None
-        return found
+        network = copy(self)
+        network.inputs, network.labels, network._plain = inputs, all_gather_rows(inputs.labels), None
+        return network
 
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
         """Note rows that went through the network outside of the passes below."""
@@ -117,31 +122,31 @@ class Network:
         """The map with this shift, and scale, into the network's box."""
         return Shift(delta, self.box) if scale is None else Affine(delta, scale, self.box)
 
-    def logits(self, before: nn.Module | None = None, *, inputs: Inputs | None = None) -> Tensor:
+    def logits(self, before: nn.Module | None = None, *, inputs: CalibrationSet | None = None) -> Tensor:
         """Run all samples through the map and the network once: (total, classes), in the order of the ranks."""
         parts = []
         with raise_on_all_ranks(), torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
                     z = self._call(batch, before)
-                parts.append(_kept(z))
+                parts.append(_to_cpu(z))
         return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0))
 
-    def plain(self) -> Tensor:
+    def plain_logits(self) -> Tensor:
         """The logits of the inputs as they are; the pass is made once."""
         if self._plain is None:
             self._plain = as_tensors(self.logits(), self.labels)[0]
         return self._plain
 
-    def pull_plain(self, slope: Slope) -> Tensor:
+    def input_gradient(self, slope: Slope) -> Tensor:
         """Run the inputs as they are forward and backward once: Σ_i dL_i/dx, in float64, of the shape of δ."""
         delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
-        z, (gradient,) = self.pull(Shift(delta), [delta], slope)
+        z, (gradient,) = self.forward_backward(Shift(delta), [delta], slope)
         self._plain = as_tensors(z, self.labels)[0]
         return gradient
 
-    def pull(
-        self, before: nn.Module, parameters: Sequence[Tensor], slope: Slope, *, inputs: Inputs | None = None
+    def forward_backward(
+        self, before: nn.Module, parameters: Sequence[Tensor], slope: Slope, *, inputs: CalibrationSet | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Run all samples forward and backward once: logits, and Σ_i dL_i/dparameter in float64.
 
@@ -152,54 +157,31 @@ class Network:
         with raise_on_all_ranks(), torch.enable_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
-                    z = traced(self._call(batch, before))
+                    z = require_graph(self._call(batch, before))
                 cotangent = slope(upcast_half(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
                     gradients = gradients_of(z, parameters, cotangent)
                 for total, gradient in zip(sums, gradients, strict=True):
                     total += gradient
-                parts.append(_kept(z))
+                parts.append(_to_cpu(z))
         return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0)), [
             all_reduce_sum(total) for total in sums
         ]
 
-    def pull_rows(self, directions: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
-        """Run all samples forward and backward once: logits, and each row's input gradient along some directions.
-
-        Directions are (r, *shape); the result is (total, classes) and (total, r) in float64.
-        """
-        parts, rows = [], []
-        flat = directions.reshape(len(directions), -1).double()
-        with raise_on_all_ranks(), torch.enable_grad():
-            for batch in self.inputs:
-                own = torch.zeros(len(batch.labels), *self.shape, dtype=self.dtype, device=self.device)
-                own.requires_grad_()
-                with self._clock(0, batch):
-                    z = traced(self._call(batch, _Own(own, len(self.shape))))
-                cotangent = slope(upcast_half(z.detach()).double(), batch.labels).to(z.dtype)
-                with self._clock(1, batch):
-                    (gradient,) = gradients_of(z, [own], cotangent)
-                rows.append(gradient.reshape(len(gradient), -1).double() @ flat.to(gradient.device).T)
-                parts.append(_kept(z))
-        nothing = torch.empty(0, 0)
-        return all_gather_rows(torch.cat(parts) if parts else nothing), all_gather_rows(
-            torch.cat(rows).cpu() if rows else nothing
-        )
-
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
         """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
         self.count(forward=len(batch.labels))
-        return traced(self._call(batch, before))
+        return require_graph(self._call(batch, before))
 
     def points(self, inputs: Iterable[Batch] | None = None) -> Iterator[Tensor]:
         """What the map acts on, batch by batch: the inputs, or the embeddings of tokens."""
-        looking = Calibrated(self.model, before=_Look())
+        capturing = Calibrated(self.model, before=_CaptureInput())
         with torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
                 try:
-                    looking(*batch.args, **batch.kwargs)
-                except _Seen as seen:
-                    yield seen.point.detach()
+                    capturing(*batch.args, **batch.kwargs)
+                except _InputCaptured as captured:
+                    yield captured.point.detach()
 
     def _one_point(self) -> tuple[tuple[int, ...], torch.dtype] | None:
         for batch in self.inputs:
@@ -246,21 +228,7 @@ def _check_tokens(model: nn.Module, batch: Batch) -> None:
         ) from None
 
 
-class _Own(nn.Module):
-    """Adds to each sample a shift of its own."""
-
-    def __init__(self, shifts: Tensor, ndim: int) -> None:
-        super().__init__()
-        self.shifts = shifts
-        self.ndim = ndim
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = self.shifts.to(x.dtype)
-        between = x.ndim - 1 - self.ndim  # positions, all of which share their sample's shift
-        return x + own.reshape(len(own), *(1 for _ in range(between)), *own.shape[1:])
-
-
-def _kept(z: Tensor) -> Tensor:
+def _to_cpu(z: Tensor) -> Tensor:
     return upcast_half(z.detach()).to("cpu", copy=True)
 
 
@@ -268,3 +236,79 @@ def _now(device: Device) -> float:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
+
+
+def require_graph(logits: Tensor) -> Tensor:
+    """The same logits, if gradients can be pulled back from them."""
+    if not logits.requires_grad:
+        raise _not_differentiable("logits cut off from it, as by no_grad, inference_mode or NumPy inside of the model")
+    return logits
+
+
+def gradients_of(value: Tensor, parameters: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The gradients by parameters of the map before the network, on each of which the value must depend."""
+    try:
+        gradients = torch.autograd.grad(value, parameters, cotangent, allow_unused=True)
+    except RuntimeError as error:  # of which NotImplementedError is one
+        if not isinstance(error, NotImplementedError) and "is not implemented" not in str(error):
+            raise
+        raise _not_differentiable(f"{error}") from error
+    if any(gradient is None for gradient in gradients):
+        raise _not_differentiable("logits that do not depend on it")
+    return gradients
+
+
+def _not_differentiable(got: str) -> ValueError:
+    return ValueError(f"{_WANTED}, got {got}; {_INSTEAD}")
+
+
+def check_box(network: Network) -> None:
+    """Refuse a box that some input is not in: the network as it is would not be among the maps that are tried."""
+    if network.box is None:
+        return
+    low, high = box_ends(network)
+    smallest, largest = extent(network, 0.0)
+    slack = _OUTSIDE * (high - low)
+    if bool(((smallest < low - slack) | (largest > high + slack)).any()):
+        raise ValueError(
+            f"box must hold every input, got inputs in {float(smallest.min()):.4g}..{float(largest.max()):.4g} "
+            f"for a box of {float(low.min()):.4g}..{float(high.max()):.4g}; it is in the space of the network's input"
+        )
+
+
+def box_ends(network: Network) -> tuple[Tensor, Tensor]:
+    """The two ends of the network's box, each of the shape of δ."""
+    if not isinstance(network.box, tuple | list) or len(network.box) != 2:
+        raise ValueError(f"box must be a pair (low, high), got {network.box!r}")
+    ends = []
+    for end in network.box:
+        try:
+            ends.append(torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape))
+        except (TypeError, ValueError, RuntimeError):
+            got = f"shape {tuple(end.shape)}" if hasattr(end, "shape") else repr(end)
+            raise ValueError(
+                f"box must have ends that are numbers or broadcast to one input {network.shape}, got {got}"
+            ) from None
+    low, high = ends
+    if not bool((low <= high).all()):  # which NaN is not
+        raise ValueError(
+            f"box must have its lower end below its upper one, got {float(low.max()):.4g} and {float(high.min()):.4g}"
+        )
+    return low, high
+
+
+def extent(network: Network, quantile: float) -> tuple[Tensor, Tensor]:
+    """The least and greatest value of each coordinate, or its quantiles, over all samples of all ranks."""
+    size = math.prod(network.shape)
+    # Quantiles need a coordinate's values all at once: a few coordinates at a time where they are many.
+    step = max(1, _NUMBERS // len(network.labels)) if quantile else size
+    ends = []
+    for start in range(0, size, step):
+        parts = [points.reshape(-1, size)[:, start : start + step].cpu() for points in network.points()]
+        if not quantile:
+            parts = [end for part in parts for end in (part.amin(dim=0)[None], part.amax(dim=0)[None])]
+        columns = all_gather_rows(torch.cat(parts) if parts else torch.empty(0, min(step, size - start)))
+        # The 0 and 1 quantiles are the least and the greatest.
+        ends.append(np.quantile(columns.double().numpy(), [quantile, 1 - quantile], axis=0))
+    least, most = (torch.from_numpy(end).reshape(network.shape) for end in np.concatenate(ends, axis=1))
+    return least, most

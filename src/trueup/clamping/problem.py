@@ -1,4 +1,4 @@
-"""What every way to fit is given, and what it returns."""
+"""What every way to fit is given, what it minimises, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,91 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.calibrators.temperature_search import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
 from trueup.clamping.maps import Shift, scale_shape
 from trueup.clamping.network import Network
-from trueup.clamping.objective import Loss, Norm
 from trueup.clamping.starts import zero
+from trueup.core.arrays import upcast_half
+from trueup.core.loss_sums import temperature_sums
 
-Lam: TypeAlias = float | Literal["auto", "R1", "R2"]
+Norm: TypeAlias = Literal["l2sq", "l2"]
+PenaltyWeight: TypeAlias = float | Literal["auto", "R1", "R2"]
 InputMap: TypeAlias = Literal["shift", "affine"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The focal loss −(1 − p_y)^γ ln p_y of softmax(z/T), averaged over the rows; γ = 0 is cross-entropy.
+
+    >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
+    >>> print(f"{Loss().mean(z, y, 1.0):.4f} {Loss(1.0).mean(z, y, 1.0):.4f} {Loss().temperature(z, y):.4f}")
+    0.5845 0.3532 1.3222
+    """
+
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0 or math.isinf(self.gamma):
+            raise ValueError(f"gamma must be a number from 0 on, got {self.gamma}")
+
+    def rows(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """The loss of each row, in float64."""
+        log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
+        label = log_p.gather(1, labels[:, None])[:, 0]
+        return -label if self.gamma == 0 else -((-torch.expm1(label)).clamp(min=0) ** self.gamma) * label
+
+    def mean(self, logits: Tensor, labels: Tensor, temperature: float) -> float:
+        """The mean over the rows."""
+        return float(self.rows(logits, labels, temperature).mean())
+
+    def slope(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """Each row's derivative by its logits: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p_y."""
+        log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
+        p = log_p.exp()
+        weight = focal_weight(log_p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
+        return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature
+
+    def temperature(self, logits: Tensor, labels: Tensor, near: float | None = None) -> float:
+        """The temperature of least loss, exact to rounding; `near` is where a focal loss is searched first.
+
+        Where there is none, since the logits are always right or no better than chance, it is the search's bound.
+        """
+        if self.gamma:
+            return 1 / focal_inverse_temperature(logits, labels, self.gamma, near=None if near is None else 1 / near)[0]
+        beta, certificate = inverse_temperature(logits, labels)
+        if certificate.status == "bound" or not scale_of(logits):
+            return 1 / beta
+        # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
+        _, slope, curvature = temperature_sums(logits, labels, beta)
+        return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ‖δ‖², or λ‖δ‖ for the plain norm, whose slope at zero is taken to be zero.
+
+    >>> print(Penalty(0.1).value(np.array([3.0, 4.0])), Penalty(0.1, "l2").value(np.array([3.0, 4.0])))
+    2.5 0.5
+    """
+
+    weight: float
+    norm: Norm = "l2sq"
+
+    def value(self, vector: np.ndarray) -> float:
+        """The penalty of a vector."""
+        squared = float((vector * vector).sum())
+        return self.weight * (squared if self.norm == "l2sq" else math.sqrt(squared))
+
+    def slope(self, vector: np.ndarray) -> np.ndarray:
+        """Its gradient."""
+        if self.norm == "l2sq":
+            return 2 * self.weight * vector
+        size = float(np.linalg.norm(vector))
+        return self.weight * vector / size if size else np.zeros_like(vector)
 
 
 @dataclass(frozen=True)
@@ -25,8 +100,8 @@ class Problem:
 
     network: Network
     loss: Loss
-    lam: Lam
-    """A number; "auto", the recipe's own rule; or a rule of the papers, see `lam_by_rule`."""
+    penalty: PenaltyWeight
+    """λ: a number; "auto", the recipe's own rule; or a rule of the papers, see `penalty_by_rule`."""
     norm: Norm
     start: Callable[[Network], Tensor] | None
     """Where δ starts; None leaves it to the recipe."""
@@ -35,17 +110,17 @@ class Problem:
     progress: Callable[[str], None]
     """Takes one line that says how far the fit has come."""
 
-    def begin(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
+    def start_delta(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
         """Where δ starts: where it was asked to, else where the recipe says."""
         network = self.network
-        found = (self.start or otherwise)(network)
-        wish = f"start must give a tensor of shape {network.shape}"
-        if not isinstance(found, Tensor) or found.shape != network.shape:
-            fact = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"{wish}, got {fact}")
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"{wish} with finite numbers, got others")
-        return found.detach().to(network.device, network.dtype)
+        start_delta = (self.start or otherwise)(network)
+        wanted = f"start must give a tensor of shape {network.shape}"
+        if not isinstance(start_delta, Tensor) or start_delta.shape != network.shape:
+            got = f"shape {tuple(start_delta.shape)}" if isinstance(start_delta, Tensor) else type(start_delta).__name__
+            raise ValueError(f"{wanted}, got {got}")
+        if not bool(torch.isfinite(start_delta).all()):
+            raise ValueError(f"{wanted} with finite numbers, got others")
+        return start_delta.detach().to(network.device, network.dtype)
 
     def mapping(self, delta: Tensor) -> Shift:
         """The map with this shift, and scales of one where it has scales."""
@@ -62,12 +137,13 @@ class Solution:
 
     before: Shift
     temperature: float
-    lam: float
+    penalty: float
+    """λ; infinite where temperature alone is kept."""
     logits: Tensor
     """Of the mapped calibration inputs, not yet divided by the temperature."""
     norm: Norm | None = None
     """Of the penalty, where it is not the problem's."""
-    penalty: float | None = None
+    penalty_value: float | None = None
     """The penalty's value, where it is not λ‖δ‖² or λ‖δ‖."""
     candidates: Mapping[float, float] = field(default_factory=dict)
     """Each λ that was tried, with the loss on samples left out of its fit."""
@@ -93,9 +169,9 @@ def temperature_alone(
     return Solution(
         before=problem.mapping(zero(problem.network)),
         temperature=temperature,
-        lam=math.inf,
-        logits=problem.network.plain(),
-        penalty=0.0,
+        penalty=math.inf,
+        logits=problem.network.plain_logits(),
+        penalty_value=0.0,
         candidates=candidates or {},
         evidence=evidence,
         verdict=verdict,
@@ -103,28 +179,45 @@ def temperature_alone(
     )
 
 
-def given_lam(problem: Problem, start: Tensor) -> float:
+def penalty_weight(problem: Problem, start: Tensor) -> float:
     """The λ that a problem gives, as a number or by a rule of the papers."""
-    if not isinstance(problem.lam, str):
-        return float(problem.lam)
-    if problem.lam == "auto":
-        raise ValueError('lam="auto" is for the recipe to decide')
+    if not isinstance(problem.penalty, str):
+        return float(problem.penalty)
+    if problem.penalty == "auto":
+        raise ValueError('penalty="auto" is for the recipe to decide')
     network = problem.network
-    first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain()
-    return lam_by_rule(problem.lam, problem.loss.mean(first, network.labels, 1.0), start)
+    first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain_logits()
+    return penalty_by_rule(problem.penalty, problem.loss.mean(first, network.labels, 1.0), start)
 
 
-def lam_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
+def penalty_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
     """λ by a rule of thumb of the paper, from the mean loss at the start with T = 1.
 
     R1 is λ = L₀/10; R2 makes the penalty a tenth of the loss, λ = L₀/(10‖δ₀‖²). The paper's words allow both.
 
-    >>> print(f"{lam_by_rule('R1', 0.5, torch.ones(4)):.4f} {lam_by_rule('R2', 0.5, torch.ones(4)):.4f}")
+    >>> print(f"{penalty_by_rule('R1', 0.5, torch.ones(4)):.4f} {penalty_by_rule('R2', 0.5, torch.ones(4)):.4f}")
     0.0500 0.0125
     """
     if rule == "R1":
         return 0.1 * loss
     squared = float(start.detach().double().square().sum())
     if not squared:
-        raise ValueError('lam="R2" divides by the size of the start, so start must not be zero, got zero')
+        raise ValueError('penalty="R2" divides by the size of the start, so start must not be zero, got zero')
     return 0.1 * loss / squared
+
+
+def stratified_order(network: Network, loss: Loss) -> Tensor:
+    """The samples of all ranks, sorted by their loss as the network is: dealing from it makes parts that are alike."""
+    rows = loss.rows(network.plain_logits(), network.labels, 1.0).numpy()
+    return torch.from_numpy(np.lexsort((network.plain_logits()[:, 0].numpy(), network.labels.numpy(), rows)))
+
+
+def fold_mask(order: Tensor, fold: int, folds: int) -> Tensor:
+    """A mask of the samples of one fold, dealt from an order.
+
+    >>> fold_mask(torch.tensor([3, 0, 2, 1]), 1, 2)
+    tensor([ True,  True, False, False])
+    """
+    out = torch.zeros(len(order), dtype=torch.bool)
+    out[order[fold::folds]] = True
+    return out

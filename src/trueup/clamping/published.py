@@ -6,7 +6,7 @@ What the paper says and what its released code does differ. The two recipes foll
 |---|---|---|---|
 | data term | focal loss or cross-entropy | the same, p_y of the focal one clamped to [1e-7, 1 − 1e-7] | the same |
 | penalty | λ‖δ‖² | λ‖δ‖, not squared | λ‖δ‖ |
-| λ | a tenth of the initial loss (`lam="R1"`) | 0.01 | 1 |
+| λ | a tenth of the initial loss (`penalty="R1"`) | 0.01 | 1 |
 | steps | SGD, rate 0.001, no momentum | SGD, rate 0.01, momentum 0.9 | rate 0.001, momentum 0.9 |
 | batches | 512, shuffled | 1,000, shuffled | 1,000 |
 | epochs | 100 | 100 | has no default |
@@ -17,8 +17,9 @@ What the paper says and what its released code does differ. The two recipes foll
 
 Known of them: without momentum 100 epochs at rate 0.001 end short of the best T. The clamp of the focal loss makes the
 gradient of rows outside of it exactly zero. The plain norm has no gradient at δ = 0, where torch takes zero. Raw T can
-leave the positive numbers; here that is an error that says so. `lam="R2"` at a random start of few coordinates makes λ
-so large that every step overshoots: a warning says that the penalty outgrew the loss, and an error that numbers ended.
+leave the positive numbers; here that is an error that says so. `penalty="R2"` at a random start of few coordinates
+makes λ so large that every step overshoots: a warning says that the penalty outgrew the loss, and an error that numbers
+ended.
 The paper writes its loss as a sum over the samples: `reduction="sum"` follows the sum of a batch, which is the mean's
 step times the batch's size.
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -35,43 +36,43 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trueup.clamping.coordinates import channel_spread
-from trueup.clamping.folds import parted
-from trueup.clamping.gradients import gradients_of
-from trueup.clamping.maps import Shift, detached, scale_shape
-from trueup.clamping.network import Network
-from trueup.clamping.problem import Problem, Solution, lam_by_rule
+from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.input_parameters import channel_norms
+from trueup.clamping.maps import Shift, detach_map, scale_shape
+from trueup.clamping.network import Network, gradients_of
+from trueup.clamping.problem import Problem, Solution, penalty_by_rule
 from trueup.clamping.starts import random
+from trueup.clamping.theory import theorem, warn_if_contradicted
 from trueup.core.distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
 from trueup.core.optimize import FitError
 from trueup.models.batches import Batch
 
 _CLAMP = 1e-7
+SCALES = (0.25, 0.5, 0.75, 1.0)
+"""A small grid of multiples of the closed form's δ."""
 
 
 @dataclass(frozen=True)
-class _How:
+class _SGDOptions:
     """What the two recipes differ in."""
 
     epochs: int
-    batch: int
-    rate: float
+    batch_size: int
+    lr: float
     momentum: float
-    lam: float | Literal["R1", "R2"]
+    penalty: float | Literal["R1", "R2"]
     """Where the problem leaves λ to the recipe."""
     reduction: Literal["mean", "sum"] = "mean"
     clamp: float = 0.0
     augment: bool = False
-    hole: int = 6
+    cutout: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.rate > 0 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"rate must be positive and momentum in [0, 1), got rate {self.rate}, momentum {self.momentum}"
-            )
+        if not self.lr > 0 or not 0 <= self.momentum < 1:
+            raise ValueError(f"lr must be positive and momentum in [0, 1), got lr {self.lr}, momentum {self.momentum}")
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", got {self.reduction!r}')
 
@@ -80,8 +81,8 @@ def paper(
     problem: Problem,
     *,
     epochs: int = 100,
-    batch: int = 512,
-    rate: float = 1e-3,
+    batch_size: int = 512,
+    lr: float = 1e-3,
     momentum: float = 0.0,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Solution:
@@ -89,36 +90,63 @@ def paper(
 
     Tang et al., "Neural Clamping" (2024), section 4.1.
     """
-    return _descend(problem, _How(epochs, batch, rate, momentum, "R1", reduction))
+    return _descend(problem, _SGDOptions(epochs, batch_size, lr, momentum, "R1", reduction))
 
 
 def code(
     problem: Problem,
     *,
     epochs: int = 100,
-    batch: int = 1000,
-    rate: float = 1e-2,
+    batch_size: int = 1000,
+    lr: float = 1e-2,
     momentum: float = 0.9,
     augment: bool = False,
-    hole: int = 6,
+    cutout: int = 6,
 ) -> Solution:
     """Fit δ and T as the released demonstration does; the same seed gives the same bits on the same machine.
 
     `augment=True` draws for each image of each epoch a crop of the image with four rows and columns of zeros around it,
-    a flip, and a square of side `hole` (6 for CIFAR-10, 4 for CIFAR-100) that is set to zero, all in the network's
+    a flip, and a square of side `cutout` (6 for CIFAR-10, 4 for CIFAR-100) that is set to zero, all in the network's
     input space.
     """
-    how = _How(epochs, batch, rate, momentum, 0.01, clamp=_CLAMP, augment=augment, hole=hole)
-    return _descend(replace(problem, norm="l2"), how)
+    options = _SGDOptions(epochs, batch_size, lr, momentum, 0.01, clamp=_CLAMP, augment=augment, cutout=cutout)
+    return _descend(replace(problem, norm="l2"), options)
 
 
-def augmented(images: Tensor, draws: Tensor, hole: int, *, padding: int = 4) -> Tensor:
+def closed_form(problem: Problem, *, quantile: float = 0.0, scale: float | Sequence[float] = 1.0) -> Solution:
+    """Take δ from Theorem 3.2 at T = 1, frozen, and the T of least loss on the logits there.
+
+    Costs one forward-backward pass and one forward for each scale; of several scales, the one of least loss on the
+    calibration set is kept (`SCALES` is a small grid). The start, λ and norm of the problem play no part. Images that
+    use their whole range make δ zero, which is temperature scaling, unless a quantile leaves some out.
+    Tang et al., "Neural Clamping" (2024), section 4.3; its details are not published.
+    """
+    scales = (scale,) if isinstance(scale, int | float) else tuple(scale)
+    if not scales or not all(0 < s <= 1 for s in scales):
+        raise ValueError(f"scale must lie in (0, 1], got {scale}")
+    network, loss = problem.network, problem.loss
+    whole = theorem(network, quantile=quantile)
+    moved = bool(whole.delta.any())
+    fits = []
+    for s in scales if moved else scales[:1]:
+        before = problem.mapping(s * whole.delta)
+        logits = network.logits(before) if moved else network.plain_logits()
+        temperature = loss.temperature(logits, network.labels)
+        fits.append((loss.mean(logits, network.labels, temperature), s, before, logits, temperature))
+    _, s, before, logits, temperature = min(fits, key=lambda entry: entry[:2])
+    warn_if_contradicted(network, whole, logits, 1.0)
+    return Solution(
+        before=before, temperature=temperature, penalty=0.0, logits=logits, notes={"scale": s, "gain": s * whole.gain}
+    )
+
+
+def augment_images(images: Tensor, draws: Tensor, cutout: int, *, padding: int = 4) -> Tensor:
     """Crop images (n, C, H, W) out of their padded selves, flip them, and set a square to zero, as `draws` say.
 
     `draws` are numbers in [0, 1), (n, 5): row and column of the crop, flip, and row and column of the square's centre.
 
     >>> image = torch.arange(9.0).reshape(1, 1, 3, 3)
-    >>> augmented(image, torch.tensor([[0.5, 0.5, 0.9, 0.0, 0.0]]), 2, padding=1)[0, 0].tolist()
+    >>> augment_images(image, torch.tensor([[0.5, 0.5, 0.9, 0.0, 0.0]]), 2, padding=1)[0, 0].tolist()
     [[0.0, 1.0, 0.0], [5.0, 4.0, 3.0], [8.0, 7.0, 6.0]]
     """
     n, _, height, width = images.shape
@@ -132,66 +160,68 @@ def augmented(images: Tensor, draws: Tensor, hole: int, *, padding: int = 4) -> 
     cropped = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
     inside = []
     for size, draw in ((height, draws[:, 3]), (width, draws[:, 4])):
-        start = (draw * size).long()[:, None] - hole // 2
-        place = torch.arange(size, device=images.device)
-        inside.append((place >= start) & (place < start + hole))
+        start = (draw * size).long()[:, None] - cutout // 2
+        position = torch.arange(size, device=images.device)
+        inside.append((position >= start) & (position < start + cutout))
     return cropped.masked_fill(inside[0][:, None, :, None] & inside[1][:, None, None, :], 0.0)
 
 
-def _descend(problem: Problem, how: _How) -> Solution:
+def _descend(problem: Problem, options: _SGDOptions) -> Solution:
     network = problem.network
-    generator, own = (torch.Generator().manual_seed(problem.seed + more) for more in (0, 1 + rank()))
-    # Logits and labels that no descent could use are told of here.
-    unmoved = problem.loss.mean(network.plain(), network.labels, 1.0)
-    delta = problem.begin(partial(random, seed=problem.seed)).clone().requires_grad_()
+    generator, augment_generator = (torch.Generator().manual_seed(problem.seed + more) for more in (0, 1 + rank()))
+    # This raises for logits and labels that cannot be fitted.
+    unmoved = problem.loss.mean(network.plain_logits(), network.labels, 1.0)
+    delta = problem.start_delta(partial(random, seed=problem.seed)).clone().requires_grad_()
     temperature = torch.ones((), dtype=delta.dtype, device=delta.device, requires_grad=True)
     # A scale s of a channel is exp(a/ρ), ρ the channel's size, so that one rate and one penalty suit δ and a alike.
-    spread = channel_spread(network).to(delta) if problem.input_map == "affine" else delta.new_empty(0)
+    spread = channel_norms(network).to(delta) if problem.input_map == "affine" else delta.new_empty(0)
     a = torch.zeros_like(spread, requires_grad=True)
     parameters = [delta, temperature, a] if len(a) else [delta, temperature]
 
     def mapping() -> Shift:
         return network.mapping(delta, (a / spread).exp().reshape(scale_shape(network.shape)) if len(a) else None)
 
-    def penalty(weight: float) -> Tensor:
+    def penalty_term(weight: float) -> Tensor:
         vector = torch.cat([delta.flatten(), a])
         return weight * (vector.square().sum() if problem.norm == "l2sq" else torch.linalg.vector_norm(vector))
 
-    lam = _lam(problem, how, delta.detach())
-    first = penalty(lam).item()
-    optimiser = torch.optim.SGD(parameters, lr=how.rate, momentum=how.momentum)
-    for epoch in range(1, how.epochs + 1):
-        for shares, size in _mini_batches(network, how.batch, generator):
+    penalty = _penalty_weight(problem, options, delta.detach())
+    first = penalty_term(penalty).item()
+    optimiser = torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum)
+    for epoch in range(1, options.epochs + 1):
+        for shares, size in _mini_batches(network, options.batch_size, generator):
             value, gradients = 0.0, [torch.zeros_like(p) for p in parameters]
             with raise_on_all_ranks(), torch.enable_grad():
                 for batch in shares:
-                    batch = _augmented(batch, own, how.hole) if how.augment else batch
+                    batch = _augment_batch(batch, augment_generator, options.cutout) if options.augment else batch
                     tempered = network.batch_logits(batch, mapping()) / temperature
-                    total = losses(tempered, batch.labels, problem.loss.gamma, how.clamp).sum() / size
-                    found = gradients_of(total, parameters)
+                    total = focal_losses(tempered, batch.labels, problem.loss.gamma, options.clamp).sum() / size
+                    batch_gradients = gradients_of(total, parameters)
                     network.count(backward=len(tempered))
-                    gradients = [g + f for g, f in zip(gradients, found, strict=True)]
+                    gradients = [g + f for g, f in zip(gradients, batch_gradients, strict=True)]
                     value += total.item()
-            weight = size if how.reduction == "sum" else 1
+            weight = size if options.reduction == "sum" else 1
             for p, g in zip(parameters, gradients, strict=True):
                 p.grad = all_reduce_sum(g) * weight
-            for p, g in zip((delta, a), torch.autograd.grad(penalty(lam * weight), (delta, a)), strict=True):
+            for p, g in zip((delta, a), torch.autograd.grad(penalty_term(penalty * weight), (delta, a)), strict=True):
                 p.grad = g if p.grad is None else p.grad + g
             optimiser.step()
-            _check(temperature.item(), delta.norm().item(), lam, epoch)
+            _check_finite(temperature.item(), delta.norm().item(), penalty, epoch)
         norm = delta.norm().item()
-        problem.progress(f"epoch {epoch}/{how.epochs}  loss {value:.4f}  T {temperature.item():.3f}  ‖δ‖ {norm:.3f}")
-    before, last = detached(mapping()), penalty(lam).item()
+        problem.progress(
+            f"epoch {epoch}/{options.epochs}  loss {value:.4f}  T {temperature.item():.3f}  ‖δ‖ {norm:.3f}"
+        )
+    before, last = detach_map(mapping()), penalty_term(penalty).item()
     if last > max(unmoved, first):
         warnings.warn(
             f"the descent overshot: the penalty of δ went from {first:.4g} to {last:.4g}, more than the whole loss of "
-            f"the network as it is, {unmoved:.4g}; steps of rate {how.rate:g} are too long for λ = {lam:.4g}",
+            f"the network as it is, {unmoved:.4g}; steps of lr {options.lr:g} are too long for λ = {penalty:.4g}",
             stacklevel=2,
         )
-    return Solution(before, temperature.item(), lam, network.logits(before), norm=problem.norm, penalty=last)
+    return Solution(before, temperature.item(), penalty, network.logits(before), norm=problem.norm, penalty_value=last)
 
 
-def losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tensor:
+def focal_losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tensor:
     """The focal loss of each row, with p_y kept in [clamp, 1 − clamp] as the released code does; 0 keeps p as it is."""
     log_p = torch.log_softmax(tempered, dim=1).gather(1, labels[:, None])[:, 0]
     if gamma == 0:
@@ -204,15 +234,17 @@ def losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tens
     return -((-torch.expm1(log_p)).clamp(min=1e-12) ** gamma) * log_p
 
 
-def _lam(problem: Problem, how: _How, delta: Tensor) -> float:
-    lam = how.lam if problem.lam == "auto" else problem.lam
-    if not isinstance(lam, str):
-        if math.isinf(lam):
-            raise ValueError('lam must be finite for a descent; Temperature.fit or recipe="subspace" take none of δ')
-        return float(lam)
+def _penalty_weight(problem: Problem, options: _SGDOptions, delta: Tensor) -> float:
+    penalty = options.penalty if problem.penalty == "auto" else problem.penalty
+    if not isinstance(penalty, str):
+        if math.isinf(penalty):
+            raise ValueError(
+                'penalty must be finite for a descent; Temperature.fit or recipe="subspace" take none of δ'
+            )
+        return float(penalty)
     network = problem.network
     loss = problem.loss.mean(network.logits(network.mapping(delta)), network.labels, 1.0)
-    return lam_by_rule(lam, loss, delta)
+    return penalty_by_rule(penalty, loss, delta)
 
 
 def _mini_batches(network: Network, size: int, generator: torch.Generator) -> Iterator[tuple[Iterable[Batch], int]]:
@@ -221,23 +253,23 @@ def _mini_batches(network: Network, size: int, generator: torch.Generator) -> It
     The order is drawn for the samples of all ranks together, so that several make the steps of one alone.
     """
     if world_size() == 1:
-        yield from (([batch], len(batch.labels)) for batch in network.inputs.shuffled(size, generator))
+        yield from (([batch], len(batch.labels)) for batch in network.inputs.shuffled_batches(size, generator))
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):
-            yield parted(network, chosen), len(chosen)
+            yield local_subset(network.inputs, chosen), len(chosen)
 
 
-def _augmented(batch: Batch, generator: torch.Generator, hole: int) -> Batch:
+def _augment_batch(batch: Batch, generator: torch.Generator, cutout: int) -> Batch:
     if not batch.args or not isinstance(batch.args[0], Tensor) or batch.args[0].ndim != 4:
         raise ValueError("augment needs images (n, C, H, W) as the first argument of the model")
     draws = torch.rand(len(batch.labels), 5, generator=generator)
-    return batch._replace(args=(augmented(batch.args[0], draws, hole), *batch.args[1:]))
+    return batch._replace(args=(augment_images(batch.args[0], draws, cutout), *batch.args[1:]))
 
 
-def _check(temperature: float, norm: float, lam: float, epoch: int) -> None:
+def _check_finite(temperature: float, norm: float, penalty: float, epoch: int) -> None:
     if not (temperature > 0 and math.isfinite(temperature + norm)):
         what = "T left the positive numbers" if temperature <= 0 else "the descent diverged"
         raise FitError(
             f"{what} in epoch {epoch}: T = {temperature:.4g}, ‖δ‖ = {norm:.4g}; this recipe does not guard it: "
-            f"a smaller rate may help, or a λ below {lam:.4g}, and the recipes projected and subspace cannot go there"
+            f"a smaller lr may help, or a λ below {penalty:.4g}, and the recipes varpro and subspace cannot go there"
         )

@@ -26,7 +26,7 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Repaired:
+class ShiftBenchmarkRow:
     """One method on shifted test images."""
 
     corruption: str
@@ -45,7 +45,7 @@ class Repaired:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ShiftPicture:
     """A shift as an image, beside what it does to one; all (C, H, W) in pixels, which δ and repair may leave [0, 1]."""
 
     delta: Tensor
@@ -54,7 +54,7 @@ class Picture:
     repaired: Tensor
 
 
-def repair(
+def shift_benchmark(
     model: nn.Module,
     calibration: Images,
     test: Images,
@@ -62,10 +62,10 @@ def repair(
     normalise: Normalise | None = None,
     corruptions: Sequence[str] | None = None,
     severities: Sequence[int] = SEVERITIES,
-    batch: int = 500,
+    batch_size: int = 500,
     seed: int = 0,
     **options: Any,
-) -> list[Repaired]:
+) -> list[ShiftBenchmarkRow]:
     """Shift calibration and test images alike, calibrate on the first and score on the second, for every shift.
 
     `normalise` is what the network's inputs underwent after [0, 1], if the model does not do it itself; the shift δ is
@@ -79,13 +79,13 @@ def repair(
         row
         for name in names
         for severity in severities
-        for row in repair_one(
-            model, calibration, test, name, severity, normalise=normalise, batch=batch, seed=seed, **options
+        for row in benchmark_shift(
+            model, calibration, test, name, severity, normalise=normalise, batch_size=batch_size, seed=seed, **options
         )
     ]
 
 
-def repair_one(
+def benchmark_shift(
     model: nn.Module,
     calibration: Images,
     test: Images,
@@ -93,38 +93,38 @@ def repair_one(
     severity: int,
     *,
     normalise: Normalise | None = None,
-    batch: int = 500,
+    batch_size: int = 500,
     seed: int = 0,
     **options: Any,
-) -> list[Repaired]:
+) -> list[ShiftBenchmarkRow]:
     """The rows of one corruption at one severity."""
     given, unseen = (
-        _Shifted(images, labels, corruption, severity, seed, first, normalise, batch)
+        _ShiftedLoader(images, labels, corruption, severity, seed, first, normalise, batch_size)
         for (images, labels), first in ((calibration, 0), (test, len(calibration[0])))
     )
-    found: dict[str, tuple[nn.Module, float, float, str]] = {"uncalibrated": (model, 0.0, 0.0, "")}
+    networks: dict[str, tuple[nn.Module, float, float, str]] = {"uncalibrated": (model, 0.0, 0.0, "")}
     scaled = Calibrated(model, after=Temperature.fit(*collect(model, given, progress=False)))
-    found["temperature"] = scaled, 0.0, 1.0, ""
+    networks["temperature"] = scaled, 0.0, 1.0, ""
     clamped = clamp(model, given, seed=seed, progress=False, **options)
     record = clamped.fit_record
-    found["clamping"] = clamped, record.delta_norm, record.equivalents, record.verdict
+    networks["clamping"] = clamped, record.delta_norm, record.equivalents, record.verdict
     offset = offset_of(corruption, severity, calibration[0].shape[1])
     if offset is not None:
-        before = Shift(_in_input_space(-offset.expand(calibration[0].shape[1:]), normalise))
+        before = Shift(_to_input_space(-offset.expand(calibration[0].shape[1:]), normalise))
         shifted = Calibrated(model, before=before)
         after = Temperature.fit(*collect(shifted, given, progress=False))
-        found["oracle"] = Calibrated(model, before, after), float(before.delta.norm()), 1.0, ""
+        networks["oracle"] = Calibrated(model, before, after), float(before.delta.norm()), 1.0, ""
     rows = []
-    for method, (network, norm, cost, verdict) in found.items():
+    for method, (network, norm, cost, verdict) in networks.items():
         pair = collect(network, unseen, progress=False)
         scores = (metrics.accuracy(*pair), metrics.nll(*pair), metrics.ece(*pair))
         fitted = network.after if isinstance(network, Calibrated) else None
         temperature = float(fitted.temperature) if isinstance(fitted, Temperature) else 1.0
-        rows.append(Repaired(corruption, severity, method, *scores, temperature, norm, cost, verdict))
+        rows.append(ShiftBenchmarkRow(corruption, severity, method, *scores, temperature, norm, cost, verdict))
     return rows
 
 
-def picture(
+def shift_picture(
     clamped: Calibrated,
     image: Tensor,
     corruption: str,
@@ -132,23 +132,23 @@ def picture(
     *,
     normalise: Normalise | None = None,
     seed: int = 0,
-) -> Picture:
+) -> ShiftPicture:
     """What a fitted shift looks like in pixels, beside an image (C, H, W), the shifted image and the repaired one.
 
     >>> from trueup.models.calibrated import Calibrated
     >>> fitted = Calibrated(nn.Identity(), before=Shift(torch.full((1, 2, 2), -0.25)))
-    >>> shown = picture(fitted, torch.full((1, 2, 2), 0.5), "brightness", 3)
+    >>> shown = shift_picture(fitted, torch.full((1, 2, 2), 0.5), "brightness", 3)
     >>> [f"{x.mean():.2f}" for x in (shown.delta, shown.clean, shown.shifted, shown.repaired)]
     ['-0.25', '0.50', '0.80', '0.55']
     """
     before, shifted = clamped.before, corrupt(image, corruption, severity, seed=seed)
     if not isinstance(before, Shift):
-        return Picture(torch.zeros_like(image), image, shifted, shifted)
+        return ShiftPicture(torch.zeros_like(image), image, shifted, shifted)
     with torch.no_grad():
-        repaired = before(_normalised(shifted[None], normalise))[0]
-    black = _normalised(torch.zeros_like(image), normalise)
-    delta, repaired = (_in_pixels(x, normalise) for x in (before.delta.cpu() + black, repaired))
-    return Picture(delta, image, shifted, repaired)
+        repaired = before(_apply_normalise(shifted[None], normalise))[0]
+    black = _apply_normalise(torch.zeros_like(image), normalise)
+    delta, repaired = (_to_pixels(x, normalise) for x in (before.delta.cpu() + black, repaired))
+    return ShiftPicture(delta, image, shifted, repaired)
 
 
 def offset_of(corruption: str, severity: int, channels: int) -> Tensor | None:
@@ -165,7 +165,7 @@ def offset_of(corruption: str, severity: int, channels: int) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class _Shifted:
+class _ShiftedLoader:
     """A loader of shifted images, each batch shifted when its turn comes, always to the same effect."""
 
     images: Tensor
@@ -182,18 +182,18 @@ class _Shifted:
         for at in range(0, len(self.images), self.size):
             pixels = self.images[at : at + self.size]
             shifted = corrupt(pixels, self.corruption, self.severity, seed=self.seed, first=self.first + at)
-            yield _normalised(shifted, self.normalise), self.labels[at : at + self.size]
+            yield _apply_normalise(shifted, self.normalise), self.labels[at : at + self.size]
 
 
-def _normalised(pixels: Tensor, normalise: Normalise | None) -> Tensor:
+def _apply_normalise(pixels: Tensor, normalise: Normalise | None) -> Tensor:
     return pixels if normalise is None else normalise(pixels)
 
 
-def _in_input_space(difference: Tensor, normalise: Normalise | None) -> Tensor:
+def _to_input_space(difference: Tensor, normalise: Normalise | None) -> Tensor:
     """A difference of pixels as one of the network's inputs; normalising must be affine, pixel by pixel."""
-    return _normalised(difference, normalise) - _normalised(torch.zeros_like(difference), normalise)
+    return _apply_normalise(difference, normalise) - _apply_normalise(torch.zeros_like(difference), normalise)
 
 
-def _in_pixels(inputs: Tensor, normalise: Normalise | None) -> Tensor:
-    black = _normalised(torch.zeros_like(inputs), normalise)
-    return (inputs - black) / (_normalised(torch.ones_like(inputs), normalise) - black)
+def _to_pixels(inputs: Tensor, normalise: Normalise | None) -> Tensor:
+    black = _apply_normalise(torch.zeros_like(inputs), normalise)
+    return (inputs - black) / (_apply_normalise(torch.ones_like(inputs), normalise) - black)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.coordinates import Chart, channel_spread
-from trueup.clamping.directions import directions, entropy_gradient
-from trueup.clamping.evidence import gradient_test
-from trueup.clamping.folds import HELD_OUT, dealt, left_out, parted
-from trueup.clamping.linearized import Linear, Validated, differentiate, room, validate
-from trueup.clamping.maps import detached
-from trueup.clamping.penalty import penalties
-from trueup.clamping.problem import Problem, Solution, given_lam, temperature_alone
-from trueup.clamping.projection import Point
-from trueup.clamping.search import Ground, Search, search, widened
+from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.directions import directions
+from trueup.clamping.input_parameters import InputParameters, channel_norms
+from trueup.clamping.linearized import (
+    CrossValidation,
+    LinearizedModel,
+    cross_validate,
+    gradient_test,
+    linearize,
+    max_samples_in_memory,
+)
+from trueup.clamping.maps import detach_map
+from trueup.clamping.problem import Problem, Solution, fold_mask, penalty_weight, stratified_order, temperature_alone
+from trueup.clamping.theory import entropy_gradient
+from trueup.clamping.varpro import HELD_OUT, Point, VarProObjective, descend, penalty_grid
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -34,12 +40,18 @@ WORTHWHILE = 3.0
 """Passes that must be left for the search to go on over all samples."""
 PARTS = (1.0, 0.5, 0.25)
 """How much of the way that few samples show is tried on those left out."""
-
-
+FEW = 500
+"""So many samples, or a fifth if that is more, show the first part of the way."""
+SHARE = 0.15
+"""What part of all passes that may take."""
+FEWEST_PASSES = 8
+"""Passes over the few samples that it may take in any case."""
+MIN_DECREASE = 1e-4
+"""Some passes together must lower the mean loss by this to be followed by more."""
 _FEWEST = 50
 
 
-class _Hopeless(Exception):
+class _NoGain(Exception):
     """The samples left out say that the input map does harm."""
 
 
@@ -47,7 +59,7 @@ def subspace(
     problem: Problem,
     *,
     frequencies: int = 2,
-    lams: Sequence[float] | None = None,
+    penalties: Sequence[float] | None = None,
     folds: int = 5,
     significance: float = SIGNIFICANCE,
     subsample: int = SUBSAMPLE,
@@ -60,7 +72,7 @@ def subspace(
     gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
     (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if the last fifth agrees that it is
     better than temperature, on all of them.
-    Unless `lams` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
+    Unless `penalties` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
     inputs do not matter. A λ that the problem gives is not questioned.
     """
     network, loss = problem.network, problem.loss
@@ -68,40 +80,40 @@ def subspace(
         raise ValueError(f"folds must be at least 2, and subsample twice that, got {folds} and {subsample}")
     if frequencies < 1:
         raise ValueError(f"frequencies must be at least 1, got {frequencies}")
-    if lams is not None and not all(0 < lam < math.inf for lam in lams):
-        raise ValueError(f"lams must be positive and finite, got {list(lams)}; infinity is always tried")
+    if penalties is not None and not all(0 < penalty < math.inf for penalty in penalties):
+        raise ValueError(f"penalties must be positive and finite, got {list(penalties)}; infinity is always tried")
     if len(network.labels) < _FEWEST:
         return _too_few(problem)
     basis = directions(network, entropy_gradient(network), frequencies=frequencies, seed=problem.seed)
-    chart = Chart(network, basis, channel_spread(network), scaled=problem.input_map == "affine")
-    plain, labels = network.plain(), network.labels
+    parameters = InputParameters(network, basis, channel_norms(network), has_scale=problem.input_map == "affine")
+    plain, labels = network.plain_logits(), network.labels
     temperature = loss.temperature(plain, labels)
-    order = dealt(network, loss)
-    most = room(min(subsample, len(order)), plain.shape[1], chart.size)
+    order = stratified_order(network, loss)
+    most = max_samples_in_memory(min(subsample, len(order)), plain.shape[1], parameters.size)
     chosen = order[torch.arange(most) * len(order) // most]
-    problem.progress(f"derivatives of the logits along {chart.size} directions")
-    linear = _linear(chart, chosen, plain, labels)
+    problem.progress(f"derivatives of the logits along {parameters.size} directions")
+    linear = _linearize_chosen(parameters, chosen, plain, labels)
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
-    ground = Ground(problem, chart, order, linear, plain, temperature, evidence)
-    passes = affordable(chart.size * most / len(order)) if passes is None else passes
-    if problem.lam != "auto":
-        lam = given_lam(problem, problem.begin())
-        if math.isinf(lam):
-            return _temperature_alone(ground, {}, "Temperature alone was asked for.")
-        return _given(ground, lam, passes)
-    tried = penalties(STRENGTHS, chart, problem.norm) if lams is None else list(lams)
-    validated = validate(linear, loss, problem.norm, tried, folds=folds)
-    best = validated.best()
-    gain, error = validated.gain(best)
+    context = SearchContext(problem, parameters, order, linear, plain, temperature, evidence)
+    passes = affordable(parameters.size * most / len(order)) if passes is None else passes
+    if problem.penalty != "auto":
+        penalty = penalty_weight(problem, problem.start_delta())
+        if math.isinf(penalty):
+            return _temperature_alone(context, {}, "Temperature alone was asked for.")
+        return _search_at_given_penalty(context, penalty, passes)
+    tried = penalty_grid(STRENGTHS, parameters, problem.norm) if penalties is None else list(penalties)
+    validation = cross_validate(linear, loss, problem.norm, tried, folds=folds)
+    best = validation.best()
+    gain, error = validation.gain(best)
     if gain <= error or evidence > significance:
         return _temperature_alone(
-            ground,
-            validated.candidates(),
+            context,
+            validation.candidates(),
             f"No: temperature is enough, for the mean input gradient is what noise gives (p = {evidence:.2g})."
             if evidence > significance
             else f"No: temperature is enough, for no input map is better by its standard error (p = {evidence:.2g}).",
         )
-    return _through_the_network(ground, validated, _lenient(validated, best), passes)
+    return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 
 
 def affordable(differences: float) -> float:
@@ -117,38 +129,38 @@ def affordable(differences: float) -> float:
     return min(PASSES, max(PASSES / 2, (AFFORDED - 3 - differences - judging) / 3))
 
 
-def _linear(chart: Chart, chosen: Tensor, plain: Tensor, labels: Tensor) -> Linear:
+def _linearize_chosen(parameters: InputParameters, chosen: Tensor, plain: Tensor, labels: Tensor) -> LinearizedModel:
     """Derivatives of the chosen samples, in their given order; passes over the network give them by number."""
     sorted_, back = chosen.sort()
-    found = differentiate(chart, parted(chart.network, sorted_), plain[sorted_], labels[sorted_])
+    model = linearize(parameters, local_subset(parameters.network.inputs, sorted_), plain[sorted_], labels[sorted_])
     again = torch.argsort(back)
-    return Linear(found.logits[again], found.jacobian[again], found.labels[again])
+    return LinearizedModel(model.logits[again], model.jacobian[again], model.labels[again])
 
 
-def _lenient(validated: Validated, best: float) -> float:
+def _smallest_comparable_penalty(validation: CrossValidation, best: float) -> float:
     """The least λ that is not worse than the best by the standard error of the difference.
 
     The linear model, which chose, sees less of a large shift than there is, and wants more penalty than the network.
     """
-    rows = {lam: validated.rows[i] for i, lam in enumerate(validated.lams)}
-    for lam in sorted(rows):
-        worse = rows[lam] - rows[best]
-        if lam == best or worse.mean() <= worse.std(ddof=1) / math.sqrt(len(worse)):
-            return lam
+    rows = {penalty: validation.rows[i] for i, penalty in enumerate(validation.penalties)}
+    for penalty in sorted(rows):
+        worse = rows[penalty] - rows[best]
+        if penalty == best or worse.mean() <= worse.std(ddof=1) / math.sqrt(len(worse)):
+            return penalty
     return best
 
 
-def _through_the_network(ground: Ground, validated: Validated, lam: float, passes: float) -> Solution:
-    problem, chart, order = ground.problem, ground.chart, ground.order
+def _search_and_judge(context: SearchContext, validation: CrossValidation, penalty: float, passes: float) -> Solution:
+    problem, parameters, order = context.problem, context.parameters, context.order
     network, loss, labels = problem.network, problem.loss, problem.network.labels
-    out = left_out(order, HELD_OUT // 2, HELD_OUT)
-    held = parted(network, out)
-    alone = loss.temperature(ground.plain[~out], labels[~out])
-    before = loss.rows(ground.plain[out], labels[out], alone).numpy()
+    out = fold_mask(order, HELD_OUT // 2, HELD_OUT)
+    held = local_subset(network.inputs, out)
+    alone = loss.temperature(context.plain[~out], labels[~out])
+    before = loss.rows(context.plain[out], labels[out], alone).numpy()
 
-    def judged(point: Point) -> tuple[Tensor, float, float]:
+    def held_out_gain(point: Point) -> tuple[Tensor, float, float]:
         """Logits of the samples left out, by how much their loss falls, and the standard error of that."""
-        z = network.logits(chart.map(point.theta)[0], inputs=held)
+        z = network.logits(parameters.map(point.theta)[0], inputs=held)
         gains = before - loss.rows(z, labels[out], point.temperature).numpy()
         return z, float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
@@ -158,74 +170,74 @@ def _through_the_network(ground: Ground, validated: Validated, lam: float, passe
             replace(point, theta=s * point.theta, temperature=alone * (point.temperature / alone) ** s) for s in PARTS
         )
         # What is within a standard error of nothing rarely survives the rest of the search, which is most of the cost.
-        if all(gain <= error for _, gain, error in map(judged, parts)):
-            raise _Hopeless
+        if all(gain <= error for _, gain, error in map(held_out_gain, parts)):
+            raise _NoGain
 
     try:
-        found = search(ground, lam, ~out, passes=passes, check=check)
-        z, gain, error = judged(found.point)
+        result = search(context, penalty, ~out, passes=passes, check=check)
+        z, gain, error = held_out_gain(result.point)
         if gain <= 0:
-            raise _Hopeless
-    except _Hopeless:
+            raise _NoGain
+    except _NoGain:
         return _temperature_alone(
-            ground,
-            validated.candidates(),
+            context,
+            validation.candidates(),
             "No: temperature is enough, for the input map that promised something did not keep it on a fifth of the "
-            f"samples that was left out (though the mean input gradient has p = {ground.evidence:.2g}).",
+            f"samples that was left out (though the mean input gradient has p = {context.evidence:.2g}).",
         )
-    if passes - found.used >= WORTHWHILE:
-        found = widened(found, passes=passes - found.used)
+    if passes - result.used >= WORTHWHILE:
+        result = refit_on_all(result, passes=passes - result.used)
     else:
-        found = replace(found, point=_joined(ground, found.point, out, z))
+        result = replace(result, point=_over_all_samples(context, result.point, out, z))
     return _solution(
-        found,
-        validated.candidates(),
+        result,
+        validation.candidates(),
         f"{'Yes' if gain > error else 'Probably'}: on a fifth of the samples that was left out, the input map lowered "
         f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f}).",
         {"held_out_gain": gain, "held_out_error": error},
     )
 
 
-def _joined(ground: Ground, point: Point, out: Tensor, held: Tensor) -> Point:
+def _over_all_samples(context: SearchContext, point: Point, out: Tensor, held: Tensor) -> Point:
     """The same map over all samples, with the temperature that is best for them."""
-    loss, labels = ground.problem.loss, ground.problem.network.labels
+    loss, labels = context.problem.loss, context.problem.network.labels
     logits = torch.empty(len(out), held.shape[1], dtype=held.dtype)
     logits[out], logits[~out] = held, point.logits
     temperature = loss.temperature(logits, labels, near=point.temperature)
     return replace(point, logits=logits, temperature=temperature, loss=loss.mean(logits, labels, temperature))
 
 
-def _given(ground: Ground, lam: float, passes: float) -> Solution:
-    found = search(ground, lam, torch.ones(len(ground.order), dtype=torch.bool), passes=passes)
-    alone = ground.problem.loss.mean(ground.plain, ground.problem.network.labels, ground.temperature)
-    if found.point.value > alone:
-        return _temperature_alone(ground, {}, f"No: no input map that was found is worth its penalty at λ = {lam:.3g}.")
+def _search_at_given_penalty(context: SearchContext, penalty: float, passes: float) -> Solution:
+    result = search(context, penalty, torch.ones(len(context.order), dtype=torch.bool), passes=passes)
+    alone = context.problem.loss.mean(context.plain, context.problem.network.labels, context.temperature)
+    if result.point.value > alone:
+        return _temperature_alone(context, {}, f"No: no input map is worth its penalty at λ = {penalty:.3g}.")
     verdict = "Not asked, since λ was given" + (
-        f", though the mean input gradient is what noise gives (p = {ground.evidence:.2g})."
-        if ground.evidence > SIGNIFICANCE
-        else f"; the mean input gradient is more than noise (p = {ground.evidence:.2g})."
+        f", though the mean input gradient is what noise gives (p = {context.evidence:.2g})."
+        if context.evidence > SIGNIFICANCE
+        else f"; the mean input gradient is more than noise (p = {context.evidence:.2g})."
     )
-    return _solution(found, {}, verdict, {})
+    return _solution(result, {}, verdict, {})
 
 
-def _solution(found: Search, candidates: dict[float, float], verdict: str, notes: dict[str, object]) -> Solution:
-    ground, point = found.ground, found.point
+def _solution(result: SearchResult, candidates: dict[float, float], verdict: str, notes: dict[str, object]) -> Solution:
+    context, point = result.context, result.point
     return Solution(
-        before=detached(ground.chart.map(point.theta)[0]),
+        before=detach_map(context.parameters.map(point.theta)[0]),
         temperature=point.temperature,
-        lam=found.lam,
+        penalty=result.penalty,
         logits=point.logits,
-        penalty=point.penalty,
+        penalty_value=point.penalty,
         candidates=candidates,
-        evidence=ground.evidence,
+        evidence=context.evidence,
         verdict=verdict,
-        notes={"directions": ground.chart.size, **notes},
+        notes={"directions": context.parameters.size, **notes},
     )
 
 
 def _too_few(problem: Problem) -> Solution:
     n = len(problem.network.labels)
-    temperature = problem.loss.temperature(problem.network.plain(), problem.network.labels)
+    temperature = problem.loss.temperature(problem.network.plain_logits(), problem.network.labels)
     return temperature_alone(
         problem,
         temperature,
@@ -233,12 +245,106 @@ def _too_few(problem: Problem) -> Solution:
     )
 
 
-def _temperature_alone(ground: Ground, candidates: dict[float, float], verdict: str) -> Solution:
+def _temperature_alone(context: SearchContext, candidates: dict[float, float], verdict: str) -> Solution:
     return temperature_alone(
-        ground.problem,
-        ground.temperature,
+        context.problem,
+        context.temperature,
         verdict,
         candidates=candidates,
-        evidence=ground.evidence,
-        notes={"directions": ground.chart.size},
+        evidence=context.evidence,
+        notes={"directions": context.parameters.size},
     )
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """What is known before any search."""
+
+    problem: Problem
+    parameters: InputParameters
+    order: Tensor
+    """All samples, dealt by what they hold."""
+    linear: LinearizedModel
+    """Logits and derivatives of some samples as they are."""
+    plain: Tensor
+    """Logits of all samples as they are."""
+    temperature: float
+    """The best for them."""
+    evidence: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Where a search ended."""
+
+    context: SearchContext
+    penalty: float
+    point: Point
+    used: float
+    """Passes forward and backward, in units of all samples."""
+
+
+def search(
+    context: SearchContext,
+    penalty: float,
+    which: Tensor,
+    *,
+    passes: float,
+    check: Callable[[Point], None] | None = None,
+) -> SearchResult:
+    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part."""
+    problem, parameters = context.problem, context.parameters
+    candidates = context.order[which[context.order]]
+    number = min(len(candidates), max(FEW, len(which) // 5))
+    few = torch.zeros_like(which)
+    few[candidates[torch.arange(number) * len(candidates) // number]] = True
+    first = max(SHARE * passes, FEWEST_PASSES * number / len(which)) if number < len(candidates) else 0.0
+    coarse = _objective(context, penalty, few, first, context.temperature) if first else None
+    objective = _objective(context, penalty, which, passes - first, context.temperature)
+    point = descend(
+        objective,
+        parameters.theta_of(problem.start_delta()),
+        precondition=_inverse(context, penalty, context.temperature),
+        coarse=coarse,
+        check=check,
+    )
+    return SearchResult(context, penalty, point, objective.used + (coarse.used if coarse else 0.0))
+
+
+def refit_on_all(result: SearchResult, *, passes: float) -> SearchResult:
+    """Go on from where a search ended, over all samples."""
+    context, point = result.context, result.point
+    everything = torch.ones(len(context.order), dtype=torch.bool)
+    objective = _objective(context, result.penalty, everything, passes, point.temperature)
+    point = descend(objective, point.theta, precondition=_inverse(context, result.penalty, point.temperature))
+    return SearchResult(context, result.penalty, point, result.used + objective.used)
+
+
+def _objective(
+    context: SearchContext, penalty: float, which: Tensor, budget: float, temperature: float
+) -> VarProObjective:
+    problem = context.problem
+    inputs = None if bool(which.all()) else local_subset(problem.network.inputs, which)
+    return VarProObjective(
+        problem,
+        context.parameters,
+        penalty,
+        temperature=temperature,
+        inputs=inputs,
+        budget=budget,
+        min_decrease=MIN_DECREASE,
+    )
+
+
+def _inverse(context: SearchContext, penalty: float, temperature: float) -> np.ndarray:
+    """A coarse inverse of the curvature, which falls with the square of the temperature."""
+    fall = (context.temperature / temperature) ** 2
+    curvature = fall * context.linear.curvature(context.temperature)
+    level = float(np.trace(curvature)) / len(curvature)
+    # The plain norm has no curvature along δ, but a slope that may point where the logits have none either.
+    damping = (
+        2 * penalty + 1e-6 * level
+        if context.problem.norm == "l2sq"
+        else penalty / context.parameters.input_norm + 1e-3 * level
+    )
+    return np.linalg.inv(curvature + (damping or 1.0) * np.eye(len(curvature)))

@@ -47,10 +47,10 @@ def clamp(
         list[float] | None,
         typer.Option("--gamma", metavar="X", help="Focal γ; of several the one of least ECE is kept."),
     ] = None,
-    lam: Annotated[
+    penalty: Annotated[
         str | None,
         typer.Option(
-            "--lam", metavar="X|auto|R1|R2", help=o.help_of("Weight of the penalty on the shift", CLAMP, "lam")
+            "--penalty", metavar="X|auto|R1|R2", help=o.help_of("Weight of the penalty on the shift", CLAMP, "penalty")
         ),
     ] = None,
     input_map: Annotated[
@@ -97,8 +97,8 @@ def clamp(
     if recipe is not None:
         o.known("recipe", RECIPES, recipe)
     options = o.given(
-        recipe=recipe, loss=loss, gamma=gamma and (gamma[0] if len(gamma) == 1 else gamma), lam=_number_or_name(lam),
-        input_map=input_map, box=box, device=device, seed=seed,
+        recipe=recipe, loss=loss, gamma=gamma and (gamma[0] if len(gamma) == 1 else gamma),
+        penalty=_number_or_name(penalty), input_map=input_map, box=box, device=device, seed=seed,
     )  # fmt: skip
     network = network if device is None else network.to(device)
     loaders = [_loader(part, batch_size) for part in parts]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.shift_benchmark import picture
+from trueup.clamping.shift_benchmark import shift_picture
 from trueup.demo import camera, messages
 from trueup.demo.camera import ShiftResult
 from trueup.demo.digits import Images
@@ -65,7 +65,7 @@ def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult
     images, labels = pixels[first], labels[first]
     rows = [_image_row("clean", images, images, network, labels)]
     for shift in shifts:
-        repaired = [picture(shift.clamped, image, shift.corruption, shift.severity) for image in images]
+        repaired = [shift_picture(shift.clamped, image, shift.corruption, shift.severity) for image in images]
         inputs, outputs = (torch.stack([getattr(p, name) for p in repaired]) for name in ("shifted", "repaired"))
         rows.append(_image_row(shift.corruption, inputs, inputs, network, labels))
         rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, repaired[0].delta))

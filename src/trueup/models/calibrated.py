@@ -97,7 +97,7 @@ class _Bound:
         return self.function.__code__
 
 
-class _LikeTheModels:
+class _ModelSignature:
     """Binds `forward` as a method is bound, but under the signature of the instance's model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -131,7 +131,7 @@ class Calibrated(nn.Module):
         self.after = after
         self.training = model.training
 
-    @_LikeTheModels
+    @_ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
         output = self.model(*args, **kwargs) if self.before is None else self._after_before(args, kwargs)

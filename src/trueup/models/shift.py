@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.core.arrays import as_logits, as_tensors, as_vector
+from trueup.core.arrays import as_logits, as_vector
 from trueup.core.bins import BINS
 from trueup.core.progress import track
-from trueup.core.row_scores import confidences_and_hits
 from trueup.metrics import binned, proper, ranking
 from trueup.metrics.ranking import RiskCoverage
 from trueup.models.batches import Device
@@ -54,23 +53,6 @@ class OODRow:
     """The share of foreign inputs that the threshold lets pass which lets 95 % of the known ones pass."""
     share: float
     """The share of foreign inputs among all."""
-
-
-@dataclass(frozen=True)
-class ErrorRow:
-    """How well a score tells wrong predictions from right ones; it is larger for what is more doubtful."""
-
-    score: str
-    auroc: float
-    aupr: float
-    """Average precision, the wrong predictions being the positives; `error` if the score says nothing."""
-    fpr95: float
-    aurc: float
-    """The area under the risk–coverage curve."""
-    eaurc: float
-    """That area beyond the least possible at this error rate."""
-    error: float
-    """The error rate."""
 
 
 def evaluate_shift(
@@ -187,37 +169,7 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
     for name, (of_known, of_foreign) in (scores or {}).items():
         parts = ((of_known, known), (of_foreign, foreign))
         doubt = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
-        rows.append(OODRow(name, *_told_apart(doubt, mark), share))
-    return rows
-
-
-def evaluate_errors(logits: Any, labels: Any, *, scores: Mapping[str, Any] | None = None) -> list[ErrorRow]:
-    """How well the entropy and 1 − confidence tell wrong predictions from right ones, one row a score.
-
-    `scores` adds others, such as mutual information, as vectors (n,), larger for what is more doubtful.
-
-    >>> import numpy as np
-    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    >>> for row in evaluate_errors(logits, [0, 1, 0, 1], scores={"mutual_information": [0.0, 0.3, 0.1, 0.2]}):
-    ...     print(f"{row.score} {row.auroc:.4f} {row.aurc:.4f} {row.eaurc:.4f}")
-    entropy 0.7500 0.3333 0.1250
-    confidence 0.7500 0.3333 0.1250
-    mutual_information 1.0000 0.2083 0.0000
-
-    Hendrycks and Gimpel (2017); Geifman, Uziel and El-Yaniv (2019).
-    """
-    z, y = as_tensors(logits, labels)
-    wrong = 1.0 - confidences_and_hits(z, y)[1]
-    error = float(wrong.mean()) if len(wrong) else math.nan
-    rows = []
-    for score in SCORES:
-        told = (ranking.auroc(z, y, score=score), ranking.aupr(z, y, score=score), ranking.fpr95(z, y, score=score))
-        curve = ranking.risk_coverage(z, y, score=score)
-        rows.append(ErrorRow(score, *told, curve.area(), curve.excess(), error))
-    for name, values in (scores or {}).items():
-        doubt = as_vector(values, f"scores[{name!r}]", length=len(wrong)).numpy()
-        curve = risk_coverage_of(doubt, wrong)
-        rows.append(ErrorRow(name, *_told_apart(doubt, wrong), curve.area(), curve.excess(), error))
+        rows.append(OODRow(name, *_ranking_scores(doubt, mark), share))
     return rows
 
 
@@ -241,7 +193,7 @@ def risk_coverage_of(doubt: Any, wrong: Any) -> RiskCoverage:
     return RiskCoverage(coverage=kept / max(len(u), 1), risk=expected / kept)
 
 
-def _told_apart(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
+def _ranking_scores(doubt: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
     return (
         ranking.roc_area(doubt, positive),
         ranking.average_precision(doubt, positive),

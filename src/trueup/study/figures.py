@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.clamping.ablation import Row
-from trueup.clamping.shift_benchmark import Repaired
+from trueup.clamping.ablation import AblationRow
+from trueup.clamping.shift_benchmark import ShiftBenchmarkRow
 from trueup.core.arrays import as_logits, as_vector
 from trueup.metrics import ranking
 from trueup.models.shift import ShiftRow
@@ -205,11 +205,11 @@ class GammaSweep:
     """In nats."""
 
 
-def gamma_sweep(rows: Iterable[Row]) -> GammaSweep:
-    """ECE, loss and entropy along the exponent γ, from the rows of `clamping.ablation.sweep_gamma`.
+def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
+    """ECE, loss and entropy along the exponent γ, from the rows of fits at several γ.
 
     >>> def row(gamma, ece):
-    ...     return Row("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
+    ...     return AblationRow("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
     >>> record = gamma_sweep([row(1.0, 0.04), row(0.0, 0.02), row(1.0, 0.06)])
     >>> record.gammas, record.ece.round(4)
     (array([0., 1.]), array([0.02, 0.05]))
@@ -250,11 +250,11 @@ class Starts:
     values: tuple[np.ndarray, ...]
 
 
-def starts(rows: Iterable[Row], metric: str = "ece") -> Starts:
+def starts(rows: Iterable[AblationRow], metric: str = "ece") -> Starts:
     """One metric by start, a number a seed, from the rows of `clamping.ablation.compare_starts`.
 
     >>> def row(start, ece):
-    ...     return Row(start, 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, 1.0, 0.4, 0)
+    ...     return AblationRow(start, 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, 1.0, 0.4, 0)
     >>> record = starts([row("random", 0.04), row("data", 0.02), row("random", 0.06)])
     >>> record.names, [found.tolist() for found in record.values]
     (('random', 'data'), [[0.04, 0.06], [0.02]])
@@ -300,7 +300,7 @@ class ShiftCurves:
 
 
 def shift_curves(
-    rows: Iterable[ShiftRow] | Iterable[Repaired] | Mapping[str, Iterable[ShiftRow]], metric: str = "ece"
+    rows: Iterable[ShiftRow] | Iterable[ShiftBenchmarkRow] | Mapping[str, Iterable[ShiftRow]], metric: str = "ece"
 ) -> ShiftCurves:
     """One metric along severities.
 
@@ -320,7 +320,7 @@ def shift_curves(
     if isinstance(rows, Mapping):
         groups = {name: list(group) for name, group in rows.items()}
     else:
-        groups = _group_by(rows, lambda row: row.method if isinstance(row, Repaired) else row.corruption)
+        groups = _group_by(rows, lambda row: row.method if isinstance(row, ShiftBenchmarkRow) else row.corruption)
     severities = sorted({row.severity for group in groups.values() for row in group})
     series = {}
     for name, group in groups.items():

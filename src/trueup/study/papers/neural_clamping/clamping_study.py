@@ -19,10 +19,9 @@ from trueup import metrics
 from trueup.calibrators.identity import Identity
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.ablation import ablate, compare_starts
-from trueup.clamping.closed import SCALES, closed
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
-from trueup.clamping.published import code, paper
+from trueup.clamping.published import SCALES, closed_form, code, paper
 from trueup.core.arrays import as_tensors
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect
@@ -68,11 +67,11 @@ LOGITS = (
 )
 """Methods that see nothing of a network but its logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch=2 * s["batch"]), "loss": "focal"},
-    "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch=s["batch"])},
-    "nc_converged": lambda s: {"recipe": "projected", "lam": "R1"},
-    "closed": lambda s: {"recipe": "closed", "boxed": True},
-    "closed_scaled": lambda s: {"recipe": partial(closed, scale=SCALES), "boxed": True},
+    "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"]), "loss": "focal"},
+    "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch_size=s["batch"])},
+    "nc_converged": lambda s: {"recipe": "varpro", "penalty": "R1"},
+    "closed": lambda s: {"recipe": "closed_form", "boxed": True},
+    "closed_scaled": lambda s: {"recipe": partial(closed_form, scale=SCALES), "boxed": True},
     "ours": lambda s: {},
 }
 """Options of `clamp`, from the cell's settings."""
@@ -159,7 +158,7 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The paper's recipe at one exponent, and what its δ and T do apart."""
-    recipe = partial(paper, epochs=settings["epochs"], batch=settings["batch"])
+    recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
     clamped = clamp(
         model, val, recipe=recipe, loss="focal", gamma=settings["exponent"], seed=settings["seed"], progress=False
     )
@@ -176,7 +175,7 @@ def _starts(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
         test,
         starts=[settings["start"]],
         seeds=[settings["seed"]],
-        recipe=partial(paper, epochs=settings["epochs"], batch=settings["batch"]),
+        recipe=partial(paper, epochs=settings["epochs"], batch_size=settings["batch"]),
         loss="focal",
         gamma=settings["exponent"],
         box=val.box,

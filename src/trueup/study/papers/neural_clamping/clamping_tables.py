@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.clamping.ablation import Row
+from trueup.clamping.ablation import AblationRow
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import draw, gamma_sweep, starts
 from trueup.study.grid import Options, Rows
@@ -139,8 +139,8 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     return found
 
 
-def _row(row: Mapping[str, Any]) -> Row:
-    return Row(**{field.name: row[field.name] for field in fields(Row)})
+def _row(row: Mapping[str, Any]) -> AblationRow:
+    return AblationRow(**{field.name: row[field.name] for field in fields(AblationRow)})
 
 
 def _array(value: Any) -> Any:

@@ -14,7 +14,7 @@ from trueup.core.distributed import all_reduce_sum
 
 
 @dataclass(frozen=True)
-class Chart:
+class InputParameters:
     """The map of θ = (c, a): δ = Σ_j c_j b_j, or every coordinate of δ its own; and the scales exp(a/ρ), if any.
 
     ρ is the root mean square norm of a channel over the samples, so that a step in `a` moves inputs about as far as one
@@ -24,33 +24,33 @@ class Chart:
     network: Network
     basis: Tensor | None
     """Orthonormal directions (r, *shape) in float64, or None for all of the space."""
-    spread: Tensor
+    channel_norms: Tensor
     """ρ of each channel, (C,) in float64."""
-    scaled: bool = False
+    has_scale: bool = False
 
     @property
     def size(self) -> int:
         """How many coordinates there are."""
-        return self._shifts + (len(self.spread) if self.scaled else 0)
+        return self._shift_size + (len(self.channel_norms) if self.has_scale else 0)
 
     @property
-    def reach(self) -> float:
+    def input_norm(self) -> float:
         """The root mean square norm of an input."""
-        return float(self.spread.square().sum().sqrt())
+        return float(self.channel_norms.square().sum().sqrt())
 
     @property
-    def _shifts(self) -> int:
+    def _shift_size(self) -> int:
         return int(np.prod(self.network.shape)) if self.basis is None else len(self.basis)
 
     def map(self, theta: np.ndarray) -> tuple[Shift, list[Tensor]]:
         """The input map at θ, and the tensors in it that gradients are wanted of."""
         network = self.network
-        c, a = torch.from_numpy(theta[: self._shifts]), torch.from_numpy(theta[self._shifts :])
+        c, a = torch.from_numpy(theta[: self._shift_size]), torch.from_numpy(theta[self._shift_size :])
         delta = c.reshape(network.shape) if self.basis is None else torch.tensordot(c, self.basis, dims=1)
         leaves = [delta.to(network.device, network.dtype).requires_grad_()]
-        if not self.scaled:
+        if not self.has_scale:
             return network.mapping(*leaves), leaves
-        scale = torch.exp(a / self.spread).reshape(scale_shape(network.shape))
+        scale = torch.exp(a / self.channel_norms).reshape(scale_shape(network.shape))
         leaves.append(scale.to(network.device, network.dtype).requires_grad_())
         return network.mapping(*leaves), leaves
 
@@ -58,19 +58,19 @@ class Chart:
         """The gradient by θ, of those by the shift and the scales."""
         by_delta = gradients[0].cpu().reshape(-1)
         parts = [by_delta if self.basis is None else self.basis.reshape(len(self.basis), -1) @ by_delta]
-        if self.scaled:
-            a = torch.from_numpy(theta[self._shifts :])
-            parts.append(gradients[1].cpu().reshape(-1) * torch.exp(a / self.spread) / self.spread)
+        if self.has_scale:
+            a = torch.from_numpy(theta[self._shift_size :])
+            parts.append(gradients[1].cpu().reshape(-1) * torch.exp(a / self.channel_norms) / self.channel_norms)
         return torch.cat(parts).numpy()
 
-    def place(self, delta: Tensor) -> np.ndarray:
+    def theta_of(self, delta: Tensor) -> np.ndarray:
         """The coordinates of the shift nearest to δ, without scaling."""
         flat = delta.detach().double().cpu().reshape(-1)
         c = flat if self.basis is None else self.basis.reshape(len(self.basis), -1) @ flat
-        return np.concatenate([c.numpy(), np.zeros(self.size - self._shifts)])
+        return np.concatenate([c.numpy(), np.zeros(self.size - self._shift_size)])
 
 
-def channel_spread(network: Network) -> Tensor:
+def channel_norms(network: Network) -> Tensor:
     """The root mean square norm of each channel, the first axis of an input, over all samples."""
     channels = network.shape[0]
     squares, count = torch.zeros(channels, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
