@@ -41,7 +41,7 @@ from trueup.models.sequences import CharTransformer, TextCNN
 from trueup.models.uncertainty import moments
 from trueup.study.papers.clue.mc_dropout import forecast, normalised_tensors, stack_samples
 from trueup.study.tables import Column, Entry, tabulate
-from trueup.training.calibratability import Row, calibratability
+from trueup.training.calibratability import CalibratabilityRow, measure_calibratability
 from trueup.training.data import load_data
 
 OTHERS, CLUES, SAME = 1.1, 2.5, 1e-4
@@ -153,7 +153,7 @@ class Judged(NamedTuple):
     job: Job
     val: Figures
     test: Figures
-    row: Row | None
+    row: CalibratabilityRow | None
 
 
 def main() -> None:
@@ -313,7 +313,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 
-def plain_row(job: Job, network: nn.Module, data: Subject) -> Row:
+def plain_row(job: Job, network: nn.Module, data: Subject) -> CalibratabilityRow:
     """One pass without dropout, as any network is used."""
 
     def predictions(part: tuple[Tensor, Tensor]) -> Predictions:
@@ -322,7 +322,7 @@ def plain_row(job: Job, network: nn.Module, data: Subject) -> Row:
 
     name = "clue" if isinstance(job.method, Clue) else job.method
     key = (name, FIXED.get(name, 0.0), job.seed)
-    return calibratability({key: (predictions(data.val), predictions(data.test))})[0]
+    return measure_calibratability({key: (predictions(data.val), predictions(data.test))})[0]
 
 
 @cache

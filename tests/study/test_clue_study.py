@@ -106,10 +106,10 @@ def test_the_choice_is_made_on_validation_unless_for_an_oracle():
     rows = [row("batch_0.5", s, 0.2, 0.9) for s in (0, 1)] + [row("group_0.9", s, 0.3, 0.1) for s in (0, 1)]
     rows += [row("sample_0.5", 0, 0.0, 0.0)]  # not of every seed
     rows += [row("batch_0.9_head", 0, 0.4, 0.4)]
-    assert clue_tables.chosen(rows) == "batch_0.5"
-    assert clue_tables.chosen(rows, oracle=True) == "group_0.9"
-    assert clue_tables.chosen(rows, head=True) == "batch_0.9_head"
-    assert clue_tables.chosen([]) is None
+    assert clue_tables.choose_clue(rows) == "batch_0.5"
+    assert clue_tables.choose_clue(rows, oracle=True) == "group_0.9"
+    assert clue_tables.choose_clue(rows, head=True) == "batch_0.9_head"
+    assert clue_tables.choose_clue([]) is None
 
 
 def test_paired_differences_are_seed_by_seed():

@@ -16,7 +16,7 @@ from trueup.study import STUDIES, Options, Store, run
 from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
-from trueup.study.papers.neural_clamping.clamping_tables import chosen
+from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train
 
@@ -110,7 +110,7 @@ def test_the_exponent_is_chosen_on_the_calibration_images():
             for method in ("output only", "both")
         ]
 
-    found = chosen(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
+    found = choose_gamma(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
     assert [(row["seed"], row["exponent"], row["method"]) for row in found] == [
         (0, 1.0, "output only"),
         (0, 1.0, "both"),

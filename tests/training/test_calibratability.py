@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from trueup import losses, metrics
 from trueup.calibrators.temperature import WIDE
-from trueup.training.calibratability import SIZES, Setting, calibratability, settings, validation_sizes
+from trueup.training.calibratability import SIZES, LossSetting, list_settings, measure_calibratability, validation_sizes
 from trueup.training.loop import train
 
 
@@ -47,7 +47,7 @@ def slow_binned(val, test):
 @pytest.mark.parametrize(("seed", "scale"), [(0, 3.0), (1, 0.4), (2, 1.0)])
 def test_a_row_equals_the_slow_loops(seed, scale):
     val, test = halves(seed, scale)
-    [row] = calibratability({("focal", 3.0, seed): (val, test)})
+    [row] = measure_calibratability({("focal", 3.0, seed): (val, test)})
     assert (row.loss, row.coefficient, row.seed) == ("focal", 3.0, seed)
     assert row.accuracy == pytest.approx((test[0].argmax(axis=1) == test[1]).mean())
     assert row.ece == pytest.approx(slow_ece(confidences(test[0]), test[0].argmax(axis=1) == test[1]))
@@ -63,7 +63,8 @@ def test_single_precision_puts_frequencies_on_edges_where_double_does():
     z = np.log(np.array([[0.61, 0.39]] * 5 + [[0.9, 0.1]] * 5))
     y = np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 1])
     double, single = (
-        calibratability({("x", 0.0, 0): ((z.astype(t), y), (z.astype(t), 1 - y))})[0] for t in (np.float64, np.float32)
+        measure_calibratability({("x", 0.0, 0): ((z.astype(t), y), (z.astype(t), 1 - y))})[0]
+        for t in (np.float64, np.float32)
     )
     assert single.ece_histogram == pytest.approx(double.ece_histogram, abs=1e-12)
 
@@ -79,22 +80,22 @@ def test_a_function_trains_each_wanted_setting_and_what_train_gave_is_a_run():
         torch.manual_seed(setting.seed)
         return train(nn.Linear(2, 2), tuple(parts), losses.Focal(gamma=setting.coefficient), 1, progress=False)
 
-    wanted = settings({"focal": [0.0, 2.0]}, seeds=[3, 4])
-    rows = calibratability(run, wanted)
-    assert asked == wanted == [Setting("focal", c, s) for c in (0.0, 2.0) for s in (3, 4)]
+    wanted = list_settings({"focal": [0.0, 2.0]}, seeds=[3, 4])
+    rows = measure_calibratability(run, wanted)
+    assert asked == wanted == [LossSetting("focal", c, s) for c in (0.0, 2.0) for s in (3, 4)]
     assert [(row.coefficient, row.seed) for row in rows] == [(0.0, 3), (0.0, 4), (2.0, 3), (2.0, 4)]
     with pytest.raises(ValueError, match="wanted must name the settings"):
-        calibratability(run)
+        measure_calibratability(run)
 
 
 def test_a_run_without_a_half_is_named():
     with pytest.raises(ValueError, match="focal 2, seed 1: val and test must be there"):
-        calibratability({("focal", 2.0, 1): (None, halves(0, 1.0)[1])})
+        measure_calibratability({("focal", 2.0, 1): (None, halves(0, 1.0)[1])})
 
 
 def test_only_wanted_runs_of_a_mapping_are_measured():
     runs = {("a", 0.0, seed): halves(seed, 1.0, n=50) for seed in range(3)}
-    assert [row.seed for row in calibratability(runs, [("a", 0.0, 2)])] == [2]
+    assert [row.seed for row in measure_calibratability(runs, [("a", 0.0, 2)])] == [2]
 
 
 def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
@@ -103,11 +104,11 @@ def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
     assert [row.size for row in rows] == [size for size in SIZES if size <= 600 for _ in range(2)]
     assert rows == validation_sizes(val, test, repeats=2, seed=5)
     assert rows != validation_sizes(val, test, repeats=2, seed=6)
-    [whole] = calibratability({("x", 0.0, 0): (val, test)})
+    [whole] = measure_calibratability({("x", 0.0, 0): (val, test)})
     for row in validation_sizes(val, test, sizes=[600], repeats=2):
         assert (row.ece_temperature, row.ece_histogram) == pytest.approx((whole.ece_temperature, whole.ece_histogram))
     order = np.random.default_rng([5, 1]).permutation(600)[:50]
-    [first] = calibratability({("x", 0.0, 0): ((val[0][order], val[1][order]), test)})
+    [first] = measure_calibratability({("x", 0.0, 0): ((val[0][order], val[1][order]), test)})
     assert rows[1].temperature == first.temperature
     assert rows[1].ece_histogram == first.ece_histogram
 

@@ -19,7 +19,7 @@ from trueup.core.splits import random_order
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 
 
-class Setting(NamedTuple):
+class LossSetting(NamedTuple):
     """What was trained: a loss, its coefficient (0 where it has none) and the seed of the run."""
 
     loss: str
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class CalibratabilityRow:
     """One run on the test half, raw and after post-hoc calibration, which is fitted on the validation half."""
 
     loss: str
@@ -59,20 +59,20 @@ class SizeRow:
     temperature: float
 
 
-def settings(coefficients: Mapping[str, Sequence[float]], *, seeds: Iterable[int]) -> list[Setting]:
+def list_settings(coefficients: Mapping[str, Sequence[float]], *, seeds: Iterable[int]) -> list[LossSetting]:
     """Every loss with each of its coefficients and every seed.
 
-    >>> settings({"cross_entropy": [0], "focal": [1, 3]}, seeds=[0])[1:]
-    [Setting(loss='focal', coefficient=1, seed=0), Setting(loss='focal', coefficient=3, seed=0)]
+    >>> list_settings({"cross_entropy": [0], "focal": [1, 3]}, seeds=[0])[1:]
+    [LossSetting(loss='focal', coefficient=1, seed=0), LossSetting(loss='focal', coefficient=3, seed=0)]
     """
     all_seeds = list(seeds)
-    return [Setting(loss, c, seed) for loss, values in coefficients.items() for c in values for seed in all_seeds]
+    return [LossSetting(loss, c, seed) for loss, values in coefficients.items() for c in values for seed in all_seeds]
 
 
-def calibratability(
-    runs: Mapping[tuple[str, float, int], Any] | Callable[[Setting], Any],
+def measure_calibratability(
+    runs: Mapping[tuple[str, float, int], Any] | Callable[[LossSetting], Any],
     wanted: Iterable[tuple[str, float, int]] | None = None,
-) -> tuple[Row, ...]:
+) -> tuple[CalibratabilityRow, ...]:
     """Measure each run raw, after temperature scaling, and after histogram binning.
 
     A run is its two halves (val, test), each `logits, labels`, or the result of `train`. `runs` has them by (loss,
@@ -83,7 +83,7 @@ def calibratability(
     >>> z = rng.normal(size=(4000, 5))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> sure = (3 * z[:2000], y[:2000]), (3 * z[2000:], y[2000:])
-    >>> [row] = calibratability({("cross_entropy", 0.0, 0): sure})
+    >>> [row] = measure_calibratability({("cross_entropy", 0.0, 0): sure})
     >>> f"{row.ece:.4f} {row.ece_temperature:.4f} {row.ece_histogram:.4f} {row.temperature:.2f}"
     '0.2935 0.0237 0.0269 3.24'
 
@@ -92,9 +92,9 @@ def calibratability(
     if callable(runs):
         if wanted is None:
             raise ValueError("wanted must name the settings to train when runs is a function, got None")
-        return tuple(_row(setting, runs(setting)) for setting in (Setting(*key) for key in wanted))
+        return tuple(_row(setting, runs(setting)) for setting in (LossSetting(*key) for key in wanted))
     keys = runs if wanted is None else wanted
-    return tuple(_row(Setting(*key), runs[key]) for key in keys)
+    return tuple(_row(LossSetting(*key), runs[key]) for key in keys)
 
 
 def validation_sizes(
@@ -132,14 +132,14 @@ def validation_sizes(
     return tuple(sorted(rows, key=lambda row: (row.size, row.repeat)))
 
 
-def _row(setting: Setting, run: Any) -> Row:
+def _row(setting: LossSetting, run: Any) -> CalibratabilityRow:
     val, test = (run.val, run.test) if hasattr(run, "val") else run
     if val is None or test is None:
         raise ValueError(
             f"{setting.loss} {setting.coefficient:g}, seed {setting.seed}: val and test must be there, got None"
         )
     after_temperature, after_histogram, temperature = _calibrate(val, test)
-    return Row(
+    return CalibratabilityRow(
         *setting,
         accuracy=metrics.accuracy(*test),
         nll=metrics.nll(*test),

@@ -65,17 +65,17 @@ def newsgroups20(folder: Path, seed: int) -> Data:
     def fetch(target: Path) -> Parts:
         from sklearn.datasets import fetch_20newsgroups  # it keeps a file of its own in its own folder
 
-        found = {key: fetch_20newsgroups(subset=key, shuffle=False) for key in ("train", "test")}
+        fetched = {key: fetch_20newsgroups(subset=key, shuffle=False) for key in ("train", "test")}
         order = {name: i for i, name in enumerate(GROUPS)}
         return {
             key: Part(part.data, np.array([order[part.target_names[t]] for t in part.target]))
-            for key, part in found.items()
+            for key, part in fetched.items()
         }
 
     folders = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
     sources = [
         Source(tuple(f"{f}/*/*" for f in folders.values()), _read_parts(folders, read_posts)),
-        Source(("20news-bydate.tar.gz",), lambda place: read_posts_archive(place / "20news-bydate.tar.gz", folders)),
+        Source(("20news-bydate.tar.gz",), lambda where: read_posts_archive(where / "20news-bydate.tar.gz", folders)),
         _saved("newsgroups20", "label", GROUPS),
     ]
     parts = obtain("newsgroups20", folder, sources, Download("scikit-learn", fetch))
@@ -136,7 +136,7 @@ def read_posts(folder: Path) -> Part:
 
 def read_posts_archive(path: Path, folders: dict[str, str]) -> Parts:
     """Read the same from the archive, without unpacking it."""
-    found: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
+    posts: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
     with errors_name_file(require_file(path)), path.open("rb") as bare:
         packed = bare.read(2) == b"\x1f\x8b"
         bare.seek(0)
@@ -149,10 +149,10 @@ def read_posts_archive(path: Path, folders: dict[str, str]) -> Parts:
                 key = next((k for k, name in folders.items() if name == parts[0]), None)
                 if key is not None and len(parts) == 3 and member.isfile():
                     post = archive.extractfile(member)
-                    found[key].append((parts[1], parts[2], post.read() if post is not None else b""))
+                    posts[key].append((parts[1], parts[2], post.read() if post is not None else b""))
     return {
         key: _label_by_group(((group, text) for group, _, text in sorted(rows)), f"{path}: {folders[key]}")
-        for key, rows in found.items()
+        for key, rows in posts.items()
     }
 
 
@@ -193,18 +193,18 @@ def _label_by_group(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
 
 
 def _read_parts(files: dict[str, str], read: Callable[[Path], Part]) -> Callable[[Path], Parts]:
-    return lambda place: {key: read(place / file) for key, file in files.items()}
+    return lambda where: {key: read(where / file) for key, file in files.items()}
 
 
 def _saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
     return Source(
         (f"{name}/dataset_dict.json",),
-        lambda place: saved_dataset(place / name, inputs="text", labels=labels, classes=classes),
+        lambda where: saved_dataset(where / name, inputs="text", labels=labels, classes=classes),
     )
 
 
-def _read_book(name: str, place: Path) -> str:
-    path = place / name
+def _read_book(name: str, where: Path) -> str:
+    path = where / name
     with errors_name_file(require_file(path)):
         return path.read_text(encoding="utf-8")
 

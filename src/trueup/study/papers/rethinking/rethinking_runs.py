@@ -22,7 +22,7 @@ from trueup.registry import LOSSES
 from trueup.report.figures.reliability import reliability
 from trueup.study.figures import max_logits
 from trueup.training.augment import flip_and_crop
-from trueup.training.calibratability import SIZES, calibratability, validation_sizes
+from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
 from trueup.training.loop import TrainingResult, train
@@ -99,7 +99,7 @@ def measure(settings: Mapping[str, Any], data: Data, result: TrainingResult) -> 
     """Everything that tables and figures are made of."""
     val: Any = result.val
     test: Any = result.test
-    [row] = calibratability({(settings["loss"], settings["coefficient"], settings["seed"]): result})
+    [row] = measure_calibratability({(settings["loss"], settings["coefficient"], settings["seed"]): result})
     sizes = [size for size in SIZES if size < len(val.labels)] + [len(val.labels)]
     repairs = validation_sizes(val, test, sizes=sizes, seed=settings["seed"])
     train_pair = collect(result.model, DataLoader(data.train, batch_size=512), progress=False)

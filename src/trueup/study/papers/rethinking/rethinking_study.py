@@ -79,12 +79,12 @@ def choose_coefficients(
     most = max((len(alike) for tried in groups.values() for alike in tried.values()), default=0)
     known = [row for row in rows if row["loss"] == REFERENCE]
     least = USABLE * (_mean(known, "val_accuracy") if known else max((row["val_accuracy"] for row in rows), default=0))
-    found = {}
+    chosen = {}
     for loss in (name for name in TITLES if name in groups):
         fit = [alike for alike in groups[loss].values() if len(alike) == most and _mean(alike, "val_accuracy") >= least]
         if fit:
-            found[loss] = min(fit, key=lambda alike: _mean(alike, by))
-    return found
+            chosen[loss] = min(fit, key=lambda alike: _mean(alike, by))
+    return chosen
 
 
 def selectors(options: Options) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         repaired: f"with TS on {where} samples",
     }
     marks = "↑ and ↓: higher or lower than cross-entropy by a two-sample t-test at 5 %; ± is over seeds."
-    found = {}
+    tables = {}
     for name, title, by, columns in (
         ("table_1", "Before a repair", raw, before),
         ("table_2", "After a repair", raw, after),
@@ -118,7 +118,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     ):
         lines, notes = _lines(rows, options, by)
         notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks]
-        found[name] = tabulate(
+        tables[name] = tabulate(
             lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
     picks = {
@@ -134,10 +134,10 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             line[by] = row["coefficient"]
     shown = tuple(Column(by, f"least ECE, {on}", better="", digits=3) for by, on in picks.items())
     kept = [line for line in merged.values() if line["loss"] != REFERENCE]
-    found["coefficients"] = tabulate(
+    tables["coefficients"] = tabulate(
         kept, by="loss", group="set", columns=shown, titles=TITLES, title="Which coefficient each choice takes"
     )
-    return found
+    return tables
 
 
 def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]], list[str]]:
