@@ -39,8 +39,9 @@ from trueup.metrics import ranking, regression
 from trueup.models.dropout import moments
 from trueup.models.networks import CNN, MLP
 from trueup.models.sequences import CharTransformer, TextCNN
-from trueup.study.papers.clue.mc_dropout import forecast, tensors_of, whole
-from trueup.training.calibratability import FIGURES, Row, Summary, calibratability, summarise
+from trueup.study.papers.clue.mc_dropout import forecast, normalised_tensors, stack_samples
+from trueup.study.tables import Column, Entry, tabulate
+from trueup.training.calibratability import CalibratabilityRow, measure_calibratability
 from trueup.training.data import load_data
 
 OTHERS, CLUES, SAME = 1.1, 2.5, 1e-4
@@ -152,7 +153,7 @@ class Judged(NamedTuple):
     job: Job
     val: Figures
     test: Figures
-    row: Row | None
+    row: CalibratabilityRow | None
 
 
 def main() -> None:
@@ -281,7 +282,7 @@ def gaussian(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind: str) -> Figures:
     found = forecast(network, part, kind, PASSES)
-    z, y = found.said, found.truth
+    z, y = found.prediction, found.target
     values = (
         metrics.accuracy(z, y),
         metrics.nll(z, y),
@@ -296,7 +297,7 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
 def regression_figures(network: nn.Module, part: tuple[Tensor, Tensor], head: bool) -> Figures:
     """In units of the training targets' standard deviation; an error is large if it is above the median."""
     found = forecast(network, part, "tabular", PASSES, head=head)
-    numbers = (found.said, found.doubts.sqrt(), found.truth)
+    numbers = (found.prediction, found.doubts.sqrt(), found.target)
     values = (
         regression.rmse(*numbers),
         regression.gaussian_nll(*numbers),
@@ -312,7 +313,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 
-def plain_row(job: Job, network: nn.Module, data: Subject) -> Row:
+def plain_row(job: Job, network: nn.Module, data: Subject) -> CalibratabilityRow:
     """One pass without dropout, as any network is used."""
 
     def predictions(part: tuple[Tensor, Tensor]) -> Predictions:
@@ -321,7 +322,7 @@ def plain_row(job: Job, network: nn.Module, data: Subject) -> Row:
 
     name = "clue" if isinstance(job.method, Clue) else job.method
     key = (name, FIXED.get(name, 0.0), job.seed)
-    return calibratability({key: (predictions(data.val), predictions(data.test))})[0]
+    return measure_calibratability({key: (predictions(data.val), predictions(data.test))})[0]
 
 
 @cache
@@ -329,7 +330,7 @@ def subject(task: str, split: int, drawn: bool) -> Subject:
     if drawn:
         return drawn_subject(task, split)
     data = load_data(task, seed=split)
-    parts = tensors_of(data)
+    parts = normalised_tensors(data)
     batch = {"image": 128, "text": 64, "characters": 32, "tabular": 64}[data.kind]
     return Subject(data.kind, *parts, outputs=max(1, len(data.classes)), words=len(data.vocabulary), batch=batch)
 
@@ -418,13 +419,13 @@ def curves(processes: int, batch: int, epochs: int, file: Path | None = None) ->
     fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp" if processes > 1 else "auto")
     fabric.launch()
     data = load_data("digits")
-    train_part = TensorDataset(*whole(data.train))
+    train_part = TensorDataset(*stack_samples(data.train))
     found = {}
     kinds = {"focal, a loss of each sample": losses.Focal(), "CLUE at batch level": losses.CLUE(passes=1)}
     for name, loss in kinds.items():
         network = CNN(10, channels=1, width=8, batch_norm=False)
         parts = (train_part, None, None)
-        done = train(network, parts, loss, epochs, batch=batch, rate=0.02, fabric=fabric, progress=False)
+        done = train(network, parts, loss, epochs, batch_size=batch, lr=0.02, fabric=fabric, progress=False)
         found[name] = [epoch.loss for epoch in done.history.epochs]
     if file is not None and fabric.is_global_zero:
         file.write_text(json.dumps(found))
@@ -440,19 +441,23 @@ def print_losses(sizes: Sizes, done: Iterable[Judged]) -> None:
         "cross-entropy by a t-test at 5 %"
     )
     order = [*MADE, "clue"]
-    summaries = sorted(summarise(rows), key=lambda s: order.index(s.loss))
-    heads = ("accuracy %", "NLL", "ECE %", "after TS %", "after HB %", "T")
-    print(f"{'':<24}" + "".join(f"{head:>18}" for head in heads))
-    for summary in summaries:
-        what = f"{summary.loss} {summary.coefficient:g}" if summary.coefficient else summary.loss
-        print(f"{what:<24}" + "".join(f"{shown(summary, name):>18}" for name in FIGURES), flush=True)
+    named = [
+        {**vars(row), "loss": f"{row.loss} {row.coefficient:g}" if row.coefficient else row.loss}
+        for row in sorted(rows, key=lambda row: order.index(row.loss))
+    ]
+    columns = (
+        Column("accuracy", "accuracy %", scale=100), Column("nll", "NLL"), Column("ece", "ECE %", scale=100),
+        Column("ece_temperature", "after TS %", scale=100), Column("ece_histogram", "after HB %", scale=100),
+        Column("temperature", "T"),
+    )  # fmt: skip
+    table = tabulate(named, by="loss", columns=columns, reference="cross_entropy")
+    print(f"{'':<24}" + "".join(f"{column.heading:>18}" for column in columns))
+    for name, entries in table.groups[""].items():
+        print(f"{name:<24}" + "".join(f"{shown(entries[column.name]):>18}" for column in columns), flush=True)
 
 
-def shown(summary: Summary, name: str) -> str:
-    figure = summary.figures[name]
-    times = 1 if name in ("nll", "temperature") else 100
-    mark = {"higher": "▲", "lower": "▼", "": " "}[figure.mark]
-    return f"{times * figure.mean:.3f} ± {times * figure.std:.3f}{mark}"
+def shown(entry: Entry) -> str:
+    return f"{entry.mean:.3f} ± {entry.std:.3f}{ {'higher': '▲', 'lower': '▼', '': ' '}[entry.mark] }"
 
 
 def print_classification(sizes: Sizes, done: Sequence[Judged], task: str) -> dict[Clue, float]:

@@ -53,7 +53,7 @@ def models(folder, monkeypatch):
 def trained(folder, command):
     """The folder of a short run on the digits."""
     pytest.importorskip("lightning", reason="lightning is not installed")
-    words = ("--data", "digits", "--network", "mlp", "--epochs", 2, "--rate", 0.05, "--seed", 1)
+    words = ("--data", "digits", "--network", "mlp", "--epochs", 2, "--lr", 0.05, "--seed", 1)
     return command("train", *words, "-o", "run").stdout
 
 
@@ -170,10 +170,10 @@ def test_train_leaves_all_that_the_other_verbs_need(folder, trained, command, as
 
 
 def test_train_goes_on_where_it_was_stopped(folder, trained, command, monkeypatch):
-    words = ("train", "--data", "digits", "--network", "mlp", "--epochs", 2, "--rate", 0.05, "--seed", 1)
+    words = ("train", "--data", "digits", "--network", "mlp", "--epochs", 2, "--lr", 0.05, "--seed", 1)
     from trueup.training import loop
 
-    judged = loop._Run.judged
+    judged = loop._Run.evaluate
 
     def stopped(self, number, *rest, **options):
         if number == 2:

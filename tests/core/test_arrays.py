@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from trueup import flatten, from_binary, from_probs
+from trueup.core import arrays
 from trueup.core.arrays import as_matrix, as_pair, as_tensors, as_vector
 
 
@@ -235,3 +236,64 @@ def test_half_precision_is_checked_without_a_copy(dtype):
         refused(
             f"logits must be finite, got {bad} at [7, 3] and 1 such in all", as_tensors, z, torch.zeros(1000).long()
         )
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The shapes of all arrays that are searched for what is not finite."""
+    shapes = []
+    check = arrays._check_finite
+    monkeypatch.setattr(arrays, "_check_finite", lambda x, name: shapes.append(tuple(x.shape)) or check(x, name))
+    return shapes
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_a_checked_pair_is_not_checked_again(scans, kind):
+    z, y = as_tensors(kind([[2.0, 1.0, 0.0]]), kind([2]))
+    for _ in range(3):
+        again = as_tensors(z, y, at_least=1)
+        assert again[0] is z
+        assert again[1] is y
+    assert arrays.as_logits(z) is z
+    assert scans == [(1, 3)]
+
+
+def test_the_callers_own_tensors_are_never_trusted(scans):
+    mine = torch.tensor([[2.0, 1.0]]), torch.tensor([1])
+    z, _ = as_tensors(*mine)
+    assert z is not mine[0]
+    as_tensors(*mine)
+    as_tensors(*as_pair(*mine))
+    assert len(scans) == 4
+
+
+def test_what_was_changed_is_checked_again():
+    mine, labels = torch.tensor([[2.0, 1.0]]), torch.tensor([1])
+    z, y = as_tensors(mine, labels)
+    labels[0] = 7
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1, got 7\.\.7"):
+        as_tensors(z, y)
+    mine[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="logits must be finite"):
+        as_tensors(z, torch.tensor([1]))
+
+
+def test_checked_labels_must_fit_the_logits_they_come_with():
+    _, y = as_tensors(np.zeros((2, 9)), [8, 0])
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.2, got 0\.\.8"):
+        as_tensors(np.zeros((2, 3)), y)
+    with pytest.raises(ValueError, match="labels must have 3 entries"):
+        as_tensors(np.zeros((3, 9)), y)
+    z, soft = as_tensors(np.zeros((2, 2)), [[0.5, 0.5], [1.0, 0.0]], soft=True)
+    assert as_tensors(z, soft, soft=True)[1] is soft
+    with pytest.raises(ValueError, match="soft labels are defined for nll and brier only"):
+        as_tensors(z, soft)
+    with pytest.raises(ValueError, match="logits must have at least 3 rows, got 2"):
+        as_tensors(z, y, at_least=3)
+
+
+def test_tensors_of_inference_are_checked_each_time(scans):
+    with torch.inference_mode():
+        z, y = as_tensors(torch.zeros(2, 2), torch.tensor([0, 1]))
+        as_tensors(z, y)
+    assert len(scans) == 2

@@ -71,7 +71,7 @@ def good(folder):
         save_clamped(clamp(torch.nn.Identity(), pairs, penalty=0.01), path("clamped.safetensors"))
     found["clamped"].append((path("clamped.safetensors"), readers.read_clamped))
 
-    from trueup.study.cell import Cell
+    from trueup.study.grid import Cell
     from trueup.study.store import Store
 
     store = Store(path("results.sqlite"))

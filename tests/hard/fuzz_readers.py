@@ -126,7 +126,7 @@ def read_clamped(path):
 
 
 def read_store(path):
-    from trueup.study.cell import Cell
+    from trueup.study.grid import Cell
     from trueup.study.store import Store
 
     cells = [Cell("demo", 1, {"seed": seed}) for seed in (0, 7, 99)]

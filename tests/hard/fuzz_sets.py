@@ -62,16 +62,16 @@ def good(folder):
     savemat(path, {"X": np.moveaxis(images, 0, 3), "y": labels[:, None]}, do_compression=True)
     np.savez_compressed(put("images", "images.npz", None, readers.npz), images=images, labels=labels)
     for kind in ("png", "jpg"):
-        Image.fromarray(images[0]).save(put("images", f"picture.{kind}", None, pictures.decoded))
+        Image.fromarray(images[0]).save(put("images", f"picture.{kind}", None, pictures.decode))
 
-    put("texts", "moods.lines", b"3 a fine film\n0 dreadful\n4 at last !\n" * 5, text.labelled)
-    put("texts", "kinds.lines", b"DESC:manner How did it end ?\nNUM:date When ?\n" * 5, text.questions)
+    put("texts", "moods.lines", b"3 a fine film\n0 dreadful\n4 at last !\n" * 5, text.read_labelled)
+    put("texts", "kinds.lines", b"DESC:manner How did it end ?\nNUM:date When ?\n" * 5, text.read_questions)
     posts = {
         f"{each}/{group}/{i}": b"post" for each in FOLDERS.values() for group in ("sci.med", "sci.space") for i in "12"
     }
     tape = archive_of(posts)
     for name, content in (("posts.tar", tape), ("posts.tar.gz", gzip.compress(tape))):
-        put("texts", name, content, lambda path: text.packed_posts(path, FOLDERS))
+        put("texts", name, content, lambda path: text.read_posts_archive(path, FOLDERS))
     wines = b'"acid";"sugar";"quality"\n' + b"7.4;1.9;5\n7.8;2.6;6\n" * 5
     put("texts", "wines.csv", wines, lambda path: tabular._plain(path, ";"))
     np.savez(put("texts", "table.npz", None, tabular._arrays), x=rng.normal(size=(5, 2)), y=rng.normal(size=5))

@@ -129,7 +129,7 @@ def test_study_on_a_full_disk(disk, tmp_path, tell):
     study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("identity", "temperature"))
     store, page = Store(disk / "results.sqlite"), disk / "page" / "index.html"
     run(study, store, options=options, progress=False)
-    study_page.save(study, store, options, page.parent)
+    study_page.save_page(study, store, options, page.parent)
     shutil.copy(store.path, tmp_path / "copy.sqlite")  # from which the page is made where the store cannot be opened
     cells, files = study.cells(options), beside(page)
     rows, long, refused = store.rows(cells), [{"text": "x" * 1000}] * 100, 0
@@ -137,14 +137,14 @@ def test_study_on_a_full_disk(disk, tmp_path, tell):
         with filled(disk, pages), pytest.raises(OSError, match="results.sqlite"):
             store.finish(Cell("other", 1, {"n": 0}), long, seconds=0)
         with filled(disk, min(pages, 2)), pytest.raises(OSError, match="No space left on device") as caught:
-            study_page.save(study, Store(tmp_path / "copy.sqlite"), options, page.parent)
+            study_page.save_page(study, Store(tmp_path / "copy.sqlite"), options, page.parent)
         assert Path(caught.value.filename).name in files
         refused += 2
         assert store.rows(cells) == rows
         assert store.known("other") == []
         assert beside(page) == files
     assert store.finish(Cell("other", 1, {"n": 0}), long, seconds=0)
-    study_page.save(study, store, options, page.parent)
+    study_page.save_page(study, store, options, page.parent)
     assert beside(page) == files
     tell("faults", f"{refused} writes refused by name, all {len(rows)} rows and {len(files)} files as before; with "
          "space again it goes on")  # fmt: skip

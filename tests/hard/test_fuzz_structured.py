@@ -186,7 +186,7 @@ DAMAGE = {
 
 def test_a_store_changed_by_another_program(tmp_path, tell):
     """Another program changed the rows and tables of a study's store of results."""
-    from trueup.study.cell import Cell
+    from trueup.study.grid import Cell
     from trueup.study.store import Store
 
     cell = Cell("demo", 1, {"seed": 0})

@@ -86,7 +86,7 @@ def test_worker_killed(tmp_path, tell):
 
     pool.submit(die_soon, 0.2)  # one worker; the other reads shards meanwhile
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("trueup.study.run"), "executor_for", executor_for)
+        patch.setattr(import_module("trueup.core.executors"), "executor_for", executor_for)
         started = time.monotonic()
         told = ask("evaluate", tmp_path, "--cluster", "processes:2")
     seconds = time.monotonic() - started

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from trueup import METHODS, Predictions, choose, compare, cross_fit, load
+from trueup.core import arrays
 from trueup.metrics.intervals import Interval
+from trueup.report import report
 from trueup.report.audit import DEFAULT, FAST, RAW, SLOW, Audit, audit, method_title, methods_for
 
 
@@ -284,3 +286,26 @@ def test_real_network(data):
     found = audit(load(file, split="val"), load(file, split="test"), methods=["temperature", "svs"], progress=False)
     assert found.chosen != RAW
     assert found.scores[found.chosen, "ece"].value < 0.02 < found.scores[RAW, "ece"].value
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_pair_is_checked_once(monkeypatch, whole):
+    """Those of calibration and test, and for each method its held-out predictions and those of the test rows."""
+    scans = []
+    check = arrays._check_finite
+    monkeypatch.setattr(arrays, "_check_finite", lambda x, name: scans.append(tuple(x.shape)) or check(x, name))
+    methods = ["temperature", "vector", "histogram", "isotonic", "spline"]
+    found = audit(drawn(300), drawn(200, seed=1), methods=methods, progress=False)
+    if whole:
+        pytest.importorskip("plotly", reason="plotly is not installed")
+        report(found).html()
+    assert sorted(scans) == sorted([(300, 4), (200, 4)] * (1 + len(methods)))
+    assert isinstance(found.predictions[RAW].logits, np.ndarray)
+
+
+def test_labels_that_are_changed_later_do_no_harm():
+    test = drawn(seed=1)
+    found = audit(drawn(), test, methods=["temperature"], progress=False)
+    before = test.labels.copy()
+    test.labels[:] = 10**9
+    np.testing.assert_array_equal(found.predictions["temperature"].labels, before)

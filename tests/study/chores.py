@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from trueup.study import Cell, Store, Study, executor_for, product, run
+from trueup.core.executors import executor_for
+from trueup.study import Cell, Store, Study, product, run
 
 
 def square(settings):

@@ -8,11 +8,10 @@ from scipy import stats
 from trueup import metrics
 from trueup.models.dropout import mc_dropout
 from trueup.study import STUDIES, Options, Store, run
-from trueup.study.pairs import paired
 from trueup.study.papers.clue import clue_study as clue
 from trueup.study.papers.clue import clue_tables
-from trueup.study.papers.clue import mc_dropout as doubt
-from trueup.study.tables import Column
+from trueup.study.papers.clue import mc_dropout as mc
+from trueup.study.tables import Column, paired_differences
 
 STUDY = STUDIES["clue"]
 SMALL = ("plain", "gaussian", "batch_0.5", "group_0.5", "group_0.5_head")
@@ -70,16 +69,16 @@ def test_work_is_deterministic_and_keeps_the_random_state(quick):
 
 
 def test_figures_are_those_of_the_mean_of_the_passes(quick):
-    data = doubt.data_of("digits", None, 0)
-    _, val, test = doubt.tensors_of(data)
-    network = doubt.network_of(data, {"width": 2, "dropout": 0.3}, 0).eval()
+    data = mc.load_data_set("digits", None, 0)
+    _, val, test = mc.normalised_tensors(data)
+    network = mc.make_network(data, {"width": 2, "dropout": 0.3}, 0).eval()
     val = (val[0], network(val[0]).argmax(dim=1).add(torch.arange(len(val[0])) % 3 == 0) % 10)  # mostly right
     test = (test[0][:100], test[1][:100])
-    said = doubt.forecast(network, test, "image", 4)
+    said = mc.forecast(network, test, "image", 4)
     rng = np.random.default_rng(0)
     probs = mc_dropout(network, test[0], 4, seed=rng).double().softmax(dim=2).mean(dim=0)
-    torch.testing.assert_close(said.said.exp(), probs, rtol=1e-5, atol=1e-7)
-    found = doubt.figures(said, doubt.forecast(network, val, "image", 4))
+    torch.testing.assert_close(said.prediction.exp(), probs, rtol=1e-5, atol=1e-7)
+    found = mc.figures(said, mc.forecast(network, val, "image", 4))
     assert found["ece"] == pytest.approx(metrics.ece(probs.log(), test[1]), abs=1e-6)
     error = -probs[torch.arange(100), test[1]].log().numpy()
     unsure = stats.entropy(probs.numpy(), axis=1)
@@ -92,7 +91,7 @@ def test_figures_are_those_of_the_mean_of_the_passes(quick):
 
 def test_figures_of_numbers_by_hand():
     mean, variance, truth = (torch.tensor(x, dtype=torch.float64) for x in ([0.0, 0.0], [1.0, 4.0], [1.0, 4.0]))
-    found = doubt.figures(doubt.Forecast(mean, variance, truth), doubt.Forecast(mean, variance, truth))
+    found = mc.figures(mc.Forecast(mean, variance, truth), mc.Forecast(mean, variance, truth))
     assert found["gap"] == pytest.approx(8.5 - 2.5)
     assert found["alignment"] == pytest.approx((0 + 12) / 2)
     assert found["rmse"] == pytest.approx(math.sqrt(8.5))
@@ -107,10 +106,10 @@ def test_the_choice_is_made_on_validation_unless_for_an_oracle():
     rows = [row("batch_0.5", s, 0.2, 0.9) for s in (0, 1)] + [row("group_0.9", s, 0.3, 0.1) for s in (0, 1)]
     rows += [row("sample_0.5", 0, 0.0, 0.0)]  # not of every seed
     rows += [row("batch_0.9_head", 0, 0.4, 0.4)]
-    assert clue_tables.chosen(rows) == "batch_0.5"
-    assert clue_tables.chosen(rows, oracle=True) == "group_0.9"
-    assert clue_tables.chosen(rows, head=True) == "batch_0.9_head"
-    assert clue_tables.chosen([]) is None
+    assert clue_tables.choose_clue(rows) == "batch_0.5"
+    assert clue_tables.choose_clue(rows, oracle=True) == "group_0.9"
+    assert clue_tables.choose_clue(rows, head=True) == "batch_0.9_head"
+    assert clue_tables.choose_clue([]) is None
 
 
 def test_paired_differences_are_seed_by_seed():
@@ -119,15 +118,15 @@ def test_paired_differences_are_seed_by_seed():
     gaps = np.array([0.1, 0.2, 0.15, 0.12, 0.3, 0.22])
     rows = [{"method": "a", "seed": s, "nll": base[s] + gaps[s]} for s in range(6)]
     rows += [{"method": "b", "seed": s, "nll": base[s]} for s in reversed(range(5))]  # the sixth has no partner
-    entry = paired(rows, "a", "b", [Column("nll", scale=10)])["nll"]
+    entry = paired_differences(rows, "a", "b", [Column("nll", scale=10)])["nll"]
     assert (entry.count, entry.mark) == (5, "higher")
     assert entry.mean == pytest.approx(10 * gaps[:5].mean())
     assert entry.std == pytest.approx(10 * gaps[:5].std(ddof=1))
     noise = [{"method": m, "seed": s, "nll": rng.normal()} for m in "ab" for s in range(4)]
     a, b = ([row["nll"] for row in noise if row["method"] == m] for m in "ab")
     told = stats.ttest_rel(a, b).pvalue < 0.05
-    assert bool(paired(noise, "a", "b", [Column("nll")])["nll"].mark) == told
-    assert paired(rows, "a", "c", [Column("nll")]) == {}
+    assert bool(paired_differences(noise, "a", "b", [Column("nll")])["nll"].mark) == told
+    assert paired_differences(rows, "a", "c", [Column("nll")]) == {}
 
 
 def test_foreign_images():
@@ -165,16 +164,16 @@ def test_what_may_be_asked_for():
 
 
 def test_parts_of_the_small_data_sets_share_nothing():
-    data = doubt.data_of("descriptions", None, 3)
+    data = mc.load_data_set("descriptions", None, 3)
     sizes = [len(part) for part in (data.train, data.val, data.test)]
-    assert sum(sizes) == len(doubt.description()) // (doubt.WINDOW + 1)
-    x, y = doubt.whole(data.train)
+    assert sum(sizes) == len(mc.description()) // (mc.WINDOW + 1)
+    x, y = mc.stack_samples(data.train)
     assert x[:, 1:].equal(y[:, :-1])
-    again = doubt.data_of("descriptions", None, 4)
-    assert doubt.whole(again.test)[0].equal(doubt.whole(data.test)[0])
-    assert not doubt.whole(again.val)[0].equal(doubt.whole(data.val)[0])
-    table = doubt.data_of("diabetes", None, 0)
-    x, y = doubt.whole(table.train)
+    again = mc.load_data_set("descriptions", None, 4)
+    assert mc.stack_samples(again.test)[0].equal(mc.stack_samples(data.test)[0])
+    assert not mc.stack_samples(again.val)[0].equal(mc.stack_samples(data.val)[0])
+    table = mc.load_data_set("diabetes", None, 0)
+    x, y = mc.stack_samples(table.train)
     assert (len(table.train), len(table.val), len(table.test)) == (266, 88, 88)
     assert x.mean(dim=0).abs().max() < 1e-5
     assert abs(float(y.std(correction=0)) - 1) < 1e-5

@@ -16,9 +16,9 @@ from trueup.study import STUDIES, Options, Store, run
 from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
-from trueup.study.papers.neural_clamping.clamping_tables import chosen
+from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.run import execute
-from trueup.study.trained_networks import trained
+from trueup.study.trained_networks import load_or_train
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
@@ -88,7 +88,7 @@ def test_the_whole_study_in_small(tmp_path, tiny):
 def test_rows_are_what_the_library_says(tiny):
     options = Options(seeds=1)
     settings = settings_of(options, method="temperature")
-    model, val, test = trained(settings)
+    model, val, test = load_or_train(settings)
     given, asked = (collect(model, half, progress=False) for half in (val, test))
     [row] = neural_clamping.work(settings)
     after = Temperature.fit(*given)(asked.logits)
@@ -110,7 +110,7 @@ def test_the_exponent_is_chosen_on_the_calibration_images():
             for method in ("output only", "both")
         ]
 
-    found = chosen(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
+    found = choose_gamma(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
     assert [(row["seed"], row["exponent"], row["method"]) for row in found] == [
         (0, 1.0, "output only"),
         (0, 1.0, "both"),
@@ -145,9 +145,9 @@ def test_temperature_by_steps_ends_short_and_gets_there():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(500, 4))
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    best, short, longer = Temperature.fit(2 * z, y), neural_clamping.by_steps(2 * z, y), None
+    best, short, longer = Temperature.fit(2 * z, y), neural_clamping.temperature_by_descent(2 * z, y), None
     assert 1 < float(short.temperature) < 0.9 * float(best.temperature)
-    longer = neural_clamping.by_steps(2 * z, y, steps=3000, rate=0.05)
+    longer = neural_clamping.temperature_by_descent(2 * z, y, steps=3000, lr=0.05)
     assert float(longer.temperature) == pytest.approx(float(best.temperature), rel=1e-4)
 
 
@@ -223,23 +223,23 @@ def test_imagenet_one_batch_on_files_of_the_right_format(tmp_path):
 
 def test_a_network_is_trained_once_and_again_the_same(tmp_path):
     settings = {"data": "digits", "network": "cnn", "how": HOW, "network_seed": 0}
-    one = trained(settings)
+    one = load_or_train(settings)
     [kept] = (tmp_path / "networks").glob("*.safetensors")
     before = kept.stat().st_mtime_ns
-    two = trained(settings)
+    two = load_or_train(settings)
     assert kept.stat().st_mtime_ns == before
-    other = trained({**settings, "cache": str(tmp_path / "other")})
+    other = load_or_train({**settings, "cache": str(tmp_path / "other")})
     for name, weight in one.model.state_dict().items():
         assert torch.equal(weight, two.model.state_dict()[name])
         assert torch.equal(weight, other.model.state_dict()[name])
     assert not torch.equal(next(one.model.parameters()), next(CNN(10, channels=1, width=2).parameters()))
-    trained({**settings, "network_seed": 1})
+    load_or_train({**settings, "network_seed": 1})
     assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2
 
 
 def test_parts_share_no_image_and_a_box_holds_every_pixel():
     how = {"options": {"width": 2}, "sizes": [1000, 400, 397]}
-    subject = trained({"data": "digits", "network": "cnn", "how": how, "network_seed": 5})
+    subject = load_or_train({"data": "digits", "network": "cnn", "how": how, "network_seed": 5})
     assert (len(subject.val), len(subject.test)) == (400, 397)
     assert not set(subject.val.part.indices) & set(subject.test.part.indices)
     low, high = subject.val.box
@@ -247,11 +247,11 @@ def test_parts_share_no_image_and_a_box_holds_every_pixel():
     assert (pixels >= low).all()
     assert (pixels <= high).all()
     assert float(high - low) == pytest.approx(1 / 0.3760, rel=1e-6)
-    some = subject.val.some(50, 0)
+    some = subject.val.sample(50, 0)
     assert len(some) == 50
-    assert set(some.part.indices) != set(subject.val.some(50, 1).part.indices)
+    assert set(some.part.indices) != set(subject.val.sample(50, 1).part.indices)
     with pytest.raises(ValueError, match="sizes must add up to at most 1797 samples of digits"):
-        trained({"data": "digits", "network": "cnn", "how": {"sizes": [1000, 1000, 1]}, "network_seed": 0})
+        load_or_train({"data": "digits", "network": "cnn", "how": {"sizes": [1000, 1000, 1]}, "network_seed": 0})
 
 
 def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
@@ -266,6 +266,6 @@ def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
     monkeypatch.setattr(networks, "train", counted)
     settings = {"data": "digits", "network": "cnn", "how": HOW, "network_seed": 0}
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(trained, [settings, settings])
+        one, two = pool.map(load_or_train, [settings, settings])
     assert calls == [0]
     assert torch.equal(next(one.model.parameters()), next(two.model.parameters()))

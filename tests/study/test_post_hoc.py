@@ -8,10 +8,11 @@ from scipy import stats
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.study import STUDIES, Options, Store, executor_for, run
+from trueup.core.executors import executor_for
+from trueup.study import STUDIES, Options, Store, run
 from trueup.study.papers.post_hoc import logit_files as source
 from trueup.study.papers.post_hoc import post_hoc_study as post_hoc
-from trueup.study.ranks import ranking
+from trueup.study.statistics import ranking
 
 STUDY = STUDIES["post-hoc"]
 
@@ -74,7 +75,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
 
 def test_every_method_on_every_drawn_problem_by_default():
     cells = STUDY.cells()
-    assert len(cells) == len(source.DRAWN) * source.SPLITS * len(METHODS)
+    assert len(cells) == len(source.SYNTHETIC) * source.SPLITS * len(METHODS)
 
 
 def test_methods_too_slow_for_many_classes_are_left_out_and_shown_as_missing(tmp_path):
@@ -161,15 +162,15 @@ def test_the_tables(tmp_path):
     rows = results(tmp_path, options)
     tables = STUDY.tables(rows, options)
     assert list(tables) == ["scores", "regret", "ranks"]
-    assert list(tables["scores"].groups) == list(source.DRAWN)
-    assert tables["scores"].groups["overconfident"]["identity"]["ece"].place == 0
+    assert list(tables["scores"].groups) == list(source.SYNTHETIC)
+    assert tables["scores"].groups["overconfident"]["identity"]["ece"].rank == 0
     regret = tables["regret"].groups[""]
-    assert list(regret["svs"]) == ["all", *source.DRAWN]
+    assert list(regret["svs"]) == ["all", *source.SYNTHETIC]
     assert min(entry.mean for entries in regret.values() for entry in entries.values()) == 0
     assert regret["identity"]["overconfident"].mean > 10 * regret["identity"]["overconfident"].std
     means = [each["all"].mean for each in regret.values()]
     assert means == sorted(means)
-    each = [regret["svs"][name] for name in source.DRAWN]
+    each = [regret["svs"][name] for name in source.SYNTHETIC]
     assert regret["svs"]["all"].mean == pytest.approx(np.mean([e.mean for e in each]))
     assert regret["svs"]["all"].std == pytest.approx(math.sqrt(sum(e.std**2 for e in each)) / 6)
     ranks = tables["ranks"]
@@ -230,13 +231,13 @@ def test_ranks_of_methods_that_are_all_alike():
 
 def test_drawn_faults_are_those_they_are_called_by():
     for name, temperature in (("calibrated", 1.0), ("overconfident", 2.5), ("underconfident", 0.4)):
-        z, y = source.DRAWN[name].draw(20_000, 0)
+        z, y = source.SYNTHETIC[name].draw(20_000, 0)
         assert float(METHODS["temperature"](z, y).temperature) == pytest.approx(temperature, rel=0.05)
-    z, y = source.DRAWN["overconfident"].draw(10, 3)
-    again = source.DRAWN["overconfident"].draw(10, 3)
+    z, y = source.SYNTHETIC["overconfident"].draw(10, 3)
+    again = source.SYNTHETIC["overconfident"].draw(10, 3)
     assert np.array_equal(z, again.logits)
     assert np.array_equal(y, again.labels)
-    assert not np.array_equal(z, source.DRAWN["overconfident"].draw(10, 4).logits)
+    assert not np.array_equal(z, source.SYNTHETIC["overconfident"].draw(10, 4).logits)
 
 
 def test_the_published_figures_of_one_network(tmp_path, data):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from trueup.study import STUDIES, Cell, Options, Store, run
-from trueup.study.cell import as_json
+from trueup.study.grid import as_json
 from trueup.study.papers.rethinking import rethinking_study as rethinking
 from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
-from trueup.study.papers.rethinking.rethinking_runs import parts, work
-from trueup.study.published import printed
-from trueup.study.store import checked_rows
+from trueup.study.papers.rethinking.rethinking_runs import load_parts, work
+from trueup.study.published import published_values
+from trueup.study.store import validate_rows
 from trueup.training.data.class_names import GROUPS
 
 STUDY = STUDIES["rethinking"]
@@ -117,7 +117,7 @@ def test_what_is_missing_is_left_out(tiny):
 def test_a_cell_says_the_same_again_and_its_rows_fit_together(tiny):
     options, rows = tiny
     cell = STUDY.cells(options)[0]
-    [row] = checked_rows(cell, work({**cell.settings, **cell.local}))
+    [row] = validate_rows(cell, work({**cell.settings, **cell.local}))
     assert as_json({**cell.settings, **row}) == as_json(rows[0])  # where NaN equals itself
     assert len(row["optimal_ece"]) == 3
     assert row["optimal_ece"][-1] <= row["ece_temperature"] + 1e-12
@@ -143,8 +143,8 @@ def content(part):
 
 
 def test_pooled_parts():
-    one, two = (parts({**POOLED, "seed": seed}) for seed in (0, 1))
-    smaller = parts({**POOLED, "seed": 0, "sizes": [50, 300, 900]})
+    one, two = (load_parts({**POOLED, "seed": seed}) for seed in (0, 1))
+    smaller = load_parts({**POOLED, "seed": 0, "sizes": [50, 300, 900]})
     assert content(one.test) == content(two.test)
     assert content(one.train) != content(two.train)
     assert content(smaller.train) == content(one.train)[:50]
@@ -154,11 +154,11 @@ def test_pooled_parts():
     with pytest.raises(
         ValueError, match=r"sizes must be at most \[597, 300, 900\] .* of digits, got \[600, 300, 900\]"
     ):
-        parts({**POOLED, "seed": 0, "sizes": [600, 300, 900]})
+        load_parts({**POOLED, "seed": 0, "sizes": [600, 300, 900]})
 
 
 def test_parts_of_a_data_set_that_has_its_own():
-    one, two = (parts({"data": "digits", "sizes": [100, None, 200], "pooled": False, "seed": s}) for s in (0, 1))
+    one, two = (load_parts({"data": "digits", "sizes": [100, None, 200], "pooled": False, "seed": s}) for s in (0, 1))
     assert (len(one.train), len(one.val), len(one.test)) == (100, 360, 200)
     assert content(one.test) == content(two.test)
     assert content(one.val) != content(two.val)
@@ -171,7 +171,7 @@ def test_what_did_not_learn_or_lacks_a_seed_is_not_chosen():
     rows = [row("cross_entropy", 0, 0.05)] * 2
     rows += [row("norm", 0.01, 0.03)] * 2 + [row("norm", 0.1, 0.0, 0.1)] * 2 + [row("norm", 0.05, 0.01)]
     rows += [row("focal", 2, 0.0)] * 2  # is of the sweep, not a candidate
-    chosen = rethinking.choose(rows, "val_ece")
+    chosen = rethinking.choose_coefficients(rows, "val_ece")
     assert {loss: alike[0]["coefficient"] for loss, alike in chosen.items()} == {"cross_entropy": 0, "norm": 0.01}
 
 
@@ -200,10 +200,10 @@ def test_where_the_data_are_makes_no_new_cells(tmp_path):
 
 def test_the_coefficients_are_the_papers():
     for loss in ("label_smoothing", "norm", "focal"):
-        facts = printed("rethinking", "coefficients", method=TITLES[loss])
+        facts = published_values("rethinking", "coefficients", method=TITLES[loss])
         assert list(CANDIDATES[loss]) == [fact.mean for fact in facts]
-    assert {fact.method for fact in printed("rethinking", "table 1")} < set(TITLES.values())
-    sets = {fact.dataset for fact in printed("rethinking", "table 1")}
+    assert {fact.method for fact in published_values("rethinking", "table 1")} < set(TITLES.values())
+    sets = {fact.dataset for fact in published_values("rethinking", "table 1")}
     assert sets == {rethinking.DATA_TITLES[plan.data] for plan in PRESETS["paper"]}
 
 
@@ -232,7 +232,7 @@ def test_one_batch_of_the_papers_setting(name, tmp_path):
     options = Options(preset="paper", data=name, data_dir=str(tmp_path))
     cell = next(cell for cell in STUDY.cells(options) if cell.settings["loss"] == "inverse_focal")
     short = Cell(cell.study, cell.version, {**cell.settings, "epochs": 1, "sizes": [50, None, None]}, cell.local)
-    [row] = checked_rows(short, work({**short.settings, **short.local}))
+    [row] = validate_rows(short, work({**short.settings, **short.local}))
     assert len(row["optimal_ece"]) == 1
     assert math.isfinite(row["nll"])
     assert sum(row["reliability"]["count"]) == 40

@@ -10,7 +10,7 @@ import torch
 
 from trueup.study import Cell, Store
 from trueup.study import store as room
-from trueup.study.cell import plain
+from trueup.study.grid import plain
 
 
 def cell(n=0, version=1):

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,3 +186,48 @@ def test_of_many_curves_the_oddest_are_named():
     names = words_of(draw(shift_curves(shifted(19))))
     assert {"14 others", "mean of 19", "corruption 18", "corruption 0"} <= set(names)
     assert len(names) == 7
+
+
+def test_bands_of_learned_epochs_by_hand():
+    tops = np.array([10.0, 9.0, 6.0, 5.0, 7.0, 1.0, 0.5])
+    learned = np.array([1, 1, 2, 3, 9, 10, np.inf])
+    found = max_logits(np.stack([tops, tops - 1, tops - 4], axis=1), learned, bounds=[1, 4], bins=19)
+    assert [(band.first, band.last, int(band.count.sum())) for band in found.bands] == [
+        (1, 1, 2),
+        (2, 4, 2),
+        (5, 10, 2),
+        (math.inf, math.inf, 1),
+    ]
+    assert found.edges[0] == 0.5
+    assert found.edges[-1] == 10.0
+    assert found.bands[2].count.nonzero()[0].tolist() == [1, 13]  # 1 and 7, in steps of a half from 0.5 on
+    assert found.range == pytest.approx(np.percentile(tops, 95) - np.percentile(tops, 5))
+    assert found.auc == 1.0  # 10 and 9 are above 7 and 1
+    assert max_logits(np.stack([-tops, -20 - tops], axis=1), learned, bounds=[1, 4]).auc == 0.0
+
+
+def test_bands_default_to_thirds_and_count_every_sample_once():
+    rng = np.random.default_rng(0)
+    z, learned = rng.normal(size=(300, 5)), np.where(rng.random(300) < 0.1, np.inf, rng.integers(1, 40, 300))
+    found = max_logits(torch.from_numpy(z), learned)
+    assert sum(int(band.count.sum()) for band in found.bands) == 300
+    counts = [int(band.count.sum()) for band in found.bands[:-1]]
+    assert len(counts) == 3
+    assert max(counts) < 1.4 * min(counts)
+    first, last = (
+        z.max(axis=1)[(learned >= band.first) & (learned <= band.last)] for band in (found.bands[0], found.bands[2])
+    )
+    pairs = (first[:, None] > last[None]).mean()
+    assert found.auc == pytest.approx(pairs)
+
+
+def test_one_band_has_no_area_and_wrong_epochs_are_named():
+    z = np.eye(3)
+    assert math.isnan(max_logits(z, [1, 1, 1]).auc)
+    assert [band.count.sum() for band in max_logits(z, [np.inf] * 3).bands] == [3]
+    with pytest.raises(ValueError, match="learned must"):
+        max_logits(z, [1, 2])
+    with pytest.raises(ValueError, match="learned must"):
+        max_logits(z, [1, 2, np.nan])
+    with pytest.raises(ValueError, match="bins must be"):
+        max_logits(z, [1, 2, 3], bins=0)

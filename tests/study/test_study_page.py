@@ -8,9 +8,8 @@ import subprocess
 import pytest
 
 from trueup.study import Options, Store, Study, product
-from trueup.study.paper_comparison import beside, plain_name
-from trueup.study.published import printed
-from trueup.study.study_page import save, table_html
+from trueup.study.published import compare_with_paper, normalize_name, published_values
+from trueup.study.study_page import save_page
 from trueup.study.tables import Column, tabulate
 
 EVIL = '</style><script>alert(1)</script><img src=x onerror=alert(2)> & "co"'
@@ -57,7 +56,7 @@ def filled(path, made, *, leave=0, fail=0):
 
 
 def shown(tmp_path, made, **more):
-    page = save(made, filled(tmp_path / "results.sqlite", made, **more), None, tmp_path / "page")
+    page = save_page(made, filled(tmp_path / "results.sqlite", made, **more), None, tmp_path / "page")
     return page, page.read_text("utf-8")
 
 
@@ -103,7 +102,7 @@ def test_missing_and_failed_runs_are_told(tmp_path):
 
 def test_nothing_run_gives_no_number(tmp_path):
     made = study()
-    page = save(made, Store(tmp_path / "empty.sqlite"), None, tmp_path / "page")
+    page = save_page(made, Store(tmp_path / "empty.sqlite"), None, tmp_path / "page")
     html = page.read_text("utf-8")
     assert [path.name for path in page.parent.iterdir()] == ["index.html"]
     assert "<table" not in html
@@ -112,7 +111,7 @@ def test_nothing_run_gives_no_number(tmp_path):
 
 def test_every_number_of_the_paper_is_a_fact(tmp_path):
     _, html = shown(tmp_path, study())
-    known = {f"{fact.mean:.2f}" for fact in printed("rethinking")} | {MISSING}
+    known = {f"{fact.mean:.2f}" for fact in published_values("rethinking")} | {MISSING}
     below = re.findall(r"<small>([^<]*)</small>", html)
     assert below
     assert {number.split(" ±")[0] for number in below} <= known
@@ -125,7 +124,7 @@ def test_the_same_data_set_and_network():
     made = study()
     rows = [{**c.settings, "ece": ECES[c.settings["loss"]] + 0.001 * c.settings["seed"], "accuracy": 0.9046}
             for c in made.cells()]  # fmt: skip
-    found = beside(tables(rows, Options()), rows, "rethinking")
+    found = compare_with_paper(tables(rows, Options()), rows, "rethinking")
     [one] = [each for each in found if (each.table, each.dataset) == ("table 1", "CIFAR-10")]
     assert (one.name, one.group, one.reasons) == ("before", "cifar10", ())
     figures = {(figure.method, figure.figure): figure for figure in one.figures}
@@ -144,19 +143,19 @@ def test_another_data_set_is_compared_by_its_ways():
 
     rows = [row("cross_entropy", s, 0.03 + 0.0001 * s, 0.95) for s in (0, 1)]
     rows += [row("focal", s, 0.01 + 0.0001 * s, 0.96) for s in (0, 1)]
-    found = beside(tables(rows, Options()), rows, "rethinking")
+    found = compare_with_paper(tables(rows, Options()), rows, "rethinking")
     [one] = [each for each in found if (each.table, each.dataset) == ("table 1", "CIFAR-10")]
     assert tuple(map(str, one.reasons)) == (
         "another data set (digits instead of CIFAR-10)", "another network (cnn instead of ResNet-32)",
     )  # fmt: skip
     verdicts = {(figure.method, figure.figure): figure.verdict for figure in one.figures}
-    assert verdicts["Focal Loss", "ece"] == "same way"
-    assert verdicts["Focal Loss", "accuracy"] == "other way"  # there it falls from 90.46 to 87.84
+    assert verdicts["Focal Loss", "ece"] == "same direction"
+    assert verdicts["Focal Loss", "accuracy"] == "opposite direction"  # there it falls from 90.46 to 87.84
     assert verdicts["Cross-Entropy", "ece"] == "no number"
     noisy = [{**row, "ece": 0.03 + 0.05 * row["seed"]} for row in rows]
-    [one] = [each for each in beside(tables(noisy, Options()), noisy, "rethinking")
+    [one] = [each for each in compare_with_paper(tables(noisy, Options()), noisy, "rethinking")
              if (each.table, each.dataset) == ("table 1", "CIFAR-10")]  # fmt: skip
-    assert {f.verdict for f in one.figures if (f.method, f.figure) == ("Focal Loss", "ece")} == {"not told apart"}
+    assert {f.verdict for f in one.figures if (f.method, f.figure) == ("Focal Loss", "ece")} == {"within spread"}
 
 
 def test_what_settings_explain_is_told(tmp_path):
@@ -166,24 +165,26 @@ def test_what_settings_explain_is_told(tmp_path):
     assert "The sizes of the numbers: data set cifar10 instead of SVHN, CIFAR-100, 20Newsgroups" in said
     (tmp_path / "two").mkdir()
     _, html = shown(tmp_path / "two", study(paper=""))
-    assert "No printed numbers are known for this study." in words(html)
+    assert "No published numbers are known for this study." in words(html)
 
 
 def test_a_table_as_html():
     rows = [{"m": "<b>", "x": 1.0}, {"m": "b", "x": 2.0}, {"m": "c", "x": math.nan}]
-    html = table_html(tabulate(rows, by="m", columns=[Column("x", digits=1)]))
+    html = tabulate(rows, by="m", columns=[Column("x", digits=1)]).html()
     assert '<th scope="row">&lt;b&gt;</th><td><strong>1.0</strong></td>' in html
     assert "<td><em>2.0</em></td>" in html
     assert "<td>–</td>" in html
 
 
 def test_spellings_meet_the_facts():
-    names = {plain_name(fact.model) for fact in printed("neural-clamping") if fact.model}
+    names = {normalize_name(fact.model) for fact in published_values("neural-clamping") if fact.model}
     for ours in ("timm:resnet50", "resnet110", "wrn40x10", "timm:resnet101"):
-        assert plain_name(ours) in names
-    sets = {plain_name(fact.dataset) for paper in ("rethinking", "neural-clamping") for fact in printed(paper)}
+        assert normalize_name(ours) in names
+    sets = {
+        normalize_name(fact.dataset) for paper in ("rethinking", "neural-clamping") for fact in published_values(paper)
+    }
     for ours in ("svhn", "cifar10", "cifar100", "newsgroups20", "bloodmnist", "imagenet"):
-        assert plain_name(ours) in sets
+        assert normalize_name(ours) in sets
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium")

@@ -13,7 +13,8 @@ from pathlib import Path
 import chores
 import pytest
 
-from trueup.study import STUDIES, Options, Store, Study, executor_for, product, run
+from trueup.core.executors import executor_for
+from trueup.study import STUDIES, Options, Store, Study, product, run
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 

@@ -5,8 +5,8 @@ import math
 import pytest
 from scipy import stats
 
-from trueup.study.published import printed
-from trueup.study.tables import Column, save, tabulate
+from trueup.study.published import published_values
+from trueup.study.tables import Column, save_tables, tabulate
 
 ECE = Column("ece", "ECE, %", scale=100, digits=2)
 
@@ -43,19 +43,19 @@ def test_places_of_either_direction_and_of_none():
         by="method",
         columns=columns,
     )
-    assert [entry(table, m).place for m in "abcd"] == [2, 1, 0, 0]
-    assert [entry(table, m, "accuracy").place for m in "abcd"] == [2, 0, 0, 1]
-    assert [entry(table, m, "temperature").place for m in "abcd"] == [0, 0, 0, 0]
+    assert [entry(table, m).rank for m in "abcd"] == [2, 1, 0, 0]
+    assert [entry(table, m, "accuracy").rank for m in "abcd"] == [2, 0, 0, 1]
+    assert [entry(table, m, "temperature").rank for m in "abcd"] == [0, 0, 0, 0]
 
 
 def test_what_prints_equally_shares_a_place():
     table = tabulate(rows(a=[0.01001], b=[0.01002], c=[0.02], d=[0.02004], e=[0.03]), by="method", columns=[ECE])
-    assert [entry(table, m).place for m in "abcde"] == [1, 1, 2, 2, 0]
+    assert [entry(table, m).rank for m in "abcde"] == [1, 1, 2, 2, 0]
 
 
 def test_nothing_that_is_not_a_number_wins():
     table = tabulate(rows(a=[math.nan], b=[0.02], c=[None], d=[0.03]), by="method", columns=[ECE], order=["z"])
-    assert [entry(table, m).place for m in "abd"] == [0, 1, 2]
+    assert [entry(table, m).rank for m in "abd"] == [0, 1, 2]
     assert "ece" not in table.groups[""]["c"]
     lines = table.markdown().splitlines()
     assert lines[2:] == ["| z | – |", "| a | – |", "| b | **2.00** |", "| c | – |", "| d | *3.00* |"]
@@ -68,8 +68,8 @@ def test_groups_are_judged_apart():
     ]
     table = tabulate(data, by="method", group=["net", "size"], columns=[ECE], titles={"a": "Alpha"})
     assert list(table.groups) == ["x, 1", "y, 1"]
-    assert entry(table, "Alpha", group="x, 1").place == 1
-    assert entry(table, "Alpha", group="y, 1").place == 2
+    assert entry(table, "Alpha", group="x, 1").rank == 1
+    assert entry(table, "Alpha", group="y, 1").rank == 2
     assert "| **x, 1** |  |\n| Alpha | **1.00** |\n| b | *5.00* |" in table.markdown()
     assert r"\multicolumn{2}{l}{\emph{x, 1}} \\" in table.latex()
 
@@ -112,7 +112,7 @@ def test_csv_has_every_digit():
 
 def test_tables_are_saved_in_three_formats(tmp_path):
     table = tabulate(rows(a=[0.01]), by="method", columns=[ECE])
-    files = save({"main": table}, tmp_path / "new" / "folder")
+    files = save_tables({"main": table}, tmp_path / "new" / "folder")
     assert [file.name for file in files] == ["main.md", "main.tex", "main.csv"]
     assert files[0].read_text() == table.markdown() + "\n"
     assert files[1].read_text() == table.latex() + "\n"
@@ -125,19 +125,21 @@ def test_an_empty_table_is_a_table():
     assert r"\bottomrule" in table.latex()
 
 
-def test_printed_numbers():
-    table_1 = printed("neural-clamping", "table 1", metric="ece_pct")
+def test_published_numbers():
+    table_1 = published_values("neural-clamping", "table 1", metric="ece_pct")
     assert {fact.method: fact.mean for fact in table_1}["Uncalibrated"] == 5.77
     assert len(table_1) == 9
-    [gap] = printed(
+    [gap] = published_values(
         "neural-clamping", "table 2", model="Wide-ResNet-40-10", method="Neural Clamping (FL)", metric="ece_pct"
     )
     assert math.isnan(gap.mean)
-    [fact] = printed("rethinking", "table 2", dataset="CIFAR-10", method="Cross-Entropy", metric="ece_pct_after_ts")
+    [fact] = published_values(
+        "rethinking", "table 2", dataset="CIFAR-10", method="Cross-Entropy", metric="ece_pct_after_ts"
+    )
     assert fact.mean > 0
     assert fact.std > 0
-    assert printed("rethinking", "table 9") == []
+    assert published_values("rethinking", "table 9") == []
     with pytest.raises(ValueError, match="paper must be one of neural-clamping, rethinking, got 'clue'"):
-        printed("clue")
+        published_values("clue")
     with pytest.raises(ValueError, match="fields must be among dataset, model, method, metric, mean, std, got 'net'"):
-        printed("rethinking", net="x")
+        published_values("rethinking", net="x")

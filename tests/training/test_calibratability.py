@@ -1,28 +1,14 @@
-"""Rows of calibratability against slow loops, their sums against scipy, and the bands of learned epochs."""
-
-import math
+"""Rows of calibratability against slow loops."""
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from trueup import losses, metrics
 from trueup.calibrators.temperature import WIDE
-from trueup.training.calibratability import (
-    FIGURES,
-    SIZES,
-    Row,
-    Setting,
-    calibratability,
-    sensitivity,
-    settings,
-    summarise,
-    validation_sizes,
-)
-from trueup.training.learned import max_logits
+from trueup.training.calibratability import SIZES, LossSetting, list_settings, measure_calibratability, validation_sizes
 from trueup.training.loop import train
 
 
@@ -61,7 +47,7 @@ def slow_binned(val, test):
 @pytest.mark.parametrize(("seed", "scale"), [(0, 3.0), (1, 0.4), (2, 1.0)])
 def test_a_row_equals_the_slow_loops(seed, scale):
     val, test = halves(seed, scale)
-    [row] = calibratability({("focal", 3.0, seed): (val, test)})
+    [row] = measure_calibratability({("focal", 3.0, seed): (val, test)})
     assert (row.loss, row.coefficient, row.seed) == ("focal", 3.0, seed)
     assert row.accuracy == pytest.approx((test[0].argmax(axis=1) == test[1]).mean())
     assert row.ece == pytest.approx(slow_ece(confidences(test[0]), test[0].argmax(axis=1) == test[1]))
@@ -77,7 +63,8 @@ def test_single_precision_puts_frequencies_on_edges_where_double_does():
     z = np.log(np.array([[0.61, 0.39]] * 5 + [[0.9, 0.1]] * 5))
     y = np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 1])
     double, single = (
-        calibratability({("x", 0.0, 0): ((z.astype(t), y), (z.astype(t), 1 - y))})[0] for t in (np.float64, np.float32)
+        measure_calibratability({("x", 0.0, 0): ((z.astype(t), y), (z.astype(t), 1 - y))})[0]
+        for t in (np.float64, np.float32)
     )
     assert single.ece_histogram == pytest.approx(double.ece_histogram, abs=1e-12)
 
@@ -93,80 +80,22 @@ def test_a_function_trains_each_wanted_setting_and_what_train_gave_is_a_run():
         torch.manual_seed(setting.seed)
         return train(nn.Linear(2, 2), tuple(parts), losses.Focal(gamma=setting.coefficient), 1, progress=False)
 
-    wanted = settings({"focal": [0.0, 2.0]}, seeds=[3, 4])
-    rows = calibratability(run, wanted)
-    assert asked == wanted == [Setting("focal", c, s) for c in (0.0, 2.0) for s in (3, 4)]
+    wanted = list_settings({"focal": [0.0, 2.0]}, seeds=[3, 4])
+    rows = measure_calibratability(run, wanted)
+    assert asked == wanted == [LossSetting("focal", c, s) for c in (0.0, 2.0) for s in (3, 4)]
     assert [(row.coefficient, row.seed) for row in rows] == [(0.0, 3), (0.0, 4), (2.0, 3), (2.0, 4)]
     with pytest.raises(ValueError, match="wanted must name the settings"):
-        calibratability(run)
+        measure_calibratability(run)
 
 
 def test_a_run_without_a_half_is_named():
     with pytest.raises(ValueError, match="focal 2, seed 1: val and test must be there"):
-        calibratability({("focal", 2.0, 1): (None, halves(0, 1.0)[1])})
+        measure_calibratability({("focal", 2.0, 1): (None, halves(0, 1.0)[1])})
 
 
 def test_only_wanted_runs_of_a_mapping_are_measured():
     runs = {("a", 0.0, seed): halves(seed, 1.0, n=50) for seed in range(3)}
-    assert [row.seed for row in calibratability(runs, [("a", 0.0, 2)])] == [2]
-
-
-def row_of(loss, coefficient, seed, **figures):
-    return Row(loss, coefficient, seed, **{**dict.fromkeys([*FIGURES, "val_ece", "val_nll"], 0.5), **figures})
-
-
-def test_summaries_equal_the_test_of_scipy():
-    rng = np.random.default_rng(0)
-    drawn = {("cross_entropy", 0.0): rng.normal(0.05, 0.01, 5), ("norm", 0.01): rng.normal(0.08, 0.01, 4)}
-    drawn["brier", 0.0] = rng.normal(0.051, 0.01, 3)
-    rows = [row_of(*key, seed, ece=e) for key, errors in drawn.items() for seed, e in enumerate(errors)]
-    first, second, third = summarise(rows)
-    assert (first.seeds, second.seeds, third.seeds) == (5, 4, 3)
-    assert math.isnan(first.figures["ece"].p_value)
-    assert first.figures["ece"].mark == ""
-    for summary, mark in ((second, "higher"), (third, "")):
-        ours, theirs = drawn[summary.loss, summary.coefficient], drawn["cross_entropy", 0.0]
-        found = summary.figures["ece"]
-        assert found.mean == pytest.approx(ours.mean())
-        assert found.std == pytest.approx(ours.std(ddof=1))
-        assert found.p_value == pytest.approx(stats.ttest_ind(ours, theirs).pvalue, rel=1e-9)
-        assert found.mark == mark
-    assert summarise(rows, level=1e-9)[1].figures["ece"].mark == ""
-    assert summarise(rows, reference=("norm", 0.01))[0].figures["ece"].mark == "lower"
-
-
-def test_constants_and_single_seeds_have_a_verdict_or_none():
-    same = [row_of(loss, 0.0, seed, ece=e) for loss, e in (("cross_entropy", 0.1), ("brier", 0.2)) for seed in (0, 1)]
-    brier = summarise(same)[1].figures
-    assert (brier["ece"].p_value, brier["ece"].mark, brier["nll"].p_value) == (0.0, "higher", 1.0)
-    alone = summarise(same[:3])[1].figures["ece"]
-    assert math.isnan(alone.p_value)
-    assert math.isnan(alone.std)
-    assert alone.mark == ""
-    assert summarise([]) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"reference": ("focal", 1.0)}, "reference must be one of brier 0, got focal 1"), ({"level": 0}, "level must")],
-)
-def test_wrong_options_of_a_summary_are_named(options, named):
-    with pytest.raises(ValueError, match=named):
-        summarise([row_of("brier", 0.0, 0)], **options)
-
-
-def test_coefficients_are_chosen_on_validation_and_by_the_oracle_on_test():
-    seen = {0.1: (0.3, 0.1), 0.01: (0.2, 0.4), 0.05: (0.1, 0.2)}
-    rows = [row_of("norm", c, seed, val_ece=v + 0.01 * seed, ece=t) for c, (v, t) in seen.items() for seed in range(2)]
-    rows.append(row_of("focal", 1.0, 0))
-    focal, norm = sensitivity(rows)
-    assert (focal.loss, focal.chosen) == ("focal", 1.0)
-    assert [s.coefficient for s in norm.summaries] == [0.01, 0.05, 0.1]
-    assert norm.chosen == 0.05
-    assert [s.figures["ece"].mean for s in norm.summaries] == pytest.approx([0.4, 0.2, 0.1])
-    assert sensitivity(rows, by="ece")[1].chosen == 0.1
-    with pytest.raises(ValueError, match="by must be"):
-        sensitivity(rows, by="accuracy")
+    assert [row.seed for row in measure_calibratability(runs, [("a", 0.0, 2)])] == [2]
 
 
 def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
@@ -175,11 +104,11 @@ def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
     assert [row.size for row in rows] == [size for size in SIZES if size <= 600 for _ in range(2)]
     assert rows == validation_sizes(val, test, repeats=2, seed=5)
     assert rows != validation_sizes(val, test, repeats=2, seed=6)
-    [whole] = calibratability({("x", 0.0, 0): (val, test)})
+    [whole] = measure_calibratability({("x", 0.0, 0): (val, test)})
     for row in validation_sizes(val, test, sizes=[600], repeats=2):
         assert (row.ece_temperature, row.ece_histogram) == pytest.approx((whole.ece_temperature, whole.ece_histogram))
     order = np.random.default_rng([5, 1]).permutation(600)[:50]
-    [first] = calibratability({("x", 0.0, 0): ((val[0][order], val[1][order]), test)})
+    [first] = measure_calibratability({("x", 0.0, 0): ((val[0][order], val[1][order]), test)})
     assert rows[1].temperature == first.temperature
     assert rows[1].ece_histogram == first.ece_histogram
 
@@ -190,48 +119,3 @@ def test_validation_sizes_are_nested_repeatable_and_end_at_the_whole():
 def test_wrong_sizes_are_named(options, named):
     with pytest.raises(ValueError, match=named):
         validation_sizes(*halves(0, 1.0, n=600), **options)
-
-
-def test_bands_of_learned_epochs_by_hand():
-    tops = np.array([10.0, 9.0, 6.0, 5.0, 7.0, 1.0, 0.5])
-    learned = np.array([1, 1, 2, 3, 9, 10, np.inf])
-    found = max_logits(np.stack([tops, tops - 1, tops - 4], axis=1), learned, bounds=[1, 4], bins=19)
-    assert [(band.first, band.last, int(band.count.sum())) for band in found.bands] == [
-        (1, 1, 2),
-        (2, 4, 2),
-        (5, 10, 2),
-        (math.inf, math.inf, 1),
-    ]
-    assert found.edges[0] == 0.5
-    assert found.edges[-1] == 10.0
-    assert found.bands[2].count.nonzero()[0].tolist() == [1, 13]  # 1 and 7, in steps of a half from 0.5 on
-    assert found.range == pytest.approx(np.percentile(tops, 95) - np.percentile(tops, 5))
-    assert found.auc == 1.0  # 10 and 9 are above 7 and 1
-    assert max_logits(np.stack([-tops, -20 - tops], axis=1), learned, bounds=[1, 4]).auc == 0.0
-
-
-def test_bands_default_to_thirds_and_count_every_sample_once():
-    rng = np.random.default_rng(0)
-    z, learned = rng.normal(size=(300, 5)), np.where(rng.random(300) < 0.1, np.inf, rng.integers(1, 40, 300))
-    found = max_logits(torch.from_numpy(z), learned)
-    assert sum(int(band.count.sum()) for band in found.bands) == 300
-    counts = [int(band.count.sum()) for band in found.bands[:-1]]
-    assert len(counts) == 3
-    assert max(counts) < 1.4 * min(counts)
-    first, last = (
-        z.max(axis=1)[(learned >= band.first) & (learned <= band.last)] for band in (found.bands[0], found.bands[2])
-    )
-    pairs = (first[:, None] > last[None]).mean()
-    assert found.auc == pytest.approx(pairs)
-
-
-def test_one_band_has_no_area_and_wrong_epochs_are_named():
-    z = np.eye(3)
-    assert math.isnan(max_logits(z, [1, 1, 1]).auc)
-    assert [band.count.sum() for band in max_logits(z, [np.inf] * 3).bands] == [3]
-    with pytest.raises(ValueError, match="learned must"):
-        max_logits(z, [1, 2])
-    with pytest.raises(ValueError, match="learned must"):
-        max_logits(z, [1, 2, np.nan])
-    with pytest.raises(ValueError, match="bins must be"):
-        max_logits(z, [1, 2, 3], bins=0)

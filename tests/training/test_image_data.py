@@ -316,7 +316,7 @@ def test_imagenet_folders(tmp_path, monkeypatch):
         grey = int(path.stem[-1]) + 100 * int(path.parent.name == "n02")
         return np.full((300, 500, 3), grey, np.uint8)
 
-    monkeypatch.setattr(folder, "decoded", opened)
+    monkeypatch.setattr(folder, "decode", opened)
     for part in (data.train, data.val, data.test):
         for (image, label), file in zip((part[i] for i in range(len(part))), part.files, strict=True):
             assert image.shape == (3, 224, 224)
@@ -333,13 +333,13 @@ def test_pictures_without_pillow(tmp_path, monkeypatch):
     for name in ("PIL", "PIL.Image"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="needs pillow: pip install pillow"):
-        folder.decoded(tmp_path / "a.png")
+        folder.decode(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (300, 500), (511, 257), (64, 100), (1000, 225)])
 def test_crops_are_centred(shape):
     grid = np.linspace(0, 255, shape[1])[None, :, None] * np.ones((shape[0], 1, 3))
-    out = folder.cropped(grid.astype(np.uint8))
+    out = folder.center_crop(grid.astype(np.uint8))
     assert out.shape == (3, 224, 224)
     middle = (out[0, 0] + out[0, 0].flip(0)) / 2  # what is symmetric about the middle stays so
     assert (middle - 0.5).abs().max() < 0.02

@@ -36,7 +36,7 @@ def network(seed=0, dropout=0.0):
 
 def test_a_run_learns_and_its_record_is_what_the_network_says():
     state = torch.random.get_rng_state()
-    done = train(network(), DATA, losses.CrossEntropy(), epochs=4, batch=32)
+    done = train(network(), DATA, losses.CrossEntropy(), epochs=4, batch_size=32)
     assert torch.equal(torch.random.get_rng_state(), state)
     last = done.history.epochs[-1]
     assert last.loss < done.history.epochs[0].loss
@@ -49,7 +49,7 @@ def test_a_run_learns_and_its_record_is_what_the_network_says():
     pool = [metrics.ece(test / (i / 100), DATA[2].tensors[1]) for i in range(1, 1001)]
     assert last.optimal_ece == pytest.approx(min(pool), abs=1e-6)
     assert np.array_equal(done.history.correct[-1], (seen.argmax(dim=1) == DATA[0].tensors[1]).numpy())
-    assert [e.rate for e in done.history.epochs] == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447], rel=1e-5)
+    assert [e.lr for e in done.history.epochs] == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447], rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another():
@@ -85,7 +85,7 @@ def test_losses_that_do_their_own_passes_get_the_network():
 
 
 def test_patience_ends_a_run():
-    done = train(network(), DATA, losses.CrossEntropy(), epochs=50, rate=1.0, schedule="constant", patience=3)
+    done = train(network(), DATA, losses.CrossEntropy(), epochs=50, lr=1.0, schedule="constant", patience=3)
     assert 4 <= len(done.history.epochs) < 50
     best = int(np.argmin([epoch.nll for epoch in done.history.epochs]))
     assert len(done.history.epochs) - 1 - best == 3
@@ -118,7 +118,7 @@ sys.path.insert(0, {tests!r})
 from training.test_loop import DATA, network
 from trueup import losses
 from trueup.training.loop import train
-done = train(network(dropout=0.3), DATA, losses.CrossEntropy(), 30, batch=8, checkpoint={file!r}, progress=False)
+done = train(network(dropout=0.3), DATA, losses.CrossEntropy(), 30, batch_size=8, checkpoint={file!r}, progress=False)
 torch.save([p.detach() for p in done.model.parameters()], {out!r})
 """
 
@@ -163,7 +163,7 @@ fabric = Fabric(accelerator="cpu", devices={devices}, strategy="ddp" if {devices
 fabric.launch()
 rows = []
 for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0), losses.CLUE(passes=1)):
-    done = train(network(), DATA, loss, 3, batch={batch}, fabric=fabric, rate=0.05, progress=False)
+    done = train(network(), DATA, loss, 3, batch_size={batch}, fabric=fabric, lr=0.05, progress=False)
     rows += [[e.loss, e.nll, e.train_accuracy] for e in done.history.epochs]
 if fabric.is_global_zero:
     with open({out!r}, "w") as file:

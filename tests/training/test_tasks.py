@@ -61,7 +61,7 @@ def last(done):
 )
 def test_tokens_are_learned_and_judged_one_by_one(loss):
     dropout = 0.1 if isinstance(loss, losses.CLUE) else 0.0
-    done = train(reader(dropout), BOOK, loss, 4, task=TOKENS, batch=16, optimiser="adamw", rate=1e-2, progress=False)
+    done = train(reader(dropout), BOOK, loss, 4, task=TOKENS, batch_size=16, optimiser="adamw", lr=1e-2, progress=False)
     assert last(done).loss < done.history.epochs[0].loss
     x, y = BOOK[1].tensors
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_classes_may_come_first():
 )
 def test_numbers_are_learned_and_their_forecasts_judged(loss, head):
     task = Regression(variance_head=head)
-    done = train(guesser(1 + head), NUMBERS, loss, 5, task=task, optimiser="adamw", rate=1e-2, progress=False)
+    done = train(guesser(1 + head), NUMBERS, loss, 5, task=task, optimiser="adamw", lr=1e-2, progress=False)
     assert last(done).rmse < done.history.epochs[0].rmse
     x, y = NUMBERS[1].tensors
     found = moments(mc_dropout(done.model, x).double(), variance_head=head)
@@ -128,7 +128,7 @@ def test_a_network_that_announces_no_error_has_an_rmse_and_may_still_stop_early(
         nn.MSELoss(),
         60,
         task=Regression(),
-        rate=0.3,
+        lr=0.3,
         schedule="constant",
         patience=2,
         progress=False,
@@ -194,7 +194,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result_bit_for_bit(tmp_path, kind)
             return value(outputs, labels) * (math.nan if broken else 1.0)
 
         data, task = (BOOK, TOKENS) if kind == "tokens" else (NUMBERS, Regression())
-        return train(model, data, loss, 4, task=task, batch=20, checkpoint=file, rate=0.01, progress=False)
+        return train(model, data, loss, 4, task=task, batch_size=20, checkpoint=file, lr=0.01, progress=False)
 
     whole = run(tmp_path / "whole.pt")
     steps = 3 if kind == "tokens" else 10
@@ -204,7 +204,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result_bit_for_bit(tmp_path, kind)
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
     for a, b in zip(whole.history.epochs, again.history.epochs, strict=True):
-        assert (a.loss, a.nll, a.number, a.rate) == (b.loss, b.nll, b.number, b.rate)
+        assert (a.loss, a.nll, a.number, a.lr) == (b.loss, b.nll, b.number, b.lr)
     assert np.array_equal(whole.history.correct, again.history.correct)
 
 
@@ -255,7 +255,7 @@ def test_outputs_that_are_not_finite_stop_with_the_last_good_checkpoint(tmp_path
         return nn.functional.cross_entropy(z, y)
 
     with pytest.raises(TrainingError, match=r"outputs are not finite after epoch 2: .*last good state is in .*run.pt"):
-        train(model, (pairs, pairs, None), loss, 3, batch=100, checkpoint=tmp_path / "run.pt", progress=False)
+        train(model, (pairs, pairs, None), loss, 3, batch_size=100, checkpoint=tmp_path / "run.pt", progress=False)
 
 
 def test_patience_without_a_validation_half_is_refused():

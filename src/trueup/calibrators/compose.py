@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors, upcast_half
+from trueup.core.arrays import as_logits, as_tensors, take_rows, upcast_half
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -150,7 +150,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
         z, y = as_tensors(logits, labels, at_least=folds)
         out = torch.empty_like(z)
         for train, test in k_fold(z, y, folds):
-            out[test] = method(z[train], y[train])(z[test])
+            out[test] = method(*take_rows(z, y, train))(z[test])
         return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
 
     return calibrated
@@ -267,6 +267,6 @@ def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.n
     """The score of every row under a calibrator that has not seen it."""
     scores = np.empty(len(z))
     for train, test in k_fold(z, y, folds):
-        calibrated = method(z[train], y[train])(z[test])
+        calibrated = method(*take_rows(z, y, train))(z[test])
         scores[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
     return scores

@@ -60,9 +60,7 @@ def clamp(
         tuple[float, float] | None,
         typer.Option("--box", metavar="LOW HIGH", help="Range that shifted inputs are clipped to."),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", "--batch", metavar="N", help="Rows in a batch.")
-    ] = BATCH_SIZE,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows in a batch.")] = BATCH_SIZE,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")
     ] = None,

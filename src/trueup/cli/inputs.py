@@ -83,7 +83,7 @@ class Reader:
         self, source: str, split: str | None, cluster: str | None
     ) -> Iterator[tuple[Shards, Executor | None]]:
         """The shards, and the executor that reads them."""
-        from trueup.study.run import executor_for
+        from trueup.core.executors import executor_for
 
         shards = self.find_shards(source, split)
         self._check_first_rows(shards)

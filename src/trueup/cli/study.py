@@ -12,7 +12,7 @@ from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trueup.study import Options, Ran, Store, Study
+    from trueup.study import Options, RunSummary, Store, Study
 
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc")
 
@@ -72,7 +72,7 @@ def study(
 
     require_writable_folder(folder / name)
     from trueup.study import STUDIES, Options, Store
-    from trueup.study.study_page import save
+    from trueup.study.study_page import save_page
 
     selected: Study = STUDIES[name]
     options = Options(
@@ -86,7 +86,7 @@ def study(
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
     results = Store(require_writable(database))
     ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
-    page = save(selected, results, options, folder / name)
+    page = save_page(selected, results, options, folder / name)
     if as_json:
         cells = len(selected.cells(options))
         summary = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
@@ -104,8 +104,11 @@ def _parse(words: list[str]) -> tuple[bool, str]:
     return report_only, o.require_name("study", NAMES, names[0])
 
 
-def _run(study: Study, store: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool) -> Ran:
-    from trueup.study import executor_for, run
+def _run(
+    study: Study, store: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool
+) -> RunSummary:
+    from trueup.core.executors import executor_for
+    from trueup.study import run
 
     where = cluster or ("none" if workers == 1 else "processes" if workers is None else f"processes:{workers}")
     with executor_for(where) as executor:

@@ -26,21 +26,27 @@ def train(
     loss: o.Loss = "cross_entropy",
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Number of epochs.")] = 20,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "--batch", metavar="N", help="Rows in a batch (default 128).")
+        int | None, typer.Option("--batch-size", metavar="N", help="Rows in a batch (default 128).")
     ] = None,
     optimiser: Annotated[
         str | None, typer.Option("--optimiser", metavar="sgd|adamw", help="Optimiser (default sgd).")
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", "--rate", metavar="X", help="Learning rate (default 0.1).")
-    ] = None,
+    lr: Annotated[float | None, typer.Option("--lr", metavar="X", help="Learning rate (default 0.1).")] = None,
     weight_decay: Annotated[
-        float | None, typer.Option("--weight-decay", "--decay", metavar="X", help="Weight decay (default 0.0001).")
+        float | None, typer.Option("--weight-decay", metavar="X", help="Weight decay (default 0.0001).")
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
             "--schedule", metavar="constant|cosine|steps", help="Schedule of the learning rate (default cosine)."
+        ),
+    ] = None,
+    milestones: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--milestones",
+            metavar="SHARE",
+            help="Share of the epochs after which `steps` divides the learning rate by ten; may be repeated.",
         ),
     ] = None,
     patience: Annotated[
@@ -71,6 +77,7 @@ def train(
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
     from trueup.training.loop import train as train_network
+    from trueup.training.run_settings import with_current_names
 
     if data is not None:
         o.require_name("data set", DATASETS, data)
@@ -80,8 +87,8 @@ def train(
     network_keywords = network_options(network, dataset, seed=seed or 0)
     model = build_network(network, network_keywords, normalisation=dataset.normalisation)
     options = o.drop_unset(
-        batch=batch_size, optimiser=optimiser, rate=lr, decay=weight_decay, schedule=schedule, patience=patience,
-        seed=seed,
+        batch_size=batch_size, optimiser=optimiser, lr=lr, weight_decay=weight_decay, schedule=schedule,
+        milestones=milestones, patience=patience, seed=seed,
     )  # fmt: skip
     run = {
         "data": dataset.name,
@@ -98,6 +105,7 @@ def train(
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         started = resolve.read_run(folder)
+        started["train"] = with_current_names(started.get("train", {}))
         if started != to_json({"schema": started["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
         if not quiet:

@@ -1,7 +1,9 @@
 """Validation of arrays: check once here, trust afterwards.
 
-Every public function takes `logits, labels` and checks them here first. What comes back is known to have the right
-shape, type and range and to hold no NaN, so no inner function checks anything.
+Every public function takes `logits, labels` and checks them here first. What comes back has the right shape, type and
+range and holds no NaN, so that inner functions check nothing. A pair is checked once: the tensors that come back are
+aliases that carry a mark, with the version of their memory, and those that carry a valid mark are returned as they are.
+The caller's own arrays are never marked.
 """
 
 from __future__ import annotations
@@ -42,14 +44,34 @@ def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) 
 
 
 def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Tensor, Tensor]:
-    """Check a pair as `as_pair` does, and view it as torch tensors on the logits' device."""
+    """Check a pair as `as_pair` does, and view it as torch tensors on the logits' device.
+
+    A pair that came from here is returned as it is, unless it was changed since.
+
+    >>> z, y = as_tensors([[2.0, 1.0]], [0])
+    >>> again = as_tensors(z, y)
+    >>> again[0] is z, again[1] is y
+    (True, True)
+    """
     z = as_logits(logits)
     if len(z) < at_least:
         raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
+    if _are_checked_labels(labels, z, soft=soft):
+        return z, labels
     y = _tensor(labels, "labels").to(z.device)
-    if soft and y.ndim == 2:
-        return z, _check_soft_labels(y, z)
-    return z, _check_labels(y, z)
+    y = _check_soft_labels(y, z) if soft and y.ndim == 2 else _check_labels(y, z)
+    return z, _mark_checked(y, z.shape[1])
+
+
+def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Some rows of a pair that came from `as_tensors`: they need no second check.
+
+    >>> z, y = take_rows(*as_tensors([[2.0, 1.0], [0.0, 1.0]], [0, 1]), torch.tensor([1]))
+    >>> as_tensors(z, y)[0] is z
+    True
+    """
+    z, y = logits[rows], labels[rows]
+    return _mark_checked(z, z.shape[1]), _mark_checked(y, z.shape[1])
 
 
 def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
@@ -64,13 +86,15 @@ def as_labels(labels: Any, logits: Any) -> Any:
 
 def as_logits(logits: Any, name: str = "logits") -> Tensor:
     """Check logits (n, classes): floating point, finite, at least two classes."""
+    if _is_checked(logits) and logits.ndim == 2 and logits.is_floating_point():
+        return logits
     z = _tensor(logits, name)
     if z.ndim != 2:
         hint = {1: Hint.BINARY_SCORE, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
         raise InputError(name, "have shape (n, classes)", _shape(z), hint)
     if z.shape[1] < 2:
         raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", Hint.BINARY_SCORE)
-    return _check_finite(z, name)
+    return _mark_checked(_check_finite(z, name), z.shape[1])
 
 
 def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
@@ -173,7 +197,7 @@ def flatten(
 def match_kind(result: Tensor, original: Any) -> Any:
     """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
     if isinstance(original, Tensor):
-        return result
+        return result.detach() if _is_checked(result) else result  # whoever gets it may write to it through NumPy
     array = result.cpu().numpy()
     if isinstance(original, np.ndarray) and not original.flags.writeable and np.may_share_memory(array, original):
         array.flags.writeable = False  # a read-only memory map stays read-only
@@ -183,6 +207,27 @@ def match_kind(result: Tensor, original: Any) -> Any:
 def upcast_half(x: Tensor) -> Tensor:
     """Half precision is computed in float32; other types stay as they are."""
     return x.float() if _is_half(x.dtype) else x
+
+
+def _mark_checked(x: Tensor, classes: int) -> Tensor:
+    """Mark an alias of ours as checked, for so many classes, as long as its memory keeps its version."""
+    if not x.is_inference():  # such tensors have no version
+        x._checked = x._version, classes  # type: ignore[attr-defined]
+    return x
+
+
+def _is_checked(x: Any) -> bool:
+    mark = getattr(x, "_checked", None) if isinstance(x, Tensor) else None
+    return mark is not None and mark[0] == x._version
+
+
+def _are_checked_labels(y: Any, z: Tensor, *, soft: bool) -> bool:
+    """Whether labels were checked against as many rows, on the same device, and no more classes."""
+    if not _is_checked(y) or len(y) != len(z) or y.device != z.device:
+        return False
+    if y.ndim == 2:
+        return soft and y.dtype == torch.float64 and y.shape == z.shape
+    return y.dtype == torch.int64 and y._checked[1] <= z.shape[1]
 
 
 def _is_half(dtype: torch.dtype) -> bool:

@@ -266,9 +266,9 @@ def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:
 
 
 def _as_pair(pair: tuple[Any, Any], *, at_least: int) -> Pair:
-    """Checked tensors, half precision as float32."""
+    """Checked tensors, half precision as float32; the labels a copy, since they are indices and outlast the call."""
     z, y = as_tensors(*pair, at_least=at_least)
-    return as_tensors(upcast_half(z), y)
+    return as_tensors(upcast_half(z), y.clone())
 
 
 def _reason(error: Exception) -> str:

@@ -73,13 +73,13 @@ def learned_epochs(runs: Mapping[str, Any], *, bins: int = 30) -> LearnedEpochs:
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     epochs = [_epochs(name, run) for name, run in runs.items()]
-    known = [found[np.isfinite(found)] for found in epochs]
-    last = int(max((found.max() for found in known if len(found)), default=1))
+    known = [run[np.isfinite(run)] for run in epochs]
+    last = int(max((run.max() for run in known if len(run)), default=1))
     width = -(-last // bins)
     edges = np.arange(0.5, last + width, width)
-    counts = np.array([np.histogram(found, edges)[0] for found in known], dtype=np.int64).reshape(-1, len(edges) - 1)
-    never = np.array([np.isinf(found).sum() for found in epochs], dtype=np.int64)
-    return LearnedEpochs(tuple(runs), edges, counts, never, np.array([_mean(found) for found in known]))
+    counts = np.array([np.histogram(run, edges)[0] for run in known], dtype=np.int64).reshape(-1, len(edges) - 1)
+    never = np.array([np.isinf(run).sum() for run in epochs], dtype=np.int64)
+    return LearnedEpochs(tuple(runs), edges, counts, never, np.array([_mean(run) for run in known]))
 
 
 def _epochs(name: str, run: Any) -> np.ndarray:
@@ -93,11 +93,11 @@ def _epochs(name: str, run: Any) -> np.ndarray:
 def _draw_learned_epochs(record: LearnedEpochs, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A histogram a run, as outlines, in per cent of its samples."""
     ax = style.axes_for(ax)
-    for place, name in enumerate(record.names):
-        total = max(int(record.counts[place].sum() + record.never[place]), 1)
-        words = f"{name}: mean {record.means[place]:.1f}, {100 * record.never[place] / total:.1f} % never"
-        look = {key: value for key, value in style.line_style(place).items() if not key.startswith("marker")}
-        ax.stairs(100 * record.counts[place] / total, record.edges, label=words, **look)
+    for index, name in enumerate(record.names):
+        total = max(int(record.counts[index].sum() + record.never[index]), 1)
+        words = f"{name}: mean {record.means[index]:.1f}, {100 * record.never[index] / total:.1f} % never"
+        look = {key: value for key, value in style.line_style(index).items() if not key.startswith("marker")}
+        ax.stairs(100 * record.counts[index] / total, record.edges, label=words, **look)
     ax.set(xlim=(record.edges[0], record.edges[-1]), ylim=(0, None))
     ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     if not record.names:
@@ -122,7 +122,7 @@ class Band:
 
 @dataclass(frozen=True)
 class MaxLogits:
-    """Greatest logits by learned epoch: wide and apart where a network tells easy from hard samples."""
+    """Greatest logits by learned epoch: wide and apart where a network distinguishes easy from hard samples."""
 
     edges: np.ndarray
     bands: tuple[Band, ...]
@@ -140,10 +140,10 @@ def max_logits(logits: Any, learned: Any, *, bounds: Sequence[float] | None = No
     end. Logits are taken as they are: they must come from one network, in evaluation mode.
 
     >>> logits = [[9.0, 0.0], [8.0, 0.0], [5.0, 0.0], [2.0, 0.0], [1.0, 0.0]]
-    >>> found = max_logits(logits, [1, 1, 2, 7, np.inf], bounds=[1], bins=2)
-    >>> [(band.first, band.last, band.count.tolist()) for band in found.bands]
+    >>> record = max_logits(logits, [1, 1, 2, 7, np.inf], bounds=[1], bins=2)
+    >>> [(band.first, band.last, band.count.tolist()) for band in record.bands]
     [(1.0, 1.0, [0, 2]), (2.0, 7.0, [1, 1]), (inf, inf, [1, 0])]
-    >>> f"{found.range:.4f} {found.auc:.4f}"
+    >>> f"{record.range:.4f} {record.auc:.4f}"
     '7.6000 1.0000'
 
     Wang, Feng & Zhang (2021), figure 5; the two numbers are ours.
@@ -160,7 +160,7 @@ def max_logits(logits: Any, learned: Any, *, bounds: Sequence[float] | None = No
     last = float(seen.max()) if len(seen) else 0.0
     ends = [*sorted({float(bound) for bound in bounds if bound < last}), last]
     edges = np.histogram_bin_edges(z, bins)
-    groups = [z[known & (np.searchsorted(ends, epochs) == place)] for place in range(len(ends))]
+    groups = [z[known & (np.searchsorted(ends, epochs) == index)] for index in range(len(ends))]
     starts = [1.0, *(math.floor(end) + 1.0 for end in ends[:-1])]
     spans = [*zip(starts, ends, groups, strict=True), (math.inf, math.inf, z[~known])]
     bands = tuple(Band(a, b, np.histogram(group, edges)[0]) for a, b, group in spans if len(group))
@@ -177,11 +177,11 @@ def max_logits(logits: Any, learned: Any, *, bounds: Sequence[float] | None = No
 def _draw_max_logits(record: MaxLogits, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A histogram a band of epochs, each in per cent of its own samples."""
     ax = style.axes_for(ax)
-    for place, band in enumerate(record.bands):
+    for index, band in enumerate(record.bands):
         span = f"epoch {band.first:g}" if band.first == band.last else f"epochs {band.first:g}–{band.last:g}"
         words = f"{'never learned' if np.isinf(band.first) else span} ({band.count.sum():,})"
         shares = 100 * band.count / max(int(band.count.sum()), 1)
-        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **style.fill_style(place))
+        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **style.fill_style(index))
     if not record.bands:
         style.write_empty(ax, "no samples")
     ax.set_ylim(0, None)
@@ -206,7 +206,7 @@ class GammaSweep:
 
 
 def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
-    """ECE, loss and entropy along the exponent γ, from the rows of `clamping.ablation.sweep_gamma`.
+    """ECE, loss and entropy along the exponent γ, from the rows of fits at several γ.
 
     >>> def row(gamma, ece):
     ...     return AblationRow("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
@@ -230,12 +230,12 @@ def _draw_gamma_sweep(record: GammaSweep, ax: Axes | None = None, *, title: str 
     """ECE on the left; loss and entropy, both in nats, on the right."""
     ax = style.axes_for(ax)
     other = ax.twinx()
-    for side, values, name, place in (
+    for side, values, name, index in (
         (ax, record.ece, "ECE", 0),
         (other, record.loss, "loss", 1),
         (other, record.entropy, "entropy", 2),
     ):
-        side.plot(record.gammas, values, **style.line_style(place), label=name)
+        side.plot(record.gammas, values, **style.line_style(index), label=name)
     style.set_labels(ax, "Exponent of the focal loss" if title is None else title, "γ", "ECE")
     style.second_axis(ax, other, "Loss and entropy (nats)")
     return ax
@@ -256,7 +256,7 @@ def starts(rows: Iterable[AblationRow], metric: str = "ece") -> Starts:
     >>> def row(start, ece):
     ...     return AblationRow(start, 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, 1.0, 0.4, 0)
     >>> record = starts([row("random", 0.04), row("data", 0.02), row("random", 0.06)])
-    >>> record.names, [found.tolist() for found in record.values]
+    >>> record.names, [values.tolist() for values in record.values]
     (('random', 'data'), [[0.04, 0.06], [0.02]])
 
     Tang et al., "Neural Clamping" (2024), figure 3.
@@ -269,22 +269,22 @@ def starts(rows: Iterable[AblationRow], metric: str = "ece") -> Starts:
 def _draw_starts(record: Starts, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A box a start, and every fit as a point."""
     ax = style.axes_for(ax)
-    values = [found[np.isfinite(found)] for found in record.values]
+    values = [fits[np.isfinite(fits)] for fits in record.values]
     if values:
         line = {"color": style.text_color(ax), "linewidth": 0.9}
-        shown = ax.boxplot(
+        boxes = ax.boxplot(
             values, widths=0.5, patch_artist=True, showfliers=False, medianprops=line, whiskerprops=line, capprops=line
         )
-        for place, box in enumerate(shown["boxes"]):
-            box.set(linewidth=0.9, **style.fill_style(place))
-        for place, found in enumerate(values):
-            point = {**style.line_style(place), "linestyle": "", "markeredgecolor": style.text_color(ax)}
-            ax.plot(np.full(len(found), place + 1.0), found, **point, markeredgewidth=0.4, zorder=3)
+        for index, box in enumerate(boxes["boxes"]):
+            box.set(linewidth=0.9, **style.fill_style(index))
+        for index, fits in enumerate(values):
+            point = {**style.line_style(index), "linestyle": "", "markeredgecolor": style.text_color(ax)}
+            ax.plot(np.full(len(fits), index + 1.0), fits, **point, markeredgewidth=0.4, zorder=3)
     else:
         style.write_empty(ax, "no fits")
     words = "Fits from different starts" if title is None else title
     style.set_labels(ax, words, "Start", label(record.metric))
-    names = [f"{style.shorten(name, 14)}\n({len(found)})" for name, found in zip(record.names, values, strict=True)]
+    names = [f"{style.shorten(name, 14)}\n({len(fits)})" for name, fits in zip(record.names, values, strict=True)]
     ax.set_xticks(range(1, len(names) + 1), labels=names)
     return ax
 
@@ -341,14 +341,14 @@ def _draw_shift_curves(record: ShiftCurves, ax: Axes | None = None, *, title: st
         far = np.where(seen, np.abs(all_curves - mean), 0).sum(axis=1)
         chosen = set(np.argsort(-far, kind="stable")[: _CURVES - 2].tolist())
         others: dict[str, Any] = {"color": style.GREY, "linewidth": 0.6}
-        rest = [name for place, name in enumerate(named) if place not in chosen]
-        for place, name in enumerate(rest):
-            words = f"{len(rest)} others" if not place else None
+        rest = [name for index, name in enumerate(named) if index not in chosen]
+        for index, name in enumerate(rest):
+            words = f"{len(rest)} others" if not index else None
             ax.plot(record.severities, record.series[name], **others, label=words, zorder=1)
         ax.plot(record.severities, mean, color=style.text_color(ax), linewidth=2, label=f"mean of {len(named)}")
-        named = [name for place, name in enumerate(named) if place in chosen]
-    for place, name in enumerate(named):
-        ax.plot(record.severities, record.series[name], **style.line_style(place), label=name)
+        named = [name for index, name in enumerate(named) if index in chosen]
+    for index, name in enumerate(named):
+        ax.plot(record.severities, record.series[name], **style.line_style(index), label=name)
     if not named:
         style.write_empty(ax, "no rows")
     ax.set_xticks(record.severities)
@@ -368,8 +368,8 @@ def _group_by(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
 def _column(rows: list[Any], metric: str) -> np.ndarray:
     for row in rows:
         if not isinstance(getattr(row, metric, None), (int, float)):
-            there = [name for name, value in vars(row).items() if isinstance(value, float)]
-            raise ValueError(f"metric must be one of {', '.join(there)}, got {metric!r}")
+            metrics = [name for name, value in vars(row).items() if isinstance(value, float)]
+            raise ValueError(f"metric must be one of {', '.join(metrics)}, got {metric!r}")
     return np.array([getattr(row, metric) for row in rows], dtype=np.float64)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product as combinations
 from typing import TYPE_CHECKING, Any
 
 from trueup.registry import Lazy
-from trueup.study.cell import Cell
 
 if TYPE_CHECKING:
     from trueup.study.tables import Table
@@ -25,6 +27,45 @@ STUDIES = Lazy(
     },
 )
 """Name → Study, imported when it is asked for."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be run: settings in plain data, which say everything that the result depends on.
+
+    `local` says where this machine keeps its files and how many threads to use. The work sees it among the settings,
+    but it is no part of the cell's identity, nor kept with the results.
+
+    >>> cell = Cell("demo", 1, {"method": "temperature", "seed": 0}, local={"folder": "/data"})
+    >>> cell.key == Cell("demo", 1, {"seed": 0.0, "method": "temperature"}).key
+    True
+    >>> cell.key == Cell("demo", 2, {"method": "temperature", "seed": 0}).key
+    False
+    """
+
+    study: str
+    version: int
+    """Of the study: a change of what it computes makes new cells of it."""
+    settings: Mapping[str, Any]
+    local: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", plain(self.settings, "settings"))
+        object.__setattr__(self, "local", plain(self.local, "local"))
+        if both := sorted(self.settings.keys() & self.local.keys()):
+            raise ValueError(f"local must not repeat the names of settings, got {both[0]!r} in both")
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def key(self) -> str:
+        """The identity: a hash of study, version and settings, however these are ordered."""
+        known = [self.study, self.version, _canonical(self.settings)]
+        return digest(as_json(known, sort_keys=True).encode())
+
+    def __str__(self) -> str:
+        return f"{self.study}({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
 
 
 @dataclass(frozen=True)
@@ -89,14 +130,14 @@ class Study:
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
     title: str = ""
     paper: str = ""
-    """Whose printed numbers to set beside ours: a name in the facts."""
+    """Whose published numbers to compare with: a name in published.csv."""
 
     def cells(self, options: Options | None = None) -> list[Cell]:
         """Every cell of the study, each once, in the order of the grid."""
         options = options or Options()
         local = {"threads": options.threads, **self.local(options)}
-        found = {cell.key: cell for s in self.grid(options) for cell in [Cell(self.name, self.version, s, local)]}
-        return list(found.values())
+        cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]
+        return list({cell.key: cell for cell in cells}.values())
 
 
 def product(**axes: Iterable[Any]) -> list[dict[str, Any]]:
@@ -106,3 +147,52 @@ def product(**axes: Iterable[Any]) -> list[dict[str, Any]]:
     [{'method': 'a', 'seed': 0}, {'method': 'a', 'seed': 1}, {'method': 'b', 'seed': 0}]
     """
     return [dict(zip(axes, values, strict=True)) for values in combinations(*axes.values())]
+
+
+def plain(value: Any, name: str) -> Any:
+    """The value as JSON has it: NumPy's and torch's numbers become Python's, arrays and tuples become lists.
+
+    >>> plain({"sizes": (50, 100)}, "settings")
+    {'sizes': [50, 100]}
+    >>> plain({"when": {1, 2}}, "settings")
+    Traceback (most recent call last):
+    ValueError: settings['when'] must be plain data (None, bool, number, text, list, dict), got set
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"{name} must have names for keys, got {strange[0]!r}")
+        return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), name)
+    for kind in (bool, int, float, str):  # an IntEnum or a str of a subclass is what it is of
+        if isinstance(value, kind):
+            return kind(value)
+    wanted = "plain data (None, bool, number, text, list, dict)"
+    raise ValueError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
+def digest(content: bytes) -> str:
+    """A short hash of some content, by which files and settings are identified.
+
+    >>> digest(b"")
+    'e3b0c44298fc1c149afbf4c8996fb924'
+    """
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def as_json(value: Any, *, sort_keys: bool = False) -> str:
+    """Text that `json.loads` turns into the very same value, NaN and infinities too."""
+    return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False)
+
+
+def _canonical(value: Any) -> Any:
+    """Equal numbers written equally: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,15 +1,42 @@
-"""What the papers print, to set beside what was run here."""
+"""Published values of the papers, and the comparison of our numbers with them."""
 
 from __future__ import annotations
 
 import csv
 import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from trueup.report.html import TableCell, definition_list, escape, paragraph, section, table
+from trueup.study.grid import Options, Rows
+from trueup.study.tables import MISSING, Table, format_mean
+
+UNITS = (("_pct", 100.0), ("_x1e-2", 100.0), ("_x1e-3", 1000.0), ("_nats", 1.0))
+UNIT_SIGNS = {"pct": "%", "x1e-2": "×10⁻²", "x1e-3": "×10⁻³", "nats": "nats"}
+AFTER = {"ece_after_ts": "ece_temperature", "ece_after_hb": "ece_histogram"}
+"""Where our column has another name than the published metric without its unit."""
+MAX_STDS = 2.0
+"""Two means differ if they are more than this many standard deviations of their difference apart."""
+DIGITS = {"accuracy": 2, "ece": 2, "aece": 2, "entropy": 4, "sce": 4}
+SPELLINGS: Mapping[str, str] = {
+    "newsgroups20": "20newsgroups",
+    "imagenet": "imagenet1k",
+    "wrn40x10": "wideresnet4010",
+    "textcnn": "8layer1dcnn",
+    "vitsmallpatch16224": "vits16",
+    "mixerb16224": "mlpmixerb16",
+}
+"""Our names, or timm's, → those of the papers."""
+MARKS = {"agrees": "=", "differs": "≠", "same direction": "✓", "opposite direction": "✗"}
+
+Verdict = Literal["agrees", "differs", "same direction", "opposite direction", "within spread", "no number"]
 
 
-class Fact(NamedTuple):
+class PublishedValue(NamedTuple):
     """A number as a paper prints it."""
 
     paper: str
@@ -25,37 +52,304 @@ class Fact(NamedTuple):
     """NaN where none is printed."""
 
 
-def printed(paper: str, table: str | None = None, **wanted: str) -> list[Fact]:
+def published_values(paper: str, table: str | None = None, **wanted: str) -> list[PublishedValue]:
     """The numbers of a paper, or of one of its tables, with these values in the other fields, in printed order.
 
     >>> wanted = {"model": "ResNet-110", "method": "Temperature Scaling", "metric": "ece_pct"}
-    >>> [fact] = printed("neural-clamping", "table 2", **wanted)
-    >>> f"{fact.mean:.2f} {fact.std:.2f}"
+    >>> [value] = published_values("neural-clamping", "table 2", **wanted)
+    >>> f"{value.mean:.2f} {value.std:.2f}"
     '1.71 0.00'
-    >>> sorted({fact.table for fact in printed("rethinking")})
+    >>> sorted({value.table for value in published_values("rethinking")})
     ['coefficients', 'figure 4', 'figure 6e', 'figure 6f', 'table 1', 'table 2']
 
     Tang, Chen & Ho (2024), Neural Clamping: joint input perturbation and temperature scaling for neural network
     calibration; Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of
     overconfidence.
     """
-    if unknown := sorted(set(wanted) - set(Fact._fields)):
-        raise ValueError(f"fields must be among {', '.join(Fact._fields[2:])}, got {unknown[0]!r}")
-    papers = sorted({fact.paper for fact in _facts()})
+    if unknown := sorted(set(wanted) - set(PublishedValue._fields)):
+        raise ValueError(f"fields must be among {', '.join(PublishedValue._fields[2:])}, got {unknown[0]!r}")
+    papers = sorted({value.paper for value in _all_values()})
     if paper not in papers:
         raise ValueError(f"paper must be one of {', '.join(papers)}, got {paper!r}")
     wanted = {"paper": paper, **({} if table is None else {"table": table}), **wanted}
-    return [fact for fact in _facts() if all(getattr(fact, name) == value for name, value in wanted.items())]
+    return [value for value in _all_values() if all(getattr(value, name) == field for name, field in wanted.items())]
 
 
 @cache
-def _facts() -> tuple[Fact, ...]:
+def _all_values() -> tuple[PublishedValue, ...]:
     text = files("trueup.study").joinpath("published.csv").read_text(encoding="utf-8")
-    found = []
-    for paper, table, dataset, model, method, metric, mean, std in list(csv.reader(text.splitlines()))[1:]:
-        found.append(Fact(paper, table, dataset, model, method, metric, _number(mean), _number(std)))
-    return tuple(found)
+    rows = list(csv.reader(text.splitlines()))[1:]
+    return tuple(PublishedValue(*row[:6], *map(_float, row[6:])) for row in rows)  # type: ignore[arg-type]
 
 
-def _number(text: str) -> float:
+def _float(text: str) -> float:
     return float(text) if text else math.nan
+
+
+class Reason(NamedTuple):
+    """A setting that is not the paper's."""
+
+    what: str
+    ours: str
+    theirs: str
+
+    def __str__(self) -> str:
+        return f"another {self.what} ({self.ours} instead of {self.theirs})"
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """One figure of one method, ours and theirs in the unit of the paper."""
+
+    method: str
+    figure: str
+    unit: str
+    ours: float
+    our_std: float
+    theirs: float
+    their_std: float
+    verdict: Verdict
+    """With the same data set and network "agrees" or "differs"; else the direction of the change from the reference."""
+
+    @property
+    def digits(self) -> int:
+        """As the paper prints it."""
+        return DIGITS.get(self.figure, 2)
+
+    @property
+    def heading(self) -> str:
+        """Its name and unit, above its column."""
+        name, sign = self.figure.replace("_", ", "), UNIT_SIGNS.get(self.unit.split(" ")[0], "")
+        return f"{name}, {sign}" if sign else name
+
+
+@dataclass(frozen=True)
+class PaperComparison:
+    """One group of our results compared with one data set and network of a published table."""
+
+    table: str
+    """The paper's."""
+    name: str
+    """Of our table."""
+    group: str
+    dataset: str
+    model: str
+    reference: str
+    """The first method of both, from which the changes of the others are counted."""
+    reasons: tuple[Reason, ...]
+    """Settings that differ; none where data set and network are the same."""
+    figures: tuple[ComparedFigure, ...]
+
+    def with_verdict(self, verdict: Verdict) -> list[ComparedFigure]:
+        """The figures with this verdict."""
+        return [figure for figure in self.figures if figure.verdict == verdict]
+
+
+def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> list[PaperComparison]:
+    """Compare each published table with the one of ours that shares most of its methods and figures, group by group.
+
+    Where one of our groups has the same data set and network, only that group is compared with them.
+    """
+    by_table: dict[str, list[PublishedValue]] = {}
+    for value in published_values(paper):
+        by_table.setdefault(value.table, []).append(value)
+    comparisons = []
+    for values in by_table.values():
+        shared = {name: _count_shared(ours, values) for name, ours in tables.items()}
+        name = max(shared, key=shared.__getitem__, default=None)
+        if name is None or not shared[name]:
+            continue
+        for dataset, model in dict.fromkeys((value.dataset, value.model) for value in values):
+            theirs = [value for value in values if (value.dataset, value.model) == (dataset, model)]
+            groups = [(group, _reasons(group, rows, dataset, model)) for group in tables[name].groups]
+            exact = [pair for pair in groups if not pair[1]]
+            for group, reasons in exact or groups:
+                comparisons.append(_compare_group(name, tables[name], group, theirs, reasons))
+    return [comparison for comparison in comparisons if comparison.figures]
+
+
+def _compare_group(
+    name: str, ours: Table, group: str, values: Sequence[PublishedValue], reasons: Sequence[Reason]
+) -> PaperComparison:
+    members = {normalize_name(member): (member, entries) for member, entries in ours.groups[group].items()}
+    shared = [value for value in values if normalize_name(value.method) in members]
+    reference = shared[0].method if shared else ""
+    base: dict[str, tuple[float, float, PublishedValue]] = {}
+    figures = []
+    for value in shared:
+        figure, factor = column_and_factor(value.metric)
+        column = next((column for column in ours.columns if column.name == figure), None)
+        member, entries = members[normalize_name(value.method)]
+        entry = entries.get(figure)
+        if column is None or entry is None:
+            continue
+        mean, std = factor * entry.mean / column.scale, factor * entry.std / column.scale
+        if value.method == reference:
+            base[figure] = (mean, std, value)
+        verdict = _verdict(mean, std, value, base.get(figure), bool(reasons))
+        unit = value.metric.removeprefix(figure).replace("_", " ").strip()
+        figures.append(ComparedFigure(member, figure, unit, mean, std, value.mean, value.std, verdict))
+    first = values[0]
+    return PaperComparison(
+        first.table, name, group, first.dataset, first.model, reference, tuple(reasons), tuple(figures)
+    )
+
+
+def _verdict(
+    mean: float, std: float, value: PublishedValue, base: tuple[float, float, PublishedValue] | None, other: bool
+) -> Verdict:
+    if math.isnan(mean) or math.isnan(value.mean):
+        return "no number"
+    if not other:
+        return "differs" if _differ(mean, std, value.mean, value.std) else "agrees"
+    if base is None or base[2] is value:
+        return "no number"  # the reference does not change from itself
+    ours = _differ(mean, std, base[0], base[1]) * math.copysign(1, mean - base[0])
+    theirs = _differ(value.mean, value.std, base[2].mean, base[2].std) * math.copysign(1, value.mean - base[2].mean)
+    if not ours * theirs:
+        return "within spread"
+    return "same direction" if ours * theirs > 0 else "opposite direction"
+
+
+def _differ(a: float, a_std: float, b: float, b_std: float) -> bool:
+    """Whether two means differ by more than their spread; one number alone has none."""
+    spread = math.hypot(*(0.0 if math.isnan(std) else std for std in (a_std, b_std)))
+    return abs(a - b) > max(MAX_STDS * spread, 1e-9)
+
+
+def _count_shared(ours: Table, values: Iterable[PublishedValue]) -> int:
+    members = {normalize_name(member) for group in ours.groups.values() for member in group}
+    columns = {column.name for column in ours.columns}
+    pairs = {(normalize_name(value.method), column_and_factor(value.metric)[0]) for value in values}
+    return sum(method in members and figure in columns for method, figure in pairs)
+
+
+def _reasons(group: str, rows: Rows, dataset: str, model: str) -> tuple[Reason, ...]:
+    """What of a group's data set and network is not the paper's."""
+    data, _, network = group.partition(", ")
+    own_rows = [row for row in rows if normalize_name(str(row.get("data", ""))) == normalize_name(data)]
+    networks = [network] if network else sorted({str(row["network"]) for row in own_rows if "network" in row})
+    reasons = []
+    if normalize_name(data) != normalize_name(dataset):
+        reasons.append(Reason("data set", data, dataset))
+    if model and {normalize_name(name) for name in networks} != {normalize_name(model)}:
+        reasons.append(Reason("network", ", ".join(networks) or "not named", model))
+    return tuple(reasons)
+
+
+def column_and_factor(metric: str) -> tuple[str, float]:
+    """Our column for a published metric, and the factor that brings a plain number to its unit.
+
+    >>> column_and_factor("ece_pct"), column_and_factor("sce_x1e-3"), column_and_factor("ece_pct_after_ts")
+    (('ece', 100.0), ('sce', 1000.0), ('ece_temperature', 100.0))
+    """
+    for unit, factor in UNITS:
+        if unit in metric:
+            name = metric.replace(unit, "")
+            return AFTER.get(name, name), factor
+    return metric, 1.0
+
+
+def normalize_name(name: str) -> str:
+    """A name without case and punctuation, in the spelling of the papers.
+
+    >>> normalize_name("CIFAR-100"), normalize_name("resnet110"), normalize_name("newsgroups20")
+    ('cifar100', 'resnet110', '20newsgroups')
+    """
+    short = re.sub(r"[^a-z0-9*]", "", name.lower().removeprefix("timm:"))
+    return SPELLINGS.get(short, short)
+
+
+def comparison_section(paper: str, comparisons: Sequence[PaperComparison], options: Options) -> str:
+    """The section of a page with our numbers, the published ones, and what the settings explain of the differences."""
+    heading = "Comparison with the paper"
+    if not paper:
+        return section("paper", heading, paragraph("No published numbers are known for this study."))
+    if not comparisons:
+        return section("paper", heading, paragraph("None of what was run is in one of the paper's tables."))
+    same, others = [c for c in comparisons if not c.reasons], [c for c in comparisons if c.reasons]
+    parts = [
+        paragraph(
+            "Each cell has our number and, below it, the published one. With the same data set and network, = is a "
+            "difference within twice the spread of both, ≠ one beyond it. With others only the direction in which a "
+            "method changes from the first can agree: ✓ the same direction in both, ✗ opposite directions, no sign "
+            "where one of the two changes by no more than its spread."
+        )
+    ]
+    parts.append(_summary(same, others, options))
+    parts += map(_comparison_table, same)
+    if others:
+        inner = "".join(map(_comparison_table, others))
+        parts.append(f"<details open><summary>Other data sets or networks than the paper’s</summary>{inner}</details>")
+    return section("paper", heading, *parts)
+
+
+def _summary(same: Sequence[PaperComparison], others: Sequence[PaperComparison], options: Options) -> str:
+    """What the settings explain, and what they do not."""
+
+    def count(comparisons: Sequence[PaperComparison], verdict: Verdict) -> int:
+        return sum(len(comparison.with_verdict(verdict)) for comparison in comparisons)
+
+    lines = []
+    if same:
+        differing = count(same, "differs")
+        lines.append(("Same data set and network", f"{count(same, 'agrees')} numbers agree, {differing} do not."))
+        if differing:
+            lines.append(("Not explained by data set or network", _list_figures(same, "differs")))
+    if others:
+        lines.append(("Explained by the settings", f"The sizes of the numbers: {_list_reasons(others)}."))
+        references = ", ".join(dict.fromkeys(comparison.reference for comparison in others))
+        opposite, unsure = count(others, "opposite direction"), count(others, "within spread")
+        lines.append(
+            (
+                "Directions of the changes",
+                f"Of the changes from {references}, {count(others, 'same direction')} have the same direction as in "
+                f"the paper, {opposite} the opposite one, {unsure} are within the spread.",
+            )
+        )
+        if opposite:
+            why = "Other data may be the reason, but nothing here shows that: "
+            lines.append(("Not explained by the sizes", why + _list_figures(others, "opposite direction")))
+    half = "on the test samples (oracle)" if options.oracle else "on validation samples"
+    lines.append(("Choices", f"What is chosen among several was chosen {half}."))
+    return definition_list(lines, "how")
+
+
+def _list_reasons(comparisons: Sequence[PaperComparison]) -> str:
+    """Each setting once: ours, and what the paper had in its place."""
+    theirs: dict[tuple[str, str], dict[str, None]] = {}
+    for reason in (reason for comparison in comparisons for reason in comparison.reasons):
+        theirs.setdefault((reason.what, reason.ours), {})[reason.theirs] = None
+    return "; ".join(f"{what} {ours} instead of {', '.join(names)}" for (what, ours), names in theirs.items())
+
+
+def _list_figures(comparisons: Sequence[PaperComparison], verdict: Verdict) -> str:
+    lines = []
+    for comparison in comparisons:
+        names = [f"{figure.method}: {figure.heading}" for figure in comparison.with_verdict(verdict)]
+        if names:
+            lines.append(f"{comparison.table}, {comparison.dataset} {comparison.model} ({'; '.join(names)})")
+    return "; ".join(lines) + "."
+
+
+def _comparison_table(comparison: PaperComparison) -> str:
+    headings = list(dict.fromkeys(figure.heading for figure in comparison.figures))
+    rows: list[list[str | TableCell]] = []
+    for method in dict.fromkeys(figure.method for figure in comparison.figures):
+        figures = {figure.heading: figure for figure in comparison.figures if figure.method == method}
+        rows.append([method, *(_comparison_cell(figures.get(heading)) for heading in headings)])
+    title = f"{comparison.table.capitalize()}: {comparison.dataset} {comparison.model}".strip()
+    reasons = f": {' and '.join(map(str, comparison.reasons))}" if comparison.reasons else ""
+    note = paragraph(f"Ours is {comparison.group}{reasons}.", "note")
+    return f"<h3>{escape(title)}</h3>{note}{table(title, ['method', *headings], rows)}"
+
+
+def _comparison_cell(figure: ComparedFigure | None) -> TableCell:
+    if figure is None:
+        return TableCell(MISSING)
+    ours, theirs = (
+        format_mean(mean, std, figure.digits)
+        for mean, std in ((figure.ours, figure.our_std), (figure.theirs, figure.their_std))
+    )
+    warn = figure.verdict in ("differs", "opposite direction")
+    return TableCell(ours, note=theirs, mark=MARKS.get(figure.verdict, ""), warn=warn)

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trueup.study.cell import Cell, as_json, plain
+from trueup.study.grid import Cell, as_json, plain
 
 SCHEMA = 1
 PATIENCE = 60.0
@@ -95,7 +95,7 @@ class Store:
 
     def finish(self, cell: Cell, rows: Iterable[Mapping[str, Any]], *, seconds: float) -> bool:
         """Keep a cell's rows, unless it is finished already: the first who comes wins. True if that was now."""
-        known = checked_rows(cell, rows)
+        known = validate_rows(cell, rows)
         with self._connection() as connection, _transaction(connection):
             new = self._write(connection, cell, "finished", "", seconds)
             if new:
@@ -111,13 +111,13 @@ class Store:
     def outcomes(self, cells: Iterable[Cell]) -> list[Outcome]:
         """What came of these cells, in their order; those that nothing is known of are left out."""
         keys = [cell.key for cell in cells]
-        found = self._outcomes("key IN (SELECT value FROM json_each(?))", [as_json(keys)])
-        return [found[key] for key in keys if key in found]
+        outcomes = self._outcomes("key IN (SELECT value FROM json_each(?))", [as_json(keys)])
+        return [outcomes[key] for key in keys if key in outcomes]
 
     def known(self, study: str, version: int | None = None) -> list[Outcome]:
         """Everything that is known of a study, or of one version of it, in the order of the settings."""
-        found = self._outcomes("study = ? AND version = ifnull(?, version)", [study, version])
-        return sorted(found.values(), key=lambda outcome: (outcome.version, as_json(outcome.settings)))
+        outcomes = self._outcomes("study = ? AND version = ifnull(?, version)", [study, version])
+        return sorted(outcomes.values(), key=lambda outcome: (outcome.version, as_json(outcome.settings)))
 
     def rows(self, cells: Iterable[Cell]) -> list[Row]:
         """The rows of the finished cells, each with its settings, in the order of the cells."""
@@ -176,7 +176,7 @@ def _mapping(text: str) -> Row:
     return value
 
 
-def checked_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def validate_rows(cell: Cell, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """The rows in plain data. One may repeat a setting, but must not contradict it."""
     known = []
     for number, row in enumerate(rows):
@@ -236,10 +236,10 @@ def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     if "trueup_store" not in names:
         raise ValueError(f"{path}: wanted a store of results; this SQLite file holds {', '.join(sorted(names))}")
-    found = connection.execute("SELECT schema FROM trueup_store").fetchall()
-    if len(found) != 1 or not isinstance(found[0][0], int):
+    versions = connection.execute("SELECT schema FROM trueup_store").fetchall()
+    if len(versions) != 1 or not isinstance(versions[0][0], int):
         raise ValueError(f"{path}: the file is damaged: it does not say its schema")
-    [(schema,)] = found
+    [(schema,)] = versions
     if schema > SCHEMA:
         raise ValueError(
             f"{path}: written by a later version of trueup (schema {schema}; this one knows up to {SCHEMA})"

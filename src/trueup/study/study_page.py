@@ -13,13 +13,10 @@ from typing import Any
 from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
-from trueup.study import tables as room
-from trueup.study.cell import as_json
-from trueup.study.grid import Options, Study
-from trueup.study.paper_comparison import beside
-from trueup.study.paper_comparison_html import beside_section, note, scrolling
+from trueup.study.grid import Options, Study, as_json
+from trueup.study.published import compare_with_paper, comparison_section
 from trueup.study.store import Outcome, Store
-from trueup.study.tables import Table
+from trueup.study.tables import Table, save_tables
 
 FORMATS = ("pdf", "svg", "png")
 DPI = 200
@@ -29,15 +26,14 @@ LARGEST = 2**18
 """Bytes of vectors: hatches make millions."""
 MANY = 12
 """Values of a setting that are listed; of more, how many there are."""
-WRAPS = {0: "{}", 1: "<strong>{}</strong>", 2: "<em>{}</em>"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def save(study: Study, store: Store, options: Options | None, folder: str | Path) -> Path:
-    """Write the page of what a store holds of a study, with its tables and figures in files; tell where the page is.
+def save_page(study: Study, store: Store, options: Options | None, folder: str | Path) -> Path:
+    """Write the page of what a store holds of a study, with its tables and figures in files; return its path.
 
-    Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: a cell without a result
-    is told to be missing, and no number stands on the page that was not computed from the store or printed in a paper.
+    Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: cells without
+    a result are listed as missing, and every number on the page comes from the store or from a paper.
 
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.study import STUDIES, run
@@ -45,7 +41,7 @@ def save(study: Study, store: Store, options: Options | None, folder: str | Path
     >>> with TemporaryDirectory() as folder:
     ...     store = Store(f"{folder}/results.sqlite")
     ...     ran = run(STUDIES["post-hoc"], store, options=options, progress=False)
-    ...     page = save(STUDIES["post-hoc"], store, options, f"{folder}/page")
+    ...     page = save_page(STUDIES["post-hoc"], store, options, f"{folder}/page")
     ...     print(page.name, sorted(path.name for path in page.parent.glob("scores.*")))
     index.html ['scores.csv', 'scores.md', 'scores.tex']
     """
@@ -58,16 +54,16 @@ def save(study: Study, store: Store, options: Options | None, folder: str | Path
     figures = dict(study.figures(rows, options)) if rows else {}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    room.save(tables, target)
-    drawings = [_drawn(name, figure, target) for name, figure in figures.items()]
-    compared = beside(tables, rows, study.paper) if study.paper and rows else []
+    save_tables(tables, target)
+    drawings = [_save_figure(name, figure, target) for name, figure in figures.items()]
+    comparisons = compare_with_paper(tables, rows, study.paper) if study.paper and rows else []
     body = "".join(
         [
             _header(study, len(cells), outcomes),
             "<main>",
             *(_table_section(name, table) for name, table in tables.items()),
             _figures_section(drawings),
-            beside_section(study.paper, compared, options) if rows else "",
+            comparison_section(study.paper, comparisons, options) if rows else "",
             _run_section(study, len(cells), outcomes, options),
             "</main>",
             footer(),
@@ -83,44 +79,26 @@ def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:
     done = sum(outcome.status == "finished" for outcome in outcomes)
     failed = len(outcomes) - done
     left = cells - done - failed
-    said = (
+    progress = (
         "Every run is in." if done == cells else f"{done:,} of {cells:,} runs are in; the numbers are of these alone."
     )
     minutes = sum(outcome.seconds for outcome in outcomes) / 60
-    facts = [("Runs", f"{done:,}"), ("Failed", f"{failed:,}"), ("Not run", f"{left:,}")]
-    facts.append(("Minutes of work", f"{minutes:,.1f}"))
+    counts = [("Runs", f"{done:,}"), ("Failed", f"{failed:,}"), ("Not run", f"{left:,}")]
+    counts.append(("Minutes of work", f"{minutes:,.1f}"))
     heading = f"<span>Study</span> {escape(study.name)}"
-    words = f"{study.title or study.name}. {said}"
-    return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{definition_list(facts, 'facts')}</header>"
+    words = f"{study.title or study.name}. {progress}"
+    return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{definition_list(counts, 'facts')}</header>"
 
 
 def _table_section(name: str, table: Table) -> str:
     heading = table.title or name.replace("_", " ").replace("-", " ").capitalize()
     links = _links(name, ("md", "tex", "csv"))
-    return section(f"table-{escape(name)}", heading, table_html(table), *map(note, table.notes), links)
+    return section(
+        f"table-{escape(name)}", heading, table.html(), *(paragraph(note, "note") for note in table.notes), links
+    )
 
 
-def table_html(table: Table) -> str:
-    """A table as the page shows it: the best in bold, the second underlined, marks as arrows.
-
-    >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
-    >>> made = room.tabulate(rows, by="method", columns=[room.Column("ece", scale=100, digits=2)])
-    >>> "<td><strong>1.00</strong></td>" in table_html(made)
-    True
-    """
-    head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in table.columns)
-    lines = []
-    for group, members in table.groups.items():
-        if group:
-            lines.append(f'<tr><th scope="rowgroup" colspan="{1 + len(table.columns)}">{escape(group)}</th></tr>')
-        for name, entries in members.items():
-            cells = "".join(f"<td>{table._text(entries, column, WRAPS)}</td>" for column in table.columns)
-            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    first = f'<th scope="col">{escape(table.head)}</th>'
-    return scrolling(table.title or table.head, f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(lines)}</tbody>")
-
-
-def _drawn(name: str, figure: Any, folder: Path) -> str:
+def _save_figure(name: str, figure: Any, folder: Path) -> str:
     """Write a figure in every format; its vectors, or pixels where those are too many, for the page."""
     for suffix in FORMATS:
         with atomic_write(folder / f"{name}.{suffix}") as (draft,):
@@ -144,11 +122,11 @@ def _figures_section(drawings: Sequence[str]) -> str:
 
 def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options) -> str:
     """Every setting, what failed and why, and with what it was run."""
-    chosen = {
+    given = {
         name: value for name, value in vars(options).items() if value not in (None, (), False) and name != "threads"
     }
-    items = [("Asked for", ", ".join(f"{name} {value}" for name, value in chosen.items()) or "those of the study")]
-    items += [(name.replace("_", " ").capitalize(), said) for name, said in _settings(outcomes)]
+    items = [("Options", ", ".join(f"{name} {value}" for name, value in given.items()) or "the study's defaults")]
+    items += [(name.replace("_", " ").capitalize(), values) for name, values in _settings(outcomes)]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
     items.append(
         (
@@ -164,20 +142,19 @@ def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options:
         )
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        told = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
-        parts.append(
-            f'<h3>A run that failed</h3>{note(told)}<pre tabindex="0" class="error">{escape(outcome.error)}</pre>'
-        )
+        settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
+        error = f'<pre tabindex="0" class="error">{escape(outcome.error)}</pre>'
+        parts.append(f"<h3>A run that failed</h3>{paragraph(settings, 'note')}{error}")
     return section("how", "How it was run", *parts)
 
 
 def _settings(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
     """The values of every setting over all runs; of the many, how many."""
-    found: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         for name, value in outcome.settings.items():
-            found.setdefault(name, {})[value if isinstance(value, str) else as_json(value)] = None
-    return [(n, ", ".join(v) if len(v) <= MANY else f"{len(v):,} values") for n, v in found.items()]
+            values.setdefault(name, {})[value if isinstance(value, str) else as_json(value)] = None
+    return [(n, ", ".join(v) if len(v) <= MANY else f"{len(v):,} values") for n, v in values.items()]
 
 
 def _links(name: str, suffixes: Iterable[str]) -> str:

@@ -13,7 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from trueup.io.atomic import atomic_write
-from trueup.training.calibratability import t_test as t_test
+from trueup.report.html import TableCell
+from trueup.report.html import table as html_table
+from trueup.study.statistics import LEVEL, paired_t_test, t_test
 
 MISSING = "–"
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
@@ -53,10 +55,10 @@ class Entry:
     std: float
     """Of the sample, so NaN of one seed; or the error that the rows gave."""
     count: int
-    place: int = 0
-    """1 for the best of its group, 2 for the second, else 0. Means that print equally share a place."""
+    rank: Literal[0, 1, 2] = 0
+    """1 for the best of its group, 2 for the second, else 0. Means that print equally share a rank."""
     mark: Literal["higher", "lower", ""] = ""
-    """Than the reference, if a two-sample t-test says so."""
+    """Than the reference, if a t-test finds it significant."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,31 @@ class Table:
                 for column in self.columns:
                     if entry := entries.get(column.name):
                         std = "" if math.isnan(entry.std) else entry.std
-                        place = entry.place or ""
-                        writer.writerow([group, name, column.heading, entry.mean, std, entry.count, place, entry.mark])
+                        rank = entry.rank or ""
+                        writer.writerow([group, name, column.heading, entry.mean, std, entry.count, rank, entry.mark])
         return out.getvalue()
+
+    def html(self) -> str:
+        """A table of a page: the best is bold, the second underlined, a mark ↑ or ↓.
+
+        >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
+        >>> table = tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)])
+        >>> "<td><strong>1.00</strong></td>" in table.html()
+        True
+        """
+        rows: list[str | list[str | TableCell]] = []
+        for group, members in self.groups.items():
+            rows += [group] if group else []
+            rows += [
+                [name, *(self._cell(entries, column) for column in self.columns)] for name, entries in members.items()
+            ]
+        return html_table(self.title or self.head, [self.head, *self._headings()], rows)
+
+    def _cell(self, entries: Mapping[str, Entry], column: Column) -> TableCell:
+        entry = entries.get(column.name)
+        if entry is None or math.isnan(entry.mean):
+            return TableCell(MISSING)
+        return TableCell(format_mean(entry.mean, entry.std, column.digits), rank=entry.rank, mark=ARROWS[entry.mark])
 
     def _headings(self) -> list[str]:
         return [column.heading for column in self.columns]
@@ -147,8 +171,20 @@ class Table:
         entry = entries.get(column.name)
         if entry is None or math.isnan(entry.mean):
             return str(signs(MISSING))
-        spread = "" if math.isnan(entry.std) else f" ± {entry.std:.{column.digits}f}"
-        return wraps[entry.place].format(signs(f"{entry.mean:.{column.digits}f}{spread}")) + signs(ARROWS[entry.mark])
+        return wraps[entry.rank].format(signs(format_mean(entry.mean, entry.std, column.digits))) + signs(
+            ARROWS[entry.mark]
+        )
+
+
+def format_mean(mean: float, std: float, digits: int) -> str:
+    """A mean and, where there is one, its standard deviation; a dash for what is not defined.
+
+    >>> format_mean(1.234, 0.056, 2), format_mean(1.234, math.nan, 2)
+    ('1.23 ± 0.06', '1.23')
+    """
+    if math.isnan(mean):
+        return MISSING
+    return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def tabulate(
@@ -160,15 +196,15 @@ def tabulate(
     order: Sequence[str] = (),
     titles: Mapping[str, str] | None = None,
     reference: str | None = None,
-    level: float = 0.05,
+    level: float = LEVEL,
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Table:
     """Mean ± std, over the rows alike in `by` and `group`, of each column.
 
     `by` names the competitors, among which the best and the second of a group are marked; `order` puts some of them
-    first, and also shows, as missing, those that no row is of; `titles` gives names to print. With a `reference`, a
-    two-sample t-test marks who is higher or lower than that competitor.
+    first, and also shows, as missing, those without rows; `titles` gives names to print. With a `reference`, an arrow
+    marks who is significantly higher or lower than that competitor by a two-sample t-test.
 
     >>> means = {"ce": 0.05, "ls": 0.02}
     >>> rows = [{"loss": loss, "ece": means[loss] + 0.001 * seed} for loss in means for seed in range(3)]
@@ -180,23 +216,49 @@ def tabulate(
     """
     keys = (group,) if isinstance(group, str) else tuple(group)
     titles = titles or {}
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    by_group: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        members = found.setdefault(", ".join(str(row[key]) for key in keys), {name: [] for name in order})
+        members = by_group.setdefault(", ".join(str(row[key]) for key in keys), {name: [] for name in order})
         members.setdefault(str(row[by]), []).append(row)
     groups = {}
-    for name, members in found.items():
+    for name, members in by_group.items():
         entries: dict[str, dict[str, Entry]] = {member: {} for member in members}
         for column in columns:
-            values = {member: _values(column, alike) for member, alike in members.items()}
+            values = {member: _values(column, own_rows) for member, own_rows in members.items()}
             for member, entry in _entries(column, values, members, reference, level).items():
                 entries[member][column.name] = entry
-        groups[name] = {titles.get(member, member): each for member, each in entries.items()}
+        groups[name] = {titles.get(member, member): figures for member, figures in entries.items()}
     return Table(title, by, tuple(columns), groups, tuple(notes))
 
 
-def save(tables: Mapping[str, Table], folder: str | Path) -> list[Path]:
-    """Write each table as Markdown, LaTeX and CSV, and tell the files."""
+def paired_differences(
+    rows: Iterable[Mapping[str, Any]], ours: str, theirs: str, columns: Iterable[Column]
+) -> dict[str, Entry]:
+    """The difference of two methods in each figure, seed by seed, marked where a paired t-test finds it significant.
+
+    >>> rows = [{"method": m, "seed": s, "nll": 0.1 * s + (m == "a")} for m in "ab" for s in range(3)]
+    >>> paired_differences(rows, "a", "b", [Column("nll")])["nll"].mark
+    'higher'
+    """
+    by_method: dict[str, dict[Any, Mapping[str, Any]]] = {ours: {}, theirs: {}}
+    for row in rows:
+        if row["method"] in by_method:
+            by_method[row["method"]][row["seed"]] = row
+    seeds = sorted(by_method[ours].keys() & by_method[theirs].keys())
+    entries = {}
+    for column in columns if seeds else ():
+        first, second = (np.array([by_method[name][seed][column.name] for seed in seeds]) for name in (ours, theirs))
+        differences = column.scale * (first - second)
+        mean, std = float(differences.mean()), float(differences.std(ddof=1)) if len(seeds) > 1 else math.nan
+        mark: Literal["higher", "lower", ""] = ""
+        if paired_t_test(differences) < LEVEL:
+            mark = "higher" if mean > 0 else "lower"
+        entries[column.name] = Entry(mean, std, len(seeds), mark=mark)
+    return entries
+
+
+def save_tables(tables: Mapping[str, Table], folder: str | Path) -> list[Path]:
+    """Write each table as Markdown, LaTeX and CSV; return the files."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written = []
@@ -223,8 +285,8 @@ def _entries(
     level: float,
 ) -> dict[str, Entry]:
     """Of the competitors that have any."""
-    means = {member: float(found.mean()) for member, found in values.items() if len(found)}
-    places = _places(column, means)
+    means = {member: float(column_values.mean()) for member, column_values in values.items() if len(column_values)}
+    ranks = _ranks(column, means)
     entries = {}
     for member, mean in means.items():
         ours = values[member]
@@ -237,17 +299,17 @@ def _entries(
             theirs = values[reference]
             if t_test(ours, theirs) < level:
                 mark = "higher" if mean > means[reference] else "lower"
-        entries[member] = Entry(mean, std, len(ours), places.get(member, 0), mark)
+        entries[member] = Entry(mean, std, len(ours), ranks.get(member, 0), mark)
     return entries
 
 
-def _places(column: Column, means: Mapping[str, float]) -> dict[str, int]:
-    """The places of what is printed: a reader would not understand why one of two equal numbers is the best."""
+def _ranks(column: Column, means: Mapping[str, float]) -> dict[str, Literal[0, 1, 2]]:
+    """The ranks of what is printed: a reader would not understand why one of two equal numbers is the best."""
     if not column.better:
         return {}
     printed = {member: round(mean, column.digits) for member, mean in means.items() if not math.isnan(mean)}
     best = sorted(set(printed.values()), reverse=column.better == "higher")[:2]
-    return {member: best.index(value) + 1 for member, value in printed.items() if value in best}
+    return {member: 1 if value == best[0] else 2 for member, value in printed.items() if value in best}
 
 
 def _piped(cells: Iterable[str]) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from trueup.core.splits import random_order, split_by_sizes
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.models.networks import Normalise, load_weights
-from trueup.registry import LOSSES, NETWORKS
-from trueup.study.cell import as_json
+from trueup.models.networks import Normalise, build_network, load_weights, network_options
+from trueup.registry import LOSSES
+from trueup.study.grid import as_json, digest
 from trueup.training.augment import flip_and_crop
 from trueup.training.data import load_data
 from trueup.training.data.class_names import THINGS
@@ -30,6 +28,7 @@ from trueup.training.data.images import IMAGENET, pixels
 from trueup.training.data.readers import npz
 from trueup.training.data.sources import folder_of
 from trueup.training.loop import train
+from trueup.training.run_settings import with_current_names
 
 VERSION = 1
 """Raised whenever the same settings would train other weights: those kept no longer count then."""
@@ -45,33 +44,33 @@ class Loader:
 
     part: Dataset[Any]
     normalise: nn.Module
-    batch: int = BATCH
+    batch_size: int = BATCH
 
     def __len__(self) -> int:
         return len(self.part)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in DataLoader(self.part, batch_size=self.batch):
+        for images, labels in DataLoader(self.part, batch_size=self.batch_size):
             yield self.normalise(images), labels
 
-    def some(self, count: int | None, seed: int) -> Loader:
-        """So many samples drawn by the seed; all of them where there are no more."""
+    def sample(self, count: int | None, seed: int) -> Loader:
+        """`count` random samples; all of them where there are no more."""
         if count is None or count >= len(self):
             return self
-        chosen = np.random.RandomState(seed).permutation(len(self))[:count]
-        return Loader(Subset(self.part, np.sort(chosen).tolist()), self.normalise, self.batch)
+        indices = np.sort(random_order(len(self), seed)[:count])
+        return Loader(Subset(self.part, indices.tolist()), self.normalise, self.batch_size)
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
-        """Where pixels between 0 and 1 lie as the network takes them: one lower and one upper end a channel."""
-        one = self.part[0][0]
-        ends = torch.zeros_like(one)[None], torch.ones_like(one)[None]
+        """The range of pixels between 0 and 1 after normalisation: one lower and one upper end a channel."""
+        image = self.part[0][0]
+        ends = torch.zeros_like(image)[None], torch.ones_like(image)[None]
         low, high = (self.normalise(end)[0].amax(dim=(1, 2), keepdim=True) for end in ends)
         return low, high
 
 
-class Subject(NamedTuple):
-    """A network with the samples that it has not learned from."""
+class TrainedNetwork(NamedTuple):
+    """A network with the validation and test samples that it was not trained on."""
 
     model: nn.Module
     """It takes what the loaders give, which is normalised."""
@@ -79,65 +78,62 @@ class Subject(NamedTuple):
     test: Loader
 
 
-def trained(settings: Mapping[str, Any]) -> Subject:
+def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     """The network of a cell's settings: that of a file of weights, else one kept from before, else trained now.
 
     `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
     file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
-    either it stays as it was made); and the `sizes` of train, val and test, if these are to be drawn anew from all the
-    samples. `folder` is that of data, `cache` that of weights, both of the machine. Of several processes that want the
+    either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
+    `folder` is that of data, `cache` that of weights, both of the machine. Of several processes that want the
     same network one trains it, and the others wait.
 
     >>> from tempfile import TemporaryDirectory
     >>> how = {"options": {"width": 2}, "epochs": 1, "sizes": [200, 100, 100]}
     >>> with TemporaryDirectory() as folder:
     ...     settings = {"data": "digits", "network": "cnn", "how": how, "network_seed": 0, "cache": folder}
-    ...     subject = trained(settings)
-    ...     again = trained(settings)
-    >>> images, labels = next(iter(subject.test))
-    >>> images.shape, subject.model(images).equal(again.model(images))
+    ...     network = load_or_train(settings)
+    ...     again = load_or_train(settings)
+    >>> images, labels = next(iter(network.test))
+    >>> images.shape, network.model(images).equal(again.model(images))
     (torch.Size([100, 1, 8, 8]), True)
     """
     how, seed = settings["how"], settings["network_seed"]
     data = _data(settings)
     if how.get("sizes"):
-        data = _drawn(data, how["sizes"], seed)
-    model = _made(settings["network"], data, how.get("options", {}), seed)
+        data = _resplit(data, how["sizes"], seed)
+    name, options = settings["network"], {"seed": seed, **how.get("options", {})}
+    model = build_network(name, network_options(name, data, **options))
     normalise: nn.Module = nn.Identity() if data.normalisation is None else Normalise(*data.normalisation)
     if how.get("weights"):
         path = folder_of(settings.get("folder")) / how["weights"]
-        if how.get("digest") not in (None, digest(path)):
+        if how.get("digest") not in (None, digest(path.read_bytes())):
             raise ValueError(f"{path}: the file has changed since the study began")
         with errors_name_file(require_file(path)):
             load_weights(model, path)
     elif "epochs" in how:
-        _learned(model, data, normalise, settings)
-    return Subject(model.eval(), Loader(data.val, normalise), Loader(data.test, normalise))
+        _load_or_train_weights(model, data, normalise, settings)
+    return TrainedNetwork(model.eval(), Loader(data.val, normalise), Loader(data.test, normalise))
 
 
-def digest(path: Path) -> str:
-    """What tells a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-
-
-def cache_of(settings: Mapping[str, Any]) -> Path:
+def cache_folder(settings: Mapping[str, Any]) -> Path:
     """The folder in which this machine keeps weights: the one named, else one in the user's cache."""
     named = settings.get("cache") or os.environ.get("TRUEUP_NETWORKS")
     return Path(named) if named else Path.home() / ".cache" / "trueup" / "networks"
 
 
-def _learned(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Give the network the weights that were kept, or train it and keep them."""
-    folder = cache_of(settings)
+def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Load the weights from the cache into the network, or train it and keep them there."""
+    folder = cache_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     known = [VERSION, torch.__version__, *(settings[name] for name in SETTINGS)]
-    key = hashlib.sha256(as_json(known, sort_keys=True).encode()).hexdigest()[:32]
+    key = digest(as_json(known, sort_keys=True).encode())
     path = folder / f"{key}.safetensors"
     with FileLock(folder / f"{key}.lock"):  # the system opens it if its owner is killed
         if not path.exists():
             how = {**settings["how"]}
             for name in ("options", "sizes", "weights"):
                 how.pop(name, None)
+            how = with_current_names(how)
             loss = LOSSES[how.pop("loss", "cross_entropy")](**how.pop("loss_options", {}))
             augment = flip_and_crop if how.pop("augment", False) else None
             whole = nn.Sequential(normalise, model)
@@ -153,11 +149,11 @@ def _data(settings: Mapping[str, Any]) -> Data:
     """The data set; of published weights for CIFAR-10, trained on all training images, halves of the test images."""
     folder = settings.get("folder")
     if settings["data"] == "cifar10" and settings["how"].get("weights"):
-        return _halves(folder_of(folder) / "images")
+        return _cifar10_test_halves(folder_of(folder) / "images")
     return load_data(settings["data"], folder, seed=settings["network_seed"])
 
 
-def _halves(folder: Path) -> Data:
+def _cifar10_test_halves(folder: Path) -> Data:
     images, labels = npz(folder / "cifar10_test.npz")["train"]
     path = folder / "cifar10_test_split.npz"
     with errors_name_file(require_file(path)), np.load(path, allow_pickle=False) as file:
@@ -166,22 +162,11 @@ def _halves(folder: Path) -> Data:
     return Data("cifar10", "image", val, val, test, classes=THINGS, normalisation=IMAGENET)
 
 
-def _drawn(data: Data, sizes: list[int], seed: int) -> Data:
-    """The same samples, parted anew."""
+def _resplit(data: Data, sizes: list[int], seed: int) -> Data:
+    """The same samples in a new random split."""
     whole: ConcatDataset[Any] = ConcatDataset([data.train, data.val, data.test])
     if sum(sizes) > len(whole):
         raise ValueError(f"sizes must add up to at most {len(whole)} samples of {data.name}, got {sizes}")
-    order = np.random.RandomState(seed).permutation(len(whole))
-    ends = [0, *np.cumsum(sizes).tolist()]
-    train_part, val, test = (Subset(whole, order[a:b].tolist()) for a, b in pairwise(ends))
+    parts = split_by_sizes(random_order(len(whole), seed), sizes)[:3]
+    train_part, val, test = (Subset(whole, indices.tolist()) for indices in parts)
     return replace(data, train=train_part, val=val, test=test)
-
-
-def _made(name: str, data: Data, options: Mapping[str, Any], seed: int) -> nn.Module:
-    """A network of the registry that takes the images of a data set."""
-    wanted = inspect.signature(NETWORKS[name]).parameters
-    one = data.val[0][0]
-    has = {"channels": len(one), "inputs": one.numel(), "vocabulary": len(data.vocabulary)}
-    fitting = {key: value for key, value in has.items() if key in wanted}
-    made: nn.Module = NETWORKS[name](len(data.classes), **{**fitting, "seed": seed, **options})
-    return made

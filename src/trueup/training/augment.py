@@ -18,11 +18,11 @@ def flip_and_crop(images: Tensor, generator: torch.Generator, *, padding: int = 
     He et al., "Deep residual learning for image recognition" (2016), section 4.2.
     """
     n, _, height, width = images.shape
-    place = generator.device
-    mirrored = torch.rand(n, generator=generator, device=place) < 0.5
-    shifts = torch.randint(0, 2 * padding + 1, (2, n, 1), generator=generator, device=place)
+    device = generator.device
+    mirrored = torch.rand(n, generator=generator, device=device) < 0.5
+    shifts = torch.randint(0, 2 * padding + 1, (2, n, 1), generator=generator, device=device)
     rows, columns = (
-        shift + torch.arange(side, device=place) for shift, side in zip(shifts, (height, width), strict=True)
+        shift + torch.arange(side, device=device) for shift, side in zip(shifts, (height, width), strict=True)
     )
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     at = [index.to(images.device) for index in (torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None])]

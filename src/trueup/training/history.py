@@ -1,4 +1,4 @@
-"""What a training run leaves behind: a row an epoch, and which training samples were right when."""
+"""The history of a training run: the figures of each epoch, and which training samples were classified correctly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.training.run_settings import with_current_names
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -17,7 +19,7 @@ class Epoch:
 
     number: int
     """From 1."""
-    rate: float
+    lr: float
     """Learning rate at its start."""
     loss: float
     """Mean training loss."""
@@ -60,15 +62,15 @@ class History:
 
     def append(self, epoch: Epoch, correct: np.ndarray) -> History:
         """With one more epoch."""
-        seen = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
-        return History((*self.epochs, epoch), np.concatenate([seen, correct[None]]))
+        before = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
+        return History((*self.epochs, epoch), np.concatenate([before, correct[None]]))
 
     def as_state(self) -> dict[str, Any]:
         """Plain numbers and tensors, for a checkpoint."""
         return {"epochs": [asdict(epoch) for epoch in self.epochs], "correct": torch.from_numpy(self.correct)}
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> History:
+    def from_state(cls, state: dict[str, Any]) -> History:
         """From what `as_state` gave."""
         correct: Tensor = state["correct"]
-        return cls(tuple(Epoch(**epoch) for epoch in state["epochs"]), correct.numpy())
+        return cls(tuple(Epoch(**with_current_names(epoch)) for epoch in state["epochs"]), correct.numpy())

@@ -24,7 +24,7 @@ from trueup.io.predictions import Predictions
 from trueup.models.batches import arguments_of, logits_of, replace_at, tensors_in
 from trueup.models.freezing import frozen
 from trueup.training.history import Epoch, History
-from trueup.training.settings import Optimiser, Recipe, Schedule
+from trueup.training.run_settings import Optimiser, RunSettings, Schedule
 from trueup.training.tasks import KINDS, Classification, Forecasts, Task
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
@@ -36,8 +36,8 @@ class TrainingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a run made of a network."""
+class TrainingResult:
+    """A trained network, the history of its epochs, and its predictions."""
 
     model: nn.Module
     history: History
@@ -53,31 +53,31 @@ def train(
     epochs: int,
     *,
     task: Task | None = None,
-    batch: int = 128,
+    batch_size: int = 128,
     optimiser: Optimiser = "sgd",
-    rate: float = 0.1,
+    lr: float = 0.1,
     momentum: float = 0.9,
-    decay: float = 1e-4,
+    weight_decay: float = 1e-4,
     schedule: Schedule = "cosine",
-    drops: Sequence[float] = (0.5, 0.75),
+    milestones: Sequence[float] = (0.5, 0.75),
     augment: Transform | None = None,
     patience: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     fabric: Any = None,
     seed: int = 0,
     progress: bool = True,
-) -> Trained:
+) -> TrainingResult:
     """Train a network in place, and look at its calibration after every epoch.
 
     `data` has `train`, `val` and `test` (the last two may be None), or is a triple of them: sets of (inputs, label),
     the inputs being a tensor, a tuple of arguments or a mapping of keywords. `loss` takes logits and labels; one that
     declares `takes_model` takes the network, the inputs and the labels, and does its own passes. The `task` is that of
     the kind of data that `load_data` gives, else `Classification()`; tokens are `Classification(classes="last")`, and
-    numbers `Regression()`. The rate falls by a cosine to zero, or tenfold at each of `drops` (shares of the epochs).
-    `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (where there is none, RMSE)
-    has not fallen for so many epochs. With `checkpoint`, a file, a run that was killed goes on where its last epoch
-    ended and comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch` is that of each
-    process. The global random state is as before afterwards.
+    numbers `Regression()`. The learning rate falls by a cosine to zero, or tenfold at each of `milestones` (shares of
+    the epochs). `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (RMSE where
+    there is none) has not fallen for so many epochs. With `checkpoint`, a file, a run that was killed goes on where its
+    last epoch ended and comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch_size` is
+    that of each process. The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -89,15 +89,17 @@ def train(
     """
     halves = _halves(data)
     task = _task_of(data) if task is None else task
-    named = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
-    samples = len(halves[0])  # type: ignore[arg-type]
-    recipe = Recipe(epochs, batch, seed, optimiser, rate, momentum, decay, schedule, drops, named, repr(task), samples)
+    loss_name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+    settings = RunSettings(
+        epochs, batch_size, seed, optimiser, lr, momentum, weight_decay, schedule, milestones, loss_name, repr(task),
+        len(halves[0]),  # type: ignore[arg-type]
+    )  # fmt: skip
     if patience is not None and halves[1] is None:
         raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
-    fabric = fabric or _fabric()
+    fabric = fabric or _make_fabric()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        run = _Run(fabric, model, halves, loss, task, recipe, augment, progress)
-        return run.go(None if checkpoint is None else Path(checkpoint), patience)
+        run = _Run(fabric, model, halves, loss, task, settings, augment, progress)
+        return run.run(None if checkpoint is None else Path(checkpoint), patience)
 
 
 def _halves(data: Any) -> Halves:
@@ -105,8 +107,8 @@ def _halves(data: Any) -> Halves:
     if not isinstance(data, tuple | list):
         halves = [getattr(data, name, None) for name in ("train", "val", "test")]
     if len(halves) != 3 or not hasattr(halves[0], "__len__"):
-        wish = "data must have train, val and test, or be a triple of them (the last two may be None)"
-        raise ValueError(f"{wish}, got {', '.join(type(half).__name__ for half in halves)}")
+        wanted = "data must have train, val and test, or be a triple of them (the last two may be None)"
+        raise ValueError(f"{wanted}, got {', '.join(type(half).__name__ for half in halves)}")
     for name, half in zip(("train", "val", "test"), halves, strict=True):
         if half is not None and not len(half):
             raise ValueError(f"data must have at least one sample for {name}, got none")
@@ -117,10 +119,10 @@ def _task_of(data: Any) -> Task:
     return KINDS.get(getattr(data, "kind", "image"), Classification())
 
 
-def _fabric() -> Any:
-    for room in ("lightning.fabric", "lightning_fabric"):  # the whole of Lightning brings it under another name
+def _make_fabric() -> Any:
+    for module in ("lightning.fabric", "lightning_fabric"):  # the whole of Lightning brings it under another name
         with suppress(ImportError):
-            fabric = import_module(room).Fabric(accelerator="auto", devices=1)
+            fabric = import_module(module).Fabric(accelerator="auto", devices=1)
             fabric.launch()
             return fabric
     raise ImportError("training needs Lightning Fabric: pip install 'trueup[train]'")
@@ -134,56 +136,56 @@ class _Run:
         halves: Halves,
         loss: Callable[..., Tensor],
         task: Task,
-        recipe: Recipe,
+        settings: RunSettings,
         augment: Transform | None,
         progress: bool,
     ) -> None:
-        self.fabric, self.plain, self.halves, self.loss, self.task = fabric, model, halves, loss, task
-        self.recipe, self.augment, self.progress = recipe, augment, progress
+        self.fabric, self.network, self.halves, self.loss, self.task = fabric, model, halves, loss, task
+        self.settings, self.augment, self.progress = settings, augment, progress
         if isinstance(loss, nn.Module):
             loss.to(fabric.device)
-        self.model, self.optimiser = fabric.setup(model, recipe.optimiser_of(model))
+        self.model, self.optimiser = fabric.setup(model, settings.make_optimiser(model))
 
-    def go(self, checkpoint: Path | None, patience: int | None) -> Trained:
+    def run(self, checkpoint: Path | None, patience: int | None) -> TrainingResult:
         history = self.resume(checkpoint)
-        while len(history.epochs) < self.recipe.epochs and not _stalled(history, patience):
+        while len(history.epochs) < self.settings.epochs and not _has_stalled(history, patience):
             number = len(history.epochs) + 1
             start = perf_counter()
-            loss = self.epoch(number, checkpoint)
+            loss = self.train_epoch(number, checkpoint)
             try:
-                epoch, correct = self.judged(number, loss, start)
+                epoch, correct = self.evaluate(number, loss, start)
             except FloatingPointError as error:
-                raise TrainingError(f"{error} after epoch {number}: a smaller rate may help{_at(checkpoint)}") from None
+                raise TrainingError(f"{error} after epoch {number}: {_advice(checkpoint)}") from None
             history = history.append(epoch, correct)
-            self.keep(checkpoint, history)
-        return Trained(self.plain, history, self.predictions(1), self.predictions(2))
+            self.save_checkpoint(checkpoint, history)
+        return TrainingResult(self.network, history, self.predictions(1), self.predictions(2))
 
-    def epoch(self, number: int, checkpoint: Path | None) -> float:
-        """Go over the training half once, in an order and with noise that are this epoch's own."""
-        torch.manual_seed(_seed_of(self.recipe.seed, number))
-        generator = torch.Generator().manual_seed(_seed_of(self.recipe.seed, -number))
+    def train_epoch(self, number: int, checkpoint: Path | None) -> float:
+        """Go over the training half once, in an order and with noise of this epoch."""
+        torch.manual_seed(_epoch_seed(self.settings.seed, number))
+        generator = torch.Generator().manual_seed(_epoch_seed(self.settings.seed, -number))
         for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate_in(number)
+            group["lr"] = self.settings.lr_in(number)
         self.model.train()
         total, note = 0.0, [""]
-        steps = math.ceil(self.recipe.samples / (self.recipe.batch * self.fabric.world_size))
-        name = f"epoch {number}/{self.recipe.epochs}"
+        steps = math.ceil(self.settings.samples / (self.settings.batch_size * self.fabric.world_size))
+        name = f"epoch {number}/{self.settings.epochs}"
         for inputs, labels, share in track(
-            self.shuffled(generator), steps, name, self.progress and self.fabric.is_global_zero, lambda: note[0]
+            self.training_batches(generator), steps, name, self.progress and self.fabric.is_global_zero, lambda: note[0]
         ):
             inputs, labels = self.fabric.to_device((inputs, labels))
             if self.augment is not None:
                 inputs = self.augment(inputs, generator)
             self.optimiser.zero_grad()
             value = self.step(inputs, labels)
-            # Shares differ where the last batch does not part evenly; processes average what they have.
+            # Shares differ where the last batch does not divide evenly; processes average what they have.
             self.fabric.backward(value * share)
-            seen = float(self.fabric.all_reduce(value.detach() * share, reduce_op="mean"))
-            if not math.isfinite(seen):
-                raise TrainingError(f"the loss is {seen} in epoch {number}: a smaller rate may help{_at(checkpoint)}")
+            mean_loss = float(self.fabric.all_reduce(value.detach() * share, reduce_op="mean"))
+            if not math.isfinite(mean_loss):
+                raise TrainingError(f"the loss is {mean_loss} in epoch {number}: {_advice(checkpoint)}")
             self.optimiser.step()
-            total += seen
-            note[0] = f"loss {seen:.4f}"
+            total += mean_loss
+            note[0] = f"loss {mean_loss:.4f}"
         return total / steps
 
     def step(self, inputs: Any, labels: Tensor) -> Tensor:
@@ -192,67 +194,67 @@ class _Run:
         args, kwargs = arguments_of(inputs)
         return self.loss(self.task.for_loss(logits_of(self.model(*args, **kwargs)), labels), labels)
 
-    def shuffled(self, generator: torch.Generator) -> Iterator[tuple[Any, Tensor, float]]:
+    def training_batches(self, generator: torch.Generator) -> Iterator[tuple[Any, Tensor, float]]:
         """This process's part of each batch in a new order, and its size in units of an equal part."""
-        n = self.recipe.samples
+        n = self.settings.samples
         order = torch.randperm(n, generator=generator).tolist()
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        whole = self.recipe.batch * ranks
+        whole = self.settings.batch_size * ranks
         mine, shares = [], []
         for at in range(0, n, whole):
-            places = order[at : at + whole]
-            bounds = [len(places) * r // ranks for r in range(ranks + 1)]
-            mine.append(places[bounds[rank] : bounds[rank + 1]])
-            shares.append(len(mine[-1]) * ranks / len(places))
+            indices = order[at : at + whole]
+            bounds = [len(indices) * r // ranks for r in range(ranks + 1)]
+            mine.append(indices[bounds[rank] : bounds[rank + 1]])
+            shares.append(len(mine[-1]) * ranks / len(indices))
         loader = DataLoader(self.halves[0], batch_sampler=mine)
         yield from ((inputs, labels, share) for (inputs, labels), share in zip(loader, shares, strict=True))
 
     def predictions(self, half: int) -> Predictions | Forecasts | None:
-        """What the network says of a half, in its own order."""
+        """The network's predictions on a half, in its own order."""
         if self.halves[half] is None:
             return None
-        return self.task.whole(self.rows(half, lambda rows: rows))
+        return self.task.predictions(self.collect_rows(half, lambda rows: rows))
 
-    def rows(self, half: int, kept: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What is kept of each batch of a half, one after the other; each process does an equal stretch."""
+    def collect_rows(self, half: int, keep: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The rows that `keep` takes of each batch of a half, in order; each process does an equal stretch."""
         whole: Any = self.halves[half]
         n, ranks, rank = len(whole), self.fabric.world_size, self.fabric.global_rank
         stretch = Subset(whole, range(n * rank // ranks, n * (rank + 1) // ranks))
-        found: list[tuple[Tensor, ...]] = []
+        kept: list[tuple[Tensor, ...]] = []
         # The network itself, since a wrapper would wait for processes that have no batch.
-        with raise_on_all_ranks(), frozen(self.plain), torch.no_grad():
-            for inputs, labels in DataLoader(stretch, batch_size=4 * self.recipe.batch):
-                outputs = self.task.asked(self.plain, self.placed(inputs)).cpu()
+        with raise_on_all_ranks(), frozen(self.network), torch.no_grad():
+            for inputs, labels in DataLoader(stretch, batch_size=4 * self.settings.batch_size):
+                outputs = self.task.predict(self.network, self.to_device(inputs)).cpu()
                 if not bool(torch.isfinite(outputs).all()):
                     raise FloatingPointError("the network's outputs are not finite")
-                found.append(kept(self.task.judged(outputs, labels.cpu())))
-        parts: list[Any] = list(zip(*found, strict=True))
+                kept.append(keep(self.task.to_rows(outputs, labels.cpu())))
+        parts: list[Any] = list(zip(*kept, strict=True))
         parts += [[torch.empty(0)]] * (max(all_gather_object(len(parts))) - len(parts))  # where a process has no rows
         return tuple(all_gather_rows(torch.cat(part)) for part in parts)
 
-    def placed(self, inputs: Any) -> Any:
+    def to_device(self, inputs: Any) -> Any:
         """On the network's device, and numbers in its precision, as Fabric does it in training."""
         inputs = self.fabric.to_device(inputs)
-        types = [p.dtype for p in self.plain.parameters() if p.is_floating_point()]
+        types = [p.dtype for p in self.network.parameters() if p.is_floating_point()]
         for keys, tensor in list(tensors_in(inputs)) if types else []:
             if tensor.is_floating_point() and tensor.dtype != types[0]:
                 inputs = replace_at(inputs, keys, lambda x: x.to(types[0]))
         return inputs
 
-    def judged(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
+    def evaluate(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
         """The epoch's figures, and which training samples are right: of these no more is kept."""
-        [right] = self.rows(0, lambda rows: (self.task.correct(rows),))
+        [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
         seconds = perf_counter() - start
         correct = right.numpy()
         figures = self.task.figures(self.predictions(1), self.predictions(2))
         accuracy = float(correct.mean()) if len(correct) else math.nan
-        return Epoch(number, self.recipe.rate_in(number), loss, seconds, train_accuracy=accuracy, **figures), correct
+        return Epoch(number, self.settings.lr_in(number), loss, seconds, train_accuracy=accuracy, **figures), correct
 
-    def keep(self, checkpoint: Path | None, history: History) -> None:
+    def save_checkpoint(self, checkpoint: Path | None, history: History) -> None:
         if checkpoint is not None and self.fabric.is_global_zero:
             state = {
-                "settings": self.recipe.as_state(),
-                "model": self.plain.state_dict(),
+                "settings": self.settings.as_state(),
+                "model": self.network.state_dict(),
                 "optimiser": self.optimiser.state_dict(),
                 "loss": self.loss.state_dict() if isinstance(self.loss, nn.Module) else {},
                 "history": history.as_state(),
@@ -266,25 +268,26 @@ class _Run:
             return History()
         with errors_name_file(checkpoint):
             state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-            self.recipe.check(state["settings"])
-            self.plain.load_state_dict(state["model"])
+            self.settings.check(state["settings"])
+            self.network.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             if isinstance(self.loss, nn.Module):
                 self.loss.load_state_dict(state["loss"])
-            return History.of_state(state["history"])
+            return History.from_state(state["history"])
 
 
-def _stalled(history: History, patience: int | None) -> bool:
+def _has_stalled(history: History, patience: int | None) -> bool:
     if patience is None or not history.epochs:
         return False
     scores = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
     return len(scores) - 1 - int(np.argmin(scores)) >= patience
 
 
-def _at(checkpoint: Path | None) -> str:
-    return f"; the last good state is in {checkpoint}" if checkpoint and checkpoint.exists() else ""
+def _advice(checkpoint: Path | None) -> str:
+    state = f"; the last good state is in {checkpoint}" if checkpoint and checkpoint.exists() else ""
+    return f"a smaller lr may help{state}"
 
 
-def _seed_of(seed: int, number: int) -> int:
+def _epoch_seed(seed: int, number: int) -> int:
     """A seed of its own for every epoch, so that a run can go on from any."""
     return int(np.random.SeedSequence([seed & 0xFFFFFFFF, number & 0xFFFFFFFF]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""What a network is trained for: how its outputs meet a loss, and what is looked at after every epoch."""
+"""What a network is trained for: how its outputs meet a loss, and the metrics after every epoch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Forecasts(NamedTuple):
 
 
 class Task(Protocol):
-    """What the training loop asks of a task."""
+    """What the training loop needs of a task."""
 
     def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """A network's outputs in the shape in which a loss takes them beside the labels."""
 
-    def asked(self, model: nn.Module, inputs: Any) -> Tensor:
-        """What a network that is held still says of a batch."""
+    def predict(self, model: nn.Module, inputs: Any) -> Tensor:
+        """The outputs of a network in evaluation mode for a batch."""
 
-    def judged(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The rows of a batch that count, as they are kept for the figures."""
+    def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The rows of a batch that count, as they are kept for the metrics."""
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
         """Which of these rows are right; none of them where there is no right and wrong."""
 
-    def whole(self, rows: tuple[Tensor, ...]) -> Predictions | Forecasts:
+    def predictions(self, rows: tuple[Tensor, ...]) -> Predictions | Forecasts:
         """All rows of a half, by name."""
 
     def figures(self, val: Any, test: Any) -> Mapping[str, float]:
@@ -69,18 +69,18 @@ class Classification:
 
     def _check(self, outputs: Tensor, labels: Tensor) -> None:
         if labels.is_floating_point():
-            wish = "labels must be integers, or numbers with task=Regression()"
-            raise ValueError(f"{wish}, got {labels.dtype}".replace("torch.", ""))
+            wanted = "labels must be integers, or numbers with task=Regression()"
+            raise ValueError(f"{wanted}, got {labels.dtype}".replace("torch.", ""))
         if self.classes is None and outputs.ndim != 2:
-            wish = "the network's outputs must be (n, K), or tokens with task=Classification(classes=…)"
-            raise ValueError(f"{wish}, got {tuple(outputs.shape)}")
+            wanted = "the network's outputs must be (n, K), or tokens with task=Classification(classes=…)"
+            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}")
 
-    def asked(self, model: nn.Module, inputs: Any) -> Tensor:
+    def predict(self, model: nn.Module, inputs: Any) -> Tensor:
         """Its logits."""
         args, kwargs = arguments_of(inputs)
         return logits_of(model(*args, **kwargs))
 
-    def judged(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Logits (m, K) and labels (m,)."""
         self._check(outputs, labels)
         return flatten(upcast_half(outputs), labels, classes=self.classes, ignore_index=self.ignore_index)
@@ -90,19 +90,19 @@ class Classification:
         logits, labels = rows
         return logits.argmax(dim=1) == labels
 
-    def whole(self, rows: tuple[Tensor, ...]) -> Predictions:
+    def predictions(self, rows: tuple[Tensor, ...]) -> Predictions:
         """The pair."""
         return Predictions(*rows)
 
     def figures(self, val: Predictions | None, test: Predictions | None) -> Mapping[str, float]:
         """Accuracy, NLL and ECE of the one half, ECE and the least ECE that a temperature can give of the other."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if val is not None:
-            found |= {"accuracy": metrics.accuracy(*val), "nll": metrics.nll(*val), "ece": metrics.ece(*val)}
+            figures |= {"accuracy": metrics.accuracy(*val), "nll": metrics.nll(*val), "ece": metrics.ece(*val)}
         if test is not None:
             best = Temperature.fit_ece(*test, temperatures=WIDE_GRID)(test.logits)
-            found |= {"test_ece": metrics.ece(*test), "optimal_ece": metrics.ece(best, test.labels)}
-        return found
+            figures |= {"test_ece": metrics.ece(*test), "optimal_ece": metrics.ece(best, test.labels)}
+        return figures
 
 
 @dataclass(frozen=True)
@@ -122,47 +122,47 @@ class Regression:
         if self.variance_head or outputs.shape == labels.shape:
             return outputs
         if outputs.numel() != labels.numel() or len(outputs) != len(labels):
-            wish = f"the network's outputs must have the shape of the targets, {tuple(labels.shape)}"
+            wanted = f"the network's outputs must have the shape of the targets, {tuple(labels.shape)}"
             hint = "; a mean and a variance are task=Regression(variance_head=True)"
             twice = hint if outputs.numel() == 2 * labels.numel() else ""
-            raise ValueError(f"{wish}, got {tuple(outputs.shape)}{twice}")
+            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}{twice}")
         return outputs.reshape(labels.shape)
 
-    def asked(self, model: nn.Module, inputs: Any) -> Tensor:
+    def predict(self, model: nn.Module, inputs: Any) -> Tensor:
         """Samples (passes, n, …)."""
         if self.passes > 1 and has_dropout(model):
             return mc_dropout(model, inputs, self.passes)
         args, kwargs = arguments_of(inputs)
         return logits_of(model(*args, **kwargs))[None]
 
-    def judged(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Mean, standard deviation and target of each number, in float64."""
         if not labels.is_floating_point():
             raise ValueError(f"targets must be floating point, got {labels.dtype}".replace("torch.", ""))
-        found = moments(outputs.double(), variance_head=self.variance_head)
-        if found.mean.numel() != labels.numel():
-            fact = tuple(outputs.shape[1:])
-            raise ValueError(f"the network's outputs must fit targets {tuple(labels.shape)}, got {fact}")
+        forecast = moments(outputs.double(), variance_head=self.variance_head)
+        if forecast.mean.numel() != labels.numel():
+            shape = tuple(outputs.shape[1:])
+            raise ValueError(f"the network's outputs must fit targets {tuple(labels.shape)}, got {shape}")
         known = self.variance_head or len(outputs) > 1
-        variance = found.variance.clamp(min=VARIANCE_FLOOR) if known else torch.zeros_like(found.mean)
-        return found.mean.reshape(-1), variance.sqrt().reshape(-1), labels.double().reshape(-1)
+        variance = forecast.variance.clamp(min=VARIANCE_FLOOR) if known else torch.zeros_like(forecast.mean)
+        return forecast.mean.reshape(-1), variance.sqrt().reshape(-1), labels.double().reshape(-1)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
         """None: a number is never right."""
         return torch.zeros(0, dtype=torch.bool)
 
-    def whole(self, rows: tuple[Tensor, ...]) -> Forecasts:
+    def predictions(self, rows: tuple[Tensor, ...]) -> Forecasts:
         """The three by name."""
         return Forecasts(*rows)
 
     def figures(self, val: Forecasts | None, test: Forecasts | None) -> Mapping[str, float]:
         """RMSE, NLL and ENCE of the one half, ENCE of the other."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if val is not None:
-            found |= {"rmse": regression.rmse(*val), "nll": _nll(val), "ence": _ence(val)}
+            figures |= {"rmse": regression.rmse(*val), "nll": _nll(val), "ence": _ence(val)}
         if test is not None:
-            found["test_ence"] = _ence(test)
-        return found
+            figures["test_ence"] = _ence(test)
+        return figures
 
 
 KINDS: Mapping[Kind, Task] = {
@@ -174,13 +174,13 @@ KINDS: Mapping[Kind, Task] = {
 """The task that goes with each kind of data set."""
 
 
-def _announced(forecasts: Forecasts) -> bool:
+def _has_variance(forecasts: Forecasts) -> bool:
     return bool(np.any(np.asarray(forecasts.std) > 0))
 
 
 def _nll(forecasts: Forecasts) -> float:
-    return regression.gaussian_nll(*forecasts) if _announced(forecasts) else math.nan
+    return regression.gaussian_nll(*forecasts) if _has_variance(forecasts) else math.nan
 
 
 def _ence(forecasts: Forecasts) -> float:
-    return regression.ence(*forecasts) if _announced(forecasts) else math.nan
+    return regression.ence(*forecasts) if _has_variance(forecasts) else math.nan

@@ -1,4 +1,4 @@
-"""What a data set is to a training loop: three parts, and what is to be known of them."""
+"""A data set for training: three parts, and what a network needs to know of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from torch.utils.data import Dataset
+
+from trueup.core.splits import split_indices
 
 Kind: TypeAlias = Literal["image", "text", "characters", "tabular"]
 
@@ -48,9 +50,9 @@ Parts: TypeAlias = Mapping[str, Part]
 """Under "train" and "test", and "val" where the files say which samples are for validation."""
 
 
-def checked(name: str, parts: Parts, classes: int) -> Parts:
-    """Refuse parts that do not fit their labels, or labels that are no classes."""
-    _check_named(parts)
+def validate_parts(name: str, parts: Parts, classes: int) -> Parts:
+    """Return the parts, or raise if inputs and labels differ in number or labels are not classes."""
+    _require_train_and_test(parts)
     for key, (inputs, labels) in parts.items():
         if len(inputs) != len(labels):
             raise ValueError(f"{name}: {key} must have a label for each of its {len(inputs)} inputs, got {len(labels)}")
@@ -62,33 +64,21 @@ def checked(name: str, parts: Parts, classes: int) -> Parts:
     return parts
 
 
-def with_val(parts: Parts, *, share: float, seed: int) -> Parts:
+def add_validation_part(parts: Parts, *, share: float, seed: int) -> Parts:
     """Take a share of the training part for validation, unless the files did."""
-    _check_named(parts)
+    _require_train_and_test(parts)
     if "val" in parts:
         return parts
-    train, val = split_off(len(parts["train"].labels), share=share, seed=seed)
+    train, val = split_indices(len(parts["train"].labels), share=share, seed=seed)
     return {"train": select(parts["train"], train), "val": select(parts["train"], val), "test": parts["test"]}
 
 
-def _check_named(parts: Parts) -> None:
+def _require_train_and_test(parts: Parts) -> None:
     if not {"train", "test"} <= parts.keys():
         raise ValueError(f"the files must have the parts train and test, got {', '.join(parts) or 'none'}")
 
 
-def split_off(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Part 0..n−1 at random: the first of a permutation, and its last `share`, at least one of each.
-
-    `RandomState`, for its stream is the same in every version of NumPy.
-    """
-    if n < 2:
-        raise ValueError(f"a part to split must have at least 2 samples, got {n}")
-    order = np.random.RandomState(seed).permutation(n)
-    kept = min(max(n - round(share * n), 1), n - 1)
-    return order[:kept], order[kept:]
-
-
 def select(part: Part, index: Sequence[int] | np.ndarray) -> Part:
-    """The samples of a part at these places."""
+    """The samples of a part with these indices."""
     inputs = part.inputs[index] if isinstance(part.inputs, np.ndarray) else [part.inputs[i] for i in index]
     return Part(inputs, part.labels[index])

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from trueup.core.splits import split_indices
 from trueup.io.atomic import errors_name_file, require_file
-from trueup.training.data.dataset import Data, split_off
+from trueup.training.data.dataset import Data
 from trueup.training.data.images import IMAGENET, pixels
 from trueup.training.data.sources import Source, library, obtain
 
@@ -32,7 +33,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return cropped(decoded(self.files[index])), self.labels[index]
+        return center_crop(decode(self.files[index])), self.labels[index]
 
 
 def imagenet(folder: Path, seed: int) -> Data:
@@ -40,8 +41,8 @@ def imagenet(folder: Path, seed: int) -> Data:
 
     The images of `val` are halved, always in the same way: one half for validation, one for testing.
     """
-    files, labels, classes = obtain("imagenet", folder, [Source(("train/*/*", "val/*/*"), _listed)])
-    val, test = split_off(len(files["val"]), share=0.5, seed=0)
+    files, labels, classes = obtain("imagenet", folder, [Source(("train/*/*", "val/*/*"), _list_files)])
+    val, test = split_indices(len(files["val"]), share=0.5, seed=0)
 
     def part(key: str, index: np.ndarray) -> Pictures:
         return Pictures([files[key][i] for i in index], [labels[key][i] for i in index])
@@ -52,7 +53,7 @@ def imagenet(folder: Path, seed: int) -> Data:
     )
 
 
-def _listed(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], tuple[str, ...]]:
+def _list_files(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], tuple[str, ...]]:
     classes = tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
     files: dict[str, list[Path]] = {}
     labels: dict[str, list[int]] = {}
@@ -67,17 +68,17 @@ def _listed(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], t
     return files, labels, classes
 
 
-def decoded(path: Path) -> np.ndarray:
+def decode(path: Path) -> np.ndarray:
     """The pixels of a picture, (H, W, 3) bytes, by Pillow."""
     pillow = library("PIL.Image", "pillow")
     with errors_name_file(require_file(path)), pillow.open(path) as picture:
         return np.asarray(picture.convert("RGB"))
 
 
-def cropped(picture: np.ndarray) -> Tensor:
+def center_crop(picture: np.ndarray) -> Tensor:
     """Scale the shorter side to 256 pixels and take the 224 × 224 in the middle, (3, 224, 224) in [0, 1].
 
-    >>> cropped(np.zeros((300, 400, 3), np.uint8)).shape
+    >>> center_crop(np.zeros((300, 400, 3), np.uint8)).shape
     torch.Size([3, 224, 224])
     """
     x = pixels(picture[None])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from trueup.core.splits import split_indices
 from trueup.training.data.class_names import CELLS, CLOTHES, HUNDRED, TEN, THINGS
-from trueup.training.data.dataset import Data, Part, Parts, checked, select, split_off, with_val
+from trueup.training.data.dataset import Data, Part, Parts, add_validation_part, select, validate_parts
 from trueup.training.data.readers import cifar_binary, cifar_pickle, concatenate, idx, mat, npz, saved_dataset
 from trueup.training.data.sources import Download, Source, library, obtain
 
@@ -32,8 +33,8 @@ def digits(folder: Path, seed: int) -> Data:
     """1,797 handwritten digits, 8 × 8, inside scikit-learn: a fifth each for testing and for validation."""
     whole = library("sklearn.datasets", "scikit-learn").load_digits()
     part = Part((whole.images / 16).astype(np.float32), whole.target.astype(np.int64))
-    rest, test = split_off(len(part.labels), share=0.2, seed=0)
-    parts = with_val({"train": select(part, rest), "test": select(part, test)}, share=0.25, seed=seed)
+    rest, test = split_indices(len(part.labels), share=0.2, seed=0)
+    parts = add_validation_part({"train": select(part, rest), "test": select(part, test)}, share=0.25, seed=seed)
     return _data("digits", parts, TEN, DIGITS)
 
 
@@ -41,56 +42,56 @@ def fashion_mnist(folder: Path, seed: int) -> Data:
     """70,000 pictures of clothes, 28 × 28 (Xiao et al. 2017): 5,000 of the training images for validation."""
     names = {"train": "train", "test": "t10k"}
 
-    def ubyte(place: Path) -> Parts:
+    def ubyte(where: Path) -> Parts:
         def part(name: str) -> Part:
-            images, labels = (idx(_first(place, f"{name}-{what}-ubyte*")) for what in ("images-idx3", "labels-idx1"))
+            images, labels = (idx(_first(where, f"{name}-{what}-ubyte*")) for what in ("images-idx3", "labels-idx1"))
             return Part(images, labels.astype(np.int64))
 
         return {key: part(name) for key, name in names.items()}
 
     files = tuple(f"{name}-{what}-ubyte*" for name in names.values() for what in ("images-idx3", "labels-idx1"))
     sources = [
-        Source(("fashion_mnist.npz",), lambda place: npz(place / "fashion_mnist.npz")),
+        Source(("fashion_mnist.npz",), lambda where: npz(where / "fashion_mnist.npz")),
         Source(files, ubyte),
-        Source(tuple(f"FashionMNIST/raw/{f}" for f in files), lambda place: ubyte(place / "FashionMNIST" / "raw")),
+        Source(tuple(f"FashionMNIST/raw/{f}" for f in files), lambda where: ubyte(where / "FashionMNIST" / "raw")),
         _saved("fashion_mnist", "image", "label", CLOTHES),
     ]
     parts = obtain("fashion_mnist", folder, sources, _torchvision("FashionMNIST"))
-    return _data("fashion_mnist", with_val(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
+    return _data("fashion_mnist", add_validation_part(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
 
 
 def cifar10(folder: Path, seed: int) -> Data:
     """60,000 pictures, 32 × 32, of ten things (Krizhevsky 2009): 5,000 of the training images for validation."""
     batches = [f"data_batch_{i}" for i in range(1, 6)]
     sources = [
-        Source(("cifar10.npz",), lambda place: npz(place / "cifar10.npz")),
+        Source(("cifar10.npz",), lambda where: npz(where / "cifar10.npz")),
         Source(("cifar10_train*.npz", "cifar10_test.npz"), _numbered),
         _cifar("cifar-10-batches-bin", ".bin", batches, "test_batch", cifar_binary),
         _cifar("cifar-10-batches-py", "", batches, "test_batch", cifar_pickle),
         _saved("cifar10", "img", "label", THINGS),
     ]
     parts = obtain("cifar10", folder, sources, _torchvision("CIFAR10"))
-    return _data("cifar10", with_val(parts, share=0.1, seed=seed), THINGS, IMAGENET)
+    return _data("cifar10", add_validation_part(parts, share=0.1, seed=seed), THINGS, IMAGENET)
 
 
 def cifar100(folder: Path, seed: int) -> Data:
     """60,000 pictures, 32 × 32, of a hundred things (Krizhevsky 2009): 5,000 training images for validation."""
     sources = [
-        Source(("cifar100.npz",), lambda place: npz(place / "cifar100.npz")),
+        Source(("cifar100.npz",), lambda where: npz(where / "cifar100.npz")),
         _cifar("cifar-100-binary", ".bin", ["train"], "test", partial(cifar_binary, labels=2)),
         _cifar("cifar-100-python", "", ["train"], "test", partial(cifar_pickle, label="fine_labels")),
         _saved("cifar100", "img", "fine_label", HUNDRED),
     ]
     parts = obtain("cifar100", folder, sources, _torchvision("CIFAR100"))
-    return _data("cifar100", with_val(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
+    return _data("cifar100", add_validation_part(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
 
 
 def svhn(folder: Path, seed: int) -> Data:
     """99,289 house numbers, 32 × 32 (Netzer et al. 2011): the last tenth of the training images for validation."""
     files = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
     sources = [
-        Source(("svhn.npz",), lambda place: npz(place / "svhn.npz")),
-        Source(tuple(files.values()), lambda place: {key: mat(place / file) for key, file in files.items()}),
+        Source(("svhn.npz",), lambda where: npz(where / "svhn.npz")),
+        Source(tuple(files.values()), lambda where: {key: mat(where / file) for key, file in files.items()}),
         _saved("svhn", "image", "label", TEN),
     ]
     parts = dict(obtain("svhn", folder, sources, _torchvision("SVHN")))
@@ -109,32 +110,32 @@ def bloodmnist(folder: Path, seed: int) -> Data:
         target.mkdir(parents=True, exist_ok=True)
         maker(split="train", root=str(target), download=True)
 
-    sources = [Source(("bloodmnist.npz",), lambda place: npz(place / "bloodmnist.npz"))]
+    sources = [Source(("bloodmnist.npz",), lambda where: npz(where / "bloodmnist.npz"))]
     parts = obtain("bloodmnist", folder, sources, Download("medmnist", fetch))
-    return _data("bloodmnist", with_val(parts, share=0.1, seed=seed), CELLS, HALVES)
+    return _data("bloodmnist", add_validation_part(parts, share=0.1, seed=seed), CELLS, HALVES)
 
 
 def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Callable[[Path], Part]) -> Source:
     """A folder of batches."""
 
-    def parts(place: Path) -> Parts:
-        train_parts = [read(place / folder / f"{name}{ending}") for name in train]
-        return {"train": concatenate(train_parts), "test": read(place / folder / f"{test}{ending}")}
+    def parts(where: Path) -> Parts:
+        train_parts = [read(where / folder / f"{name}{ending}") for name in train]
+        return {"train": concatenate(train_parts), "test": read(where / folder / f"{test}{ending}")}
 
     return Source(tuple(f"{folder}/{name}{ending}" for name in (*train, test)), parts)
 
 
-def _numbered(place: Path) -> Parts:
+def _numbered(where: Path) -> Parts:
     """Training images in as many files as there are, and all test images."""
-    train = concatenate([npz(path)["train"] for path in sorted(place.glob("cifar10_train*.npz"))])
-    return {"train": train, "test": npz(place / "cifar10_test.npz")["train"]}
+    train = concatenate([npz(path)["train"] for path in sorted(where.glob("cifar10_train*.npz"))])
+    return {"train": train, "test": npz(where / "cifar10_test.npz")["train"]}
 
 
 def _saved(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -> Source:
     """What `save_to_disk` wrote to a folder of the data set's name."""
     return Source(
         (f"{name}/dataset_dict.json",),
-        lambda place: saved_dataset(place / name, inputs=inputs, labels=labels, classes=classes),
+        lambda where: saved_dataset(where / name, inputs=inputs, labels=labels, classes=classes),
     )
 
 
@@ -150,12 +151,12 @@ def _torchvision(name: str) -> Download:
     return Download("torchvision", fetch)
 
 
-def _first(place: Path, pattern: str) -> Path:
-    return sorted(place.glob(pattern))[0]
+def _first(where: Path, pattern: str) -> Path:
+    return sorted(where.glob(pattern))[0]
 
 
 def _data(name: str, parts: Parts, classes: tuple[str, ...], normalisation: Normalisation) -> Data:
-    checked(name, parts, len(classes))
+    validate_parts(name, parts, len(classes))
     train, val, test = (
         TensorDataset(pixels(parts[key].inputs), torch.from_numpy(parts[key].labels))
         for key in ("train", "val", "test")

@@ -49,13 +49,13 @@ def idx(path: Path) -> np.ndarray:
             wanted = math.prod(shape)
             content = _read_at_most(file, wanted + 1)
         if len(content) != wanted:
-            found = len(content) if len(content) < wanted else "more"
-            raise ValueError(f"the sizes {shape} need {wanted} bytes, got {found}")
+            got = len(content) if len(content) < wanted else "more"
+            raise ValueError(f"the sizes {shape} need {wanted} bytes, got {got}")
         return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _read_at_most(file: IO[bytes], most: int) -> bytes:
-    """What is there, in pieces: neither what is promised nor what a packed file stands for is asked for at once."""
+    """At most so many bytes, read in pieces: a damaged file may promise, or unpack to, any number of them."""
     pieces, left = [], most
     while left and (piece := file.read(min(PIECE, left))):
         pieces.append(piece)
@@ -119,14 +119,14 @@ def _byte_dtype(name: str, *_: Any) -> np.dtype[Any]:
 
 def npz(path: Path, inputs: str = "images") -> Parts:
     """Read train, val and test of one file: `train_images`, `train_labels` and so on, or `images` and `labels`."""
-    with errors_name_file(require_file(path)), arrays_in(path) as found:
-        keys = [key for key in ("train", "val", "test") if f"{key}_{inputs}" in found]
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        keys = [key for key in ("train", "val", "test") if f"{key}_{inputs}" in arrays]
         prefixes = {key: f"{key}_" for key in keys} or {"train": ""}
         wanted = [f"{prefix}{what}" for prefix in prefixes.values() for what in (inputs, "labels")]
-        if not {*wanted} <= found.keys():
-            wish = "" if keys else f"train_{inputs} … or "
-            raise ValueError(f"wanted the arrays {wish}{', '.join(wanted)}, got {', '.join(found) or 'none'}")
-        parts = {key: Part(found[f"{p}{inputs}"], _label_vector(found[f"{p}labels"])) for key, p in prefixes.items()}
+        if not {*wanted} <= arrays.keys():
+            others = "" if keys else f"train_{inputs} … or "
+            raise ValueError(f"wanted the arrays {others}{', '.join(wanted)}, got {', '.join(arrays) or 'none'}")
+        parts = {key: Part(arrays[f"{p}{inputs}"], _label_vector(arrays[f"{p}labels"])) for key, p in prefixes.items()}
         for key, prefix in prefixes.items():
             if not np.isfinite(parts[key].inputs).all():
                 raise ValueError(f"{prefix}{inputs} must be finite")

@@ -50,9 +50,9 @@ def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
 
 def obtain(name: str, folder: Path, sources: Sequence[Source], download: Download | None = None) -> Any:
     """Read the first source whose files are there, after fetching them if none is; else say what was wanted where."""
-    found = _found(name, folder, sources)
+    match = _find_source(name, folder, sources)
     why = "and there is no library to fetch them with"
-    if found is None and download is not None:
+    if match is None and download is not None:
         target = folder / name
         new = not target.exists()
         parts = None
@@ -73,13 +73,13 @@ def obtain(name: str, folder: Path, sources: Sequence[Source], download: Downloa
                     target.rmdir()  # only if nothing came
         if parts is not None:
             return parts
-        found = _found(name, folder, sources)
-    if found is not None:
-        source, place = found
-        return source.read(place)
-    wishes = "; or ".join(" + ".join(source.files) for source in sources)
+        match = _find_source(name, folder, sources)
+    if match is not None:
+        source, where = match
+        return source.read(where)
+    wanted = "; or ".join(" + ".join(source.files) for source in sources)
     places = ", ".join(dict.fromkeys(str(folder / p.format(name=name)) for p in PLACES))
-    raise FileNotFoundError(f"{name}: wanted {wishes}; in one of {places}; none is there, {why}")
+    raise FileNotFoundError(f"{name}: wanted {wanted}; in one of {places}; none is there, {why}")
 
 
 def library(module: str, package: str) -> Any:
@@ -105,10 +105,10 @@ def files_by_url(urls: Mapping[str, str]) -> Download:
     return Download(by="https from " + next(iter(urls.values())).split("/")[2], fetch=fetch)
 
 
-def _found(name: str, folder: Path, sources: Sequence[Source]) -> tuple[Source, Path] | None:
+def _find_source(name: str, folder: Path, sources: Sequence[Source]) -> tuple[Source, Path] | None:
     for source in sources:
-        for place in PLACES:
-            path = folder / place.format(name=name)
-            if path.is_dir() and all(any(path.glob(pattern)) for pattern in source.files):
+        for pattern in PLACES:
+            path = folder / pattern.format(name=name)
+            if path.is_dir() and all(any(path.glob(file)) for file in source.files):
                 return source, path
     return None

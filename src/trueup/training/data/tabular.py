@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from trueup.core.splits import split_indices
 from trueup.io.atomic import errors_name_file, require_file
-from trueup.training.data.dataset import Data, split_off
+from trueup.training.data.dataset import Data
 from trueup.training.data.readers import arrays_in
 from trueup.training.data.sources import Source, files_by_url, obtain
 
@@ -47,12 +48,12 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
     """A tenth for testing, a fifth of the rest for validation; here the seed decides both, being the split's number."""
     nested = [f"{stored}/data", f"UCI_Datasets/{stored}/data"]
     sources = [
-        Source((f"uci_{stored}.npz",), lambda place: _arrays(place / f"uci_{stored}.npz")),
+        Source((f"uci_{stored}.npz",), lambda where: _arrays(where / f"uci_{stored}.npz")),
         *(Source(tuple(f"{inner}/{file}" for file in INDEXED), partial(_indexed, inner)) for inner in nested),
     ]
     if site is not None:
         file, delimiter = site
-        sources.append(Source((file,), lambda place: _plain(place / file, delimiter)))
+        sources.append(Source((file,), lambda where: _plain(where / file, delimiter)))
     urls = {f"{stored}/data/{file}": f"{COLLECTION}{stored}/data/{file}" for file in INDEXED}
     x, y = obtain(name, folder, sources, files_by_url(urls))
     if x.ndim != 2 or y.shape != (len(x),):
@@ -71,8 +72,8 @@ def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: fl
     >>> len(parts.train), len(parts.val), len(parts.test)
     (9, 9, 2)
     """
-    rest, test_rows = split_off(len(y), share=test, seed=seed)
-    train_rows, val_rows = (rest[part] for part in split_off(len(rest), share=val, seed=seed))
+    rest, test_rows = split_indices(len(y), share=test, seed=seed)
+    train_rows, val_rows = (rest[part] for part in split_indices(len(rest), share=val, seed=seed))
     centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)  # a column that never changes
     mean, std = float(y[train_rows].mean()), float(y[train_rows].std()) or 1.0
@@ -86,15 +87,15 @@ def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: fl
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with errors_name_file(require_file(path)), arrays_in(path) as found:
-        if not {"x", "y"} <= found.keys():
-            raise ValueError(f"wanted the arrays x and y, got {', '.join(found) or 'none'}")
-        return found["x"].astype(np.float64), found["y"].astype(np.float64)
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        if not {"x", "y"} <= arrays.keys():
+            raise ValueError(f"wanted the arrays x and y, got {', '.join(arrays) or 'none'}")
+        return arrays["x"].astype(np.float64), arrays["y"].astype(np.float64)
 
 
-def _indexed(inner: str, place: Path) -> tuple[np.ndarray, np.ndarray]:
+def _indexed(inner: str, where: Path) -> tuple[np.ndarray, np.ndarray]:
     """A table beside the numbers of its columns, as in the collection of Hernández-Lobato and Adams (2015)."""
-    folder, read = place / inner, []
+    folder, read = where / inner, []
     for file in INDEXED:
         with errors_name_file(require_file(folder / file)):
             read.append(np.loadtxt(folder / file))

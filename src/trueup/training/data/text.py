@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.training.data.class_names import GROUPS, QUESTIONS, STARS
-from trueup.training.data.dataset import Data, Part, Parts, checked, with_val
+from trueup.training.data.dataset import Data, Part, Parts, add_validation_part, validate_parts
 from trueup.training.data.readers import saved_dataset
 from trueup.training.data.sources import Download, Source, files_by_url, obtain
 
@@ -40,23 +40,23 @@ def trec(folder: Path, seed: int) -> Data:
     """5,952 questions of six kinds (Li and Roth 2002): 500 for testing, a tenth of the others for validation."""
     ours = {"train": "TREC.train.all", "test": "TREC.test.all"}
     sources = [
-        Source(tuple(ours.values()), _read_parts(ours, lambda path: labelled(path, encoding="latin-1"))),
+        Source(tuple(ours.values()), _read_parts(ours, lambda path: read_labelled(path, encoding="latin-1"))),
         Source(
             ("train_5500.label", "TREC_10.label"),
-            _read_parts({"train": "train_5500.label", "test": "TREC_10.label"}, questions),
+            _read_parts({"train": "train_5500.label", "test": "TREC_10.label"}, read_questions),
         ),
         _saved("trec", "coarse_label", QUESTIONS),
     ]
     parts = obtain("trec", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
-    return _data("trec", with_val(parts, share=0.1, seed=seed), QUESTIONS, str.split)
+    return _data("trec", add_validation_part(parts, share=0.1, seed=seed), QUESTIONS, str.split)
 
 
 def sst5(folder: Path, seed: int) -> Data:
     """11,855 sentences on films, of five moods (Socher et al. 2013), in the split of their authors."""
     ours = {"train": "stsa.fine.train", "val": "stsa.fine.dev", "test": "stsa.fine.test"}
-    sources = [Source(tuple(ours.values()), _read_parts(ours, labelled)), _saved("sst5", "label", STARS)]
+    sources = [Source(tuple(ours.values()), _read_parts(ours, read_labelled)), _saved("sst5", "label", STARS)]
     parts = obtain("sst5", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
-    return _data("sst5", with_val(parts, share=0.1, seed=seed), STARS, str.split)
+    return _data("sst5", add_validation_part(parts, share=0.1, seed=seed), STARS, str.split)
 
 
 def newsgroups20(folder: Path, seed: int) -> Data:
@@ -65,21 +65,23 @@ def newsgroups20(folder: Path, seed: int) -> Data:
     def fetch(target: Path) -> Parts:
         from sklearn.datasets import fetch_20newsgroups  # it keeps a file of its own in its own folder
 
-        found = {key: fetch_20newsgroups(subset=key, shuffle=False) for key in ("train", "test")}
+        fetched = {key: fetch_20newsgroups(subset=key, shuffle=False) for key in ("train", "test")}
         order = {name: i for i, name in enumerate(GROUPS)}
         return {
             key: Part(part.data, np.array([order[part.target_names[t]] for t in part.target]))
-            for key, part in found.items()
+            for key, part in fetched.items()
         }
 
     folders = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
     sources = [
-        Source(tuple(f"{f}/*/*" for f in folders.values()), _read_parts(folders, posts)),
-        Source(("20news-bydate.tar.gz",), lambda place: packed_posts(place / "20news-bydate.tar.gz", folders)),
+        Source(tuple(f"{f}/*/*" for f in folders.values()), _read_parts(folders, read_posts)),
+        Source(("20news-bydate.tar.gz",), lambda where: read_posts_archive(where / "20news-bydate.tar.gz", folders)),
         _saved("newsgroups20", "label", GROUPS),
     ]
     parts = obtain("newsgroups20", folder, sources, Download("scikit-learn", fetch))
-    return _data("newsgroups20", with_val(parts, share=0.1, seed=seed), GROUPS, re.compile(r"[a-z0-9']+").findall)
+    return _data(
+        "newsgroups20", add_validation_part(parts, share=0.1, seed=seed), GROUPS, re.compile(r"[a-z0-9']+").findall
+    )
 
 
 def tinyshakespeare(folder: Path, seed: int) -> Data:
@@ -88,7 +90,7 @@ def tinyshakespeare(folder: Path, seed: int) -> Data:
     Each row has 128 characters, and the label of each place is the next character.
     """
     names = ("tinyshakespeare.txt", "tinyshakespeare/input.txt")
-    sources = [Source((name,), partial(_book, name)) for name in names]
+    sources = [Source((name,), partial(_read_book, name)) for name in names]
     whole: str = obtain("tinyshakespeare", folder, sources, files_by_url({"input.txt": BOOK}))
     alphabet = tuple(sorted(set(whole)))
     code = np.zeros(0x110000, np.int64)
@@ -99,7 +101,7 @@ def tinyshakespeare(folder: Path, seed: int) -> Data:
     return Data("tinyshakespeare", "characters", train, val, test, classes=alphabet, vocabulary=alphabet)
 
 
-def labelled(path: Path, encoding: str = "utf-8") -> Part:
+def read_labelled(path: Path, encoding: str = "utf-8") -> Part:
     """Read lines of a label, a whole number, and a text."""
     labels, texts = [], []
     with errors_name_file(require_file(path)):
@@ -112,7 +114,7 @@ def labelled(path: Path, encoding: str = "utf-8") -> Part:
     return Part(texts, np.array(labels, dtype=np.int64))
 
 
-def questions(path: Path) -> Part:
+def read_questions(path: Path) -> Part:
     """Read lines of `COARSE:fine` and a question, as their authors wrote them."""
     labels, texts = [], []
     with errors_name_file(require_file(path)):
@@ -126,36 +128,36 @@ def questions(path: Path) -> Part:
     return Part(texts, np.array(labels, dtype=np.int64))
 
 
-def posts(folder: Path) -> Part:
+def read_posts(folder: Path) -> Part:
     """Read a folder of twenty folders of posts, a file each."""
     files = sorted(path for path in folder.glob("*/*") if path.is_file())
-    return _grouped(((path.parent.name, path.read_bytes()) for path in files), str(folder))
+    return _label_by_group(((path.parent.name, path.read_bytes()) for path in files), str(folder))
 
 
-def packed_posts(path: Path, folders: dict[str, str]) -> Parts:
+def read_posts_archive(path: Path, folders: dict[str, str]) -> Parts:
     """Read the same from the archive, without unpacking it."""
-    found: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
+    posts: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
     with errors_name_file(require_file(path)), path.open("rb") as bare:
         packed = bare.read(2) == b"\x1f\x8b"
         bare.seek(0)
         with (
             gzip.open(bare) if packed else bare as file,
-            tarfile.open(fileobj=cast(Any, _Doubting(file)), mode="r:") as archive,
+            tarfile.open(fileobj=cast(Any, _BoundedReader(file)), mode="r:") as archive,
         ):
-            for member in _in_order(archive):
+            for member in _plain_members(archive):
                 parts = member.name.removeprefix("./").split("/")
                 key = next((k for k, name in folders.items() if name == parts[0]), None)
                 if key is not None and len(parts) == 3 and member.isfile():
                     post = archive.extractfile(member)
-                    found[key].append((parts[1], parts[2], post.read() if post is not None else b""))
+                    posts[key].append((parts[1], parts[2], post.read() if post is not None else b""))
     return {
-        key: _grouped(((group, text) for group, _, text in sorted(rows)), f"{path}: {folders[key]}")
-        for key, rows in found.items()
+        key: _label_by_group(((group, text) for group, _, text in sorted(rows)), f"{path}: {folders[key]}")
+        for key, rows in posts.items()
     }
 
 
-class _Doubting:
-    """A file that does not believe every number of bytes it is asked for, as an archive may promise any."""
+class _BoundedReader:
+    """A file that refuses to read more bytes than posts may have: a damaged archive can promise any number."""
 
     def __init__(self, file: Any) -> None:
         self.seek, self.tell = file.seek, file.tell
@@ -167,7 +169,7 @@ class _Doubting:
         return self._read(size)
 
 
-def _in_order(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _plain_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Entries one after the other: sizes below zero would lead back, holes stand for any number of bytes."""
     total, last = 0, -1
     for number, member in enumerate(archive):
@@ -180,7 +182,7 @@ def _in_order(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
 
 
-def _grouped(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
+def _label_by_group(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
     labels, texts = [], []
     for group, content in rows:
         if group not in GROUPS:
@@ -191,18 +193,18 @@ def _grouped(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
 
 
 def _read_parts(files: dict[str, str], read: Callable[[Path], Part]) -> Callable[[Path], Parts]:
-    return lambda place: {key: read(place / file) for key, file in files.items()}
+    return lambda where: {key: read(where / file) for key, file in files.items()}
 
 
 def _saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
     return Source(
         (f"{name}/dataset_dict.json",),
-        lambda place: saved_dataset(place / name, inputs="text", labels=labels, classes=classes),
+        lambda where: saved_dataset(where / name, inputs="text", labels=labels, classes=classes),
     )
 
 
-def _book(name: str, place: Path) -> str:
-    path = place / name
+def _read_book(name: str, where: Path) -> str:
+    path = where / name
     with errors_name_file(require_file(path)):
         return path.read_text(encoding="utf-8")
 
@@ -220,7 +222,7 @@ def _windows(signs: np.ndarray) -> TensorDataset:
 def _data(name: str, parts: Parts, classes: tuple[str, ...], words_of: Callable[[str], Sequence[str]]) -> Data:
     texts = {
         key: [words_of(text.lower())[:LONGEST] for text in part.inputs]
-        for key, part in checked(name, parts, len(classes)).items()
+        for key, part in validate_parts(name, parts, len(classes)).items()
     }
     known = vocabulary(texts["train"])
     number = {word: i for i, word in enumerate(known)}

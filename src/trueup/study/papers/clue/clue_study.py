@@ -1,14 +1,13 @@
 """CLUE beside cross-entropy: same network, same dropout, same Monte-Carlo evaluation; what it gains and what it costs.
 
-The level of its square and its α are chosen on validation, never on test. The paper's tables are not in the package's
-facts, so there are no printed numbers to set beside these.
+The level of its square and its α are chosen on validation, never on test. The package has no published numbers of the
+paper to compare with.
 
 Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -21,9 +20,9 @@ from trueup.core.warning_capture import record_warnings
 from trueup.models.dropout import log_probs_of, mc_dropout, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
-from trueup.study.grid import Options, Study, product
+from trueup.study.grid import Options, Study, digest, product
 from trueup.study.papers.clue import clue_tables
-from trueup.study.papers.clue import mc_dropout as doubt
+from trueup.study.papers.clue import mc_dropout as mc
 from trueup.study.papers.clue.clue_tables import (
     AVERAGED,
     CLASSIFIERS,
@@ -71,10 +70,10 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         raise ValueError(f"methods must be among {', '.join(REGRESSORS)}, got {unknown[0]!r}")
     for name in data_sets(options):
         known = REGRESSORS if name in ("diabetes", *TABLES) else CLASSIFIERS
-        content = {"content": _digest(doubt.description())} if name == "descriptions" else {}
-        told = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
+        content = {"content": digest(mc.description().encode())} if name == "descriptions" else {}
+        common = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
         wanted = [method for method in options.methods or known if method in known]
-        yield from ({**told, **each} for each in product(method=wanted, seed=range(options.seeds or SEEDS)))
+        yield from ({**common, **each} for each in product(method=wanted, seed=range(options.seeds or SEEDS)))
 
 
 def data_sets(options: Options) -> Sequence[str]:
@@ -95,7 +94,7 @@ def local(options: Options) -> dict[str, Any]:
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Train one network, and judge what it says when it is asked several times.
+    """Train one network, and evaluate it with Monte-Carlo dropout.
 
     >>> how = {**HOW["diabetes"], "epochs": 2, "passes": [5, 10]}
     >>> rows = work({"data": "diabetes", **how, "method": "plain", "seed": 0})
@@ -103,48 +102,50 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     (['figures'], ['alignment', 'auroc', 'correlation', 'coverage'])
     """
     method, seed, (training, passes) = settings["method"], settings["seed"], settings["passes"]
-    data = doubt.data_of(settings["data"], settings.get("folder"), seed)
-    train, val, test = doubt.tensors_of(data)
+    data = mc.load_data_set(settings["data"], settings.get("folder"), seed)
+    train, val, test = mc.normalised_tensors(data)
     head = method == GAUSSIAN or method.endswith(HEAD)
     share = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
     clue = None if share is None else {**share, "passes": training}
     epochs, batch = settings["epochs"], settings["batch"]
     ramp = max(1, epochs * -(-len(train[1]) // batch) // 10)
-    task = doubt.task_of(data.kind, head=head)
+    task = mc.make_task(data.kind, head=head)
 
-    def made() -> tuple[nn.Module, Any]:
-        network = doubt.network_of(data, settings["network"], seed, head=head)
-        return network, doubt.loss_of(data.kind, head=head, clue=clue, ramp=ramp)
+    def network_and_loss() -> tuple[nn.Module, Any]:
+        network = mc.make_network(data, settings["network"], seed, head=head)
+        return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp)
 
-    network, loss = made()
-    cost = doubt.operations(network, (train[0][:batch], train[1][:batch]), loss, task)
-    network, loss = made()
-    doubt.learned(network, train, loss, task, epochs=epochs, batch=batch, rate=settings["rate"], seed=seed)
-    found = [doubt.forecast(network, part, data.kind, passes, head=head) for part in (val, test)]
+    network, loss = network_and_loss()
+    cost = mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
+    network, loss = network_and_loss()
+    mc.train_network(network, train, loss, task, epochs=epochs, batch_size=batch, lr=settings["rate"], seed=seed)
+    val_forecast, test_forecast = (mc.forecast(network, part, data.kind, passes, head=head) for part in (val, test))
     with record_warnings() as messages:  # a temperature at its bound is part of the result
-        row = doubt.figures(found[1], found[0])
+        row = mc.figures(test_forecast, val_forecast)
     warning = "; ".join(messages)
-    rows = [{"part": "figures", **row, "val_nll": doubt.loss_on(found[0]), "operations": cost, "warning": warning}]
+    rows = [
+        {"part": "figures", **row, "val_nll": mc.validation_nll(val_forecast), "operations": cost, "warning": warning}
+    ]
     return rows + (_images(network, data, passes, seed) if data.kind == "image" else [])
 
 
 def _images(network: nn.Module, data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
-    """The same network on shifted and on foreign images."""
+    """The same network on shifted and on out-of-distribution images."""
     assert data.normalisation is not None
     normalise = Normalise(*data.normalisation)
-    x, y = (part[:SHIFTED] for part in doubt.whole(data.test))
+    x, y = (part[:SHIFTED] for part in mc.stack_samples(data.test))
 
-    def said(images: Tensor) -> Tensor:
+    def predict(images: Tensor) -> Tensor:
         return mean_log_probs(log_probs_of(mc_dropout(network, normalise(images), passes), None))
 
-    shifted = by_severity(evaluate_shift(said, x, y, severities=SEVERITIES, seed=seed, progress=False))
+    shifted = by_severity(evaluate_shift(predict, x, y, severities=SEVERITIES, seed=seed, progress=False))
     rows = [{"part": "shift", **asdict(row)} for row in shifted]
     samples = mc_dropout(network, normalise(x), passes)
     for name, images in foreign(x, data.name, seed).items():
         others = mc_dropout(network, normalise(images), passes)
-        told = {"mutual information": (mutual_information(samples), mutual_information(others))}
+        scores = {"mutual information": (mutual_information(samples), mutual_information(others))}
         means = (mean_log_probs(log_probs_of(each, None)) for each in (samples, others))
-        rows += [{"part": "ood", "foreign": name, **asdict(row)} for row in evaluate_ood(*means, scores=told)]
+        rows += [{"part": "ood", "foreign": name, **asdict(row)} for row in evaluate_ood(*means, scores=scores)]
     return rows
 
 
@@ -153,19 +154,15 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     n, channels, *size = images.shape
     order = torch.rand(n, 1, *size, generator=generator).flatten(2).argsort(dim=2).expand(-1, channels, -1)
-    found = {
+    images_by_kind = {
         "noise": torch.rand(images.shape, generator=generator),
         "inverted": 1 - images,
         "pixels in disorder": images.flatten(2).gather(2, order).reshape(images.shape),
     }
     if data != "digits":
-        shown, _ = doubt.whole(doubt.data_of("digits", None, 0).test)
-        found["digits"] = F.interpolate(shown, size).expand(-1, channels, -1, -1)
-    return found
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+        shown, _ = mc.stack_samples(mc.load_data_set("digits", None, 0).test)
+        images_by_kind["digits"] = F.interpolate(shown, size).expand(-1, channels, -1, -1)
+    return images_by_kind
 
 
 STUDY = Study(

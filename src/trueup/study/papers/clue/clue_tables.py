@@ -9,11 +9,10 @@ import numpy as np
 
 from trueup.models.shift import ShiftRow
 from trueup.report import style
-from trueup.report.figures import draw
-from trueup.study.figures import shift_curves
+from trueup.study.figures import draw, shift_curves
 from trueup.study.grid import Options, Rows, product
-from trueup.study.pairs import LEVEL, paired
-from trueup.study.tables import Column, Table, tabulate
+from trueup.study.statistics import LEVEL
+from trueup.study.tables import Column, Table, paired_differences, tabulate
 
 PASSES_IN_TRAINING = 5
 CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
@@ -63,8 +62,8 @@ FOREIGN = (
 MEASURED = (
     "e is the error of a row, −ln p̄ of its label or (y − μ̄)², and u the uncertainty that the passes give, the entropy "
     "of p̄ or the variance; the alignment error is mean |mean e − mean u| over ten parts of equal size in the order of "
-    "u. AUROC tells wrong from right, of numbers errors above their median. In nats, and in standard deviations of the "
-    "training targets. What is fitted after training (temperature, or a factor on σ) is fitted on validation."
+    "u. AUROC separates wrong from right, of numbers errors above their median. In nats, and in standard deviations of "
+    "the training targets. What is fitted after training (temperature, or a factor on σ) is fitted on validation."
 )
 
 
@@ -87,10 +86,10 @@ def kind_of(row: Mapping[str, Any]) -> str:
     return "regression" if "rmse" in row else "language" if row["data"] in LANGUAGES else "classification"
 
 
-def chosen(rows: Rows, *, head: bool = False, oracle: bool = False) -> str | None:
+def choose_clue(rows: Rows, *, head: bool = False, oracle: bool = False) -> str | None:
     """CLUE's level and α of least mean NLL on validation over the seeds, of one data set; an oracle takes the test's.
 
-    >>> chosen([{"method": "batch_0.5", "val_nll": 0.3}, {"method": "group_0.9", "val_nll": 0.2}])
+    >>> choose_clue([{"method": "batch_0.5", "val_nll": 0.3}, {"method": "group_0.9", "val_nll": 0.2}])
     'group_0.9'
     """
     key = "nll" if oracle else "val_nll"
@@ -103,38 +102,38 @@ def chosen(rows: Rows, *, head: bool = False, oracle: bool = False) -> str | Non
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """Figures of every task, differences from the baselines and between levels, shift, foreign images and cost."""
     by_data = _by_data(rows)
-    choices = {name: _choices(found, options) for name, found in by_data.items()}
-    found: dict[str, Table] = {}
+    choices = {name: _choices(data_rows, options) for name, data_rows in by_data.items()}
+    tables: dict[str, Table] = {}
     for kind, columns in KINDS.items():
         mine = {name: each for name, each in by_data.items() if kind_of(each[0]) == kind}
         if mine:
-            found[kind] = _figures_table(kind, columns, mine, choices, options)
-            found[f"{kind}-differences"] = _differences_table(kind, columns, mine, choices)
-            found[f"{kind}-levels"] = _levels_table(kind, columns, mine)
+            tables[kind] = _figures_table(kind, columns, mine, choices, options)
+            tables[f"{kind}-differences"] = _differences_table(kind, columns, mine, choices)
+            tables[f"{kind}-levels"] = _levels_table(kind, columns, mine)
     shown = [row for row in rows if row["method"] in _shown(choices, row["data"])]
     titles = {name: title(name) for name in CLASSIFIERS}
-    said = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."
+    note = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."
     order: dict[str, Any] = {"by": "method", "titles": titles}
     if shifted := [row for row in shown if row["part"] == "shift"]:
         groups = ["data", "severity"]
         named = [{**row, "severity": f"severity {row['severity']}"} for row in shifted]
-        found["shift"] = tabulate(named, group=groups, columns=SHIFT, notes=[said], title="Shifted images", **order)
+        tables["shift"] = tabulate(named, group=groups, columns=SHIFT, notes=[note], title="Shifted images", **order)
     if others := [row for row in shown if row["part"] == "ood" and row["score"] != "confidence"]:  # entropy says it all
-        told = f"How well a score tells foreign images from known ones. CLUE as it was {_how(options)}."
+        note = f"How well a score separates out-of-distribution images from known ones. CLUE as it was {_how(options)}."
         groups, heading = ["data", "foreign", "score"], "Foreign images"
-        found["ood"] = tabulate(others, group=groups, columns=FOREIGN, notes=[told], title=heading, **order)
+        tables["ood"] = tabulate(others, group=groups, columns=FOREIGN, notes=[note], title=heading, **order)
     if by_data:
-        found["overhead"] = _cost_table(by_data)
-    return found
+        tables["overhead"] = _cost_table(by_data)
+    return tables
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Error against uncertainty on every data set; ECE and NLL along the severity of a shift."""
     drawings: dict[str, Any] = {}
     by_data = _by_data(rows)
-    for name, found in by_data.items():
-        shown = _shown({name: _choices(found, options)}, name)
-        drawings[f"alignment-{name}"] = _alignment(name, [row for row in found if row["method"] in shown])
+    for name, data_rows in by_data.items():
+        shown = _shown({name: _choices(data_rows, options)}, name)
+        drawings[f"alignment-{name}"] = _alignment(name, [row for row in data_rows if row["method"] in shown])
         for metric in ("ece", "nll"):
             curves = {
                 title(method): [ShiftRow(**{key: row[key] for key in ShiftRow.__annotations__}) for row in alike]
@@ -147,14 +146,14 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 
 def _alignment(name: str, rows: Rows) -> Any:
-    """Mean error against mean uncertainty in parts of equal size; of an honest network they are the same."""
+    """Mean error against mean uncertainty in parts of equal size; of a calibrated network they are the same."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     ax = style.axes_for(None, height=3.0)
     kind, ends = kind_of(rows[0]), []
-    for place, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+    for index, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         curve = np.mean([np.array(row["curve"])[:, :2] for row in rows if row["method"] == method], axis=0)
-        ax.plot(*np.maximum(curve, 1e-6).T, **style.line_style(place), label=title(method, kind))
+        ax.plot(*np.maximum(curve, 1e-6).T, **style.line_style(index), label=title(method, kind))
         ends.append(np.maximum(curve, 1e-6))
     low, high = float(np.min(ends)), float(np.max(ends))
     ax.plot([low, high], [low, high], color=style.text_color(ax), linewidth=0.6, linestyle=":", zorder=0)
@@ -177,7 +176,7 @@ def _figures_table(
     options: Options,
 ) -> Table:
     names = REGRESSORS if kind == "regression" else CLASSIFIERS
-    rows = [row for found in by_data.values() for row in found]
+    rows = [row for data_rows in by_data.values() for row in data_rows]
     notes = [
         f"{name}: {' and '.join(title(m, kind) for m in choices[name])}, {_how(options)}."
         for name in by_data
@@ -237,13 +236,13 @@ def _paired_table(
         name: {
             words: entries
             for words, (ours, theirs) in pairs[name].items()
-            if (entries := paired(rows, ours, theirs, columns))
+            if (entries := paired_differences(rows, ours, theirs, columns))
         }
         for name, rows in by_data.items()
     }
     plain = tuple(Column(c.name, c.title, better="", scale=c.scale, digits=c.digits) for c in columns)
-    said = f"Differences seed by seed, mean ± std; an arrow where a paired t-test tells them from none (p < {LEVEL:g})."
-    return Table(heading, "difference", plain, groups, (said,))
+    note = f"Differences seed by seed, mean ± std; an arrow where a paired t-test is significant (p < {LEVEL:g})."
+    return Table(heading, "difference", plain, groups, (note,))
 
 
 def _cost_table(by_data: Mapping[str, Rows]) -> Table:
@@ -265,24 +264,24 @@ def _cost_table(by_data: Mapping[str, Rows]) -> Table:
         Column("operations", "operations of a step, millions", better="", digits=2),
         Column("ratio", "in steps of the plain loss", better="", digits=2),
     ]
-    said = (
+    note = (
         f"CLUE takes {PASSES_IN_TRAINING} passes in training, of the head alone where what comes before draws nothing. "
     )
-    said += "torch counts matrix products alone; drawing masks and what is element by element come on top."
-    return tabulate(lines, by="method", group="data", columns=columns, title="Cost of a training step", notes=[said])
+    note += "torch counts matrix products alone; drawing masks and what is element by element come on top."
+    return tabulate(lines, by="method", group="data", columns=columns, title="Cost of a training step", notes=[note])
 
 
 def _by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_data: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["part"] == "figures":
-            found.setdefault(row["data"], []).append(row)
-    return found
+            by_data.setdefault(row["data"], []).append(row)
+    return by_data
 
 
 def _choices(rows: Rows, options: Options) -> list[str]:
-    found = [chosen(rows, head=head, oracle=options.oracle) for head in (False, True)]
-    return [name for name in found if name is not None]
+    choices = [choose_clue(rows, head=head, oracle=options.oracle) for head in (False, True)]
+    return [name for name in choices if name is not None]
 
 
 def _shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.clamping.ablation import GAMMAS
-from trueup.study.grid import Options
-from trueup.study.trained_networks import digest
+from trueup.study.grid import Options, digest
 from trueup.training.data.sources import folder_of
 
 
@@ -80,12 +79,12 @@ def preset_of(options: Options) -> Preset:
     return PRESETS[name]
 
 
-def how_made(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """How to come by a network: by a file of weights, if it is there, told by its content."""
+def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """How a network is obtained: from a file of weights, identified by its content, or else by training."""
     how, folder = net["how"], folder_of(options.data_dir)
     file = how.get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th")
     if (folder / file).exists():
-        return {"options": {}, "weights": file, "digest": digest(folder / file)}
+        return {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
     if "weights" in how:
         raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")
     return dict(how)

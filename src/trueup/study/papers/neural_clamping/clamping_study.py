@@ -28,30 +28,30 @@ from trueup.models.calibrated import collect
 from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
 from trueup.study.grid import Options, Study, product
-from trueup.study.papers.neural_clamping.clamping_presets import how_made, preset_of
+from trueup.study.papers.neural_clamping.clamping_presets import preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
-from trueup.study.trained_networks import Loader, trained
+from trueup.study.trained_networks import Loader, load_or_train
 from trueup.training.data.sources import folder_of
 
 RUNS = 5
 
 
-def by_steps(logits: Any, labels: Any, *, steps: int = 1000, rate: float = 1e-3) -> Temperature:
+def temperature_by_descent(logits: Any, labels: Any, *, steps: int = 1000, lr: float = 1e-3) -> Temperature:
     """Temperature scaling as the paper fits it: full-batch descent from T = 1, which may end short of the best T.
 
     >>> import numpy as np
     >>> generator = np.random.default_rng(0)
     >>> z = generator.normal(size=(2000, 5))
     >>> y = (z + generator.gumbel(size=z.shape)).argmax(axis=1)
-    >>> print(f"{float(by_steps(3 * z, y).temperature):.4f} {float(Temperature.fit(3 * z, y).temperature):.4f}")
-    1.5745 3.0135
+    >>> [f"{float(fit(3 * z, y).temperature):.4f}" for fit in (temperature_by_descent, Temperature.fit)]
+    ['1.5745', '3.0135']
     """
     z, y = as_tensors(logits, labels, at_least=1)
     z = z.double()
-    own, t = z.gather(1, y[:, None])[:, 0], 1.0
+    label_logits, t = z.gather(1, y[:, None])[:, 0], 1.0
     for _ in range(steps):
-        said = (torch.softmax(z / t, dim=1) * z).sum(dim=1)
-        t -= rate * float((own - said).mean()) / t**2
+        expected = (torch.softmax(z / t, dim=1) * z).sum(dim=1)
+        t -= lr * float((label_logits - expected).mean()) / t**2
     return Temperature(t)
 
 
@@ -74,7 +74,7 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "closed_scaled": lambda s: {"recipe": partial(closed_form, scale=SCALES), "boxed": True},
     "ours": lambda s: {},
 }
-"""What `clamp` is told, of the cell's settings."""
+"""Options of `clamp`, from the cell's settings."""
 SWEPT = ("nc_ce", "nc_fl")
 """Neural Clamping by the paper's recipe: with γ = 0, and with the γ > 0 of least ECE on the calibration set."""
 NAMES = (*LOGITS, *CLAMPS, *SWEPT)
@@ -91,14 +91,14 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     if not networks:
         raise ValueError(f"data must be one of {', '.join(n['data'] for n in preset.networks)}, got {options.data!r}")
     for net in networks:
-        known = {**net, "how": how_made(net, options), "val_rows": preset.val_rows}
+        known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
             return {**known, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
         for method, seed in ((m, s) for m in wanted if m not in SWEPT for s in runs):
-            told = descent if method in ("nc_code", "nc_short") else {}
-            yield {**run(seed), "part": "method", "method": method, **told}
+            own = descent if method in ("nc_code", "nc_short") else {}
+            yield {**run(seed), "part": "method", "method": method, **own}
         if set(SWEPT) & set(wanted):
             for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
                 yield {**run(seed), "part": "sweep", "exponent": gamma, **descent}
@@ -114,14 +114,14 @@ def local(options: Options) -> dict[str, Any]:
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One fit on the calibration images of one network, measured on its test images."""
-    model, val, test = trained(settings)
-    val = val.some(settings["val_rows"], settings["draw"])
+    model, val, test = load_or_train(settings)
+    val = val.sample(settings["val_rows"], settings["draw"])
     with record_warnings() as messages:  # how the fit ended is part of the result
         rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
     return [{**row, "fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)} for row in rows]
 
 
-def measured(pair: Predictions) -> dict[str, Any]:
+def measure(pair: Predictions) -> dict[str, Any]:
     """Every figure of the tables, and the reliability diagram's numbers."""
     shown = reliability(*pair)
     names = ("accuracy", "entropy", "nll", "ece", "aece", "sce")
@@ -135,23 +135,23 @@ def measured(pair: Predictions) -> dict[str, Any]:
 def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = settings["method"]
     if name in LOGITS:
-        given, asked = (collect(model, half, progress=False) for half in (val, test))
-        own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, "temperature_steps": by_steps}
-        fitted = (own[name] if name in own else METHODS[name])(*given)
+        val_pair, test_pair = (collect(model, half, progress=False) for half in (val, test))
+        own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, "temperature_steps": temperature_by_descent}
+        fitted = (own[name] if name in own else METHODS[name])(*val_pair)
         t = getattr(fitted, "temperature", None)
-        after = Predictions(fitted(asked.logits), asked.labels)
-        return [{**measured(after), "temperature": None if t is None else float(t), "cost": 1}]
-    told = CLAMPS[name](settings)
-    box = val.box if told.pop("boxed", False) else None
-    clamped = clamp(model, val, box=box, seed=settings["seed"], progress=False, **told)
-    return [{**measured(collect(clamped, test, progress=False)), **_told(clamped)}]
+        after = Predictions(fitted(test_pair.logits), test_pair.labels)
+        return [{**measure(after), "temperature": None if t is None else float(t), "cost": 1}]
+    options = CLAMPS[name](settings)
+    box = val.box if options.pop("boxed", False) else None
+    clamped = clamp(model, val, box=box, seed=settings["seed"], progress=False, **options)
+    return [{**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped)}]
 
 
-def _told(clamped: Clamped) -> dict[str, Any]:
+def _fit_facts(clamped: Clamped) -> dict[str, Any]:
     record = clamped.fit_record
     cost = record.forwards + PASS_BACK * record.backwards
-    found = {"temperature": record.temperature, "delta_norm": record.delta_norm, "verdict": record.verdict}
-    return {**found, "cost": cost}
+    facts = {"temperature": record.temperature, "delta_norm": record.delta_norm, "verdict": record.verdict}
+    return {**facts, "cost": cost}
 
 
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, A
     )
     rows = [asdict(row) for row in ablate(clamped, val, test)]
     fit_ece = metrics.ece(*collect(clamped, val, progress=False))
-    rows[-1] |= {**measured(collect(clamped, test, progress=False)), **_told(clamped), "fit_ece": fit_ece}
+    rows[-1] |= {**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped), "fit_ece": fit_ece}
     return rows
 
 

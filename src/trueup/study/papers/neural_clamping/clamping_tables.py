@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from trueup.clamping.ablation import AblationRow
-from trueup.report.figures import draw
 from trueup.report.figures.reliability import Reliability
-from trueup.study.figures import gamma_sweep, starts
+from trueup.study.figures import draw, gamma_sweep, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate
@@ -63,8 +62,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """The paper's tables, and the numbers of its figures."""
     fixed = [row for row in rows if row["part"] == "method"]
     swept = [row for row in rows if row["part"] == "sweep"]
-    begun = [row for row in rows if row["part"] == "starts"]
-    best = chosen(swept)
+    start_rows = [row for row in rows if row["part"] == "starts"]
+    best = choose_gamma(swept)
     scored = [*fixed, *({**row, "method": "nc_fl"} for row in best if row["method"] == "both")]
     scored += [{**r, "method": "nc_ce"} for r in swept if r["exponent"] == 0 and r["method"] == "both"]
     shown = [row for row in scored if row["method"] in TITLES]
@@ -76,7 +75,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     passes = (Column("cost", "passes", better="", digits=1), *FIGURES[2:], TEMPERATURE, DELTA)
     cost = f"A pass is one forward over the calibration images; a backward one counts for {PASS_BACK}."
     along = (TEMPERATURE, DELTA, FIGURES[1], *FIGURES[2:], Column("loss", "objective", better=""))
-    found = {
+    tables = {
         "methods": tabulate(
             shown, by="method", columns=(*FIGURES, TEMPERATURE), order=order, titles=TITLES, notes=notes, **group
         ),
@@ -84,11 +83,11 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     }
     if paid:
         order = [name for name in TIMED if any(row["method"] == name for row in paid)]
-        found["efficient"] = tabulate(
+        tables["efficient"] = tabulate(
             paid, by="method", columns=passes, order=order, titles=COSTS, notes=[cost, notes[0]], **group
         )
     if best:
-        found["ablation"] = tabulate(
+        tables["ablation"] = tabulate(
             best,
             by="method",
             columns=(*FIGURES, TEMPERATURE),
@@ -99,45 +98,45 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         )
     both = [{**row, "γ": f"{row['exponent']:g}"} for row in swept if row["method"] == "both"]
     if both:
-        found["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
-    if begun:
-        said = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
-        found["starts"] = tabulate(begun, by="start", columns=along, notes=[said], **group)
-    return found
+        tables["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
+    if start_rows:
+        note = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
+        tables["starts"] = tabulate(start_rows, by="start", columns=along, notes=[note], **group)
+    return tables
 
 
-def chosen(swept: Rows) -> list[Mapping[str, Any]]:
+def choose_gamma(swept: Rows) -> list[Mapping[str, Any]]:
     """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal."""
     runs: dict[tuple[Any, ...], dict[float, list[Mapping[str, Any]]]] = {}
     for row in swept:
         if row["exponent"] > 0:
             key = row["data"], row["network"], row["seed"]
             runs.setdefault(key, {}).setdefault(row["exponent"], []).append(row)
-    found: list[Mapping[str, Any]] = []
+    best: list[Mapping[str, Any]] = []
     for by in runs.values():
         errors = {g: next(row["fit_ece"] for row in rows if row["method"] == "both") for g, rows in by.items()}
-        found += by[min(errors, key=lambda g: (errors[g], g))]
-    return found
+        best += by[min(errors, key=lambda g: (errors[g], g))]
+    return best
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """The exponents, the starts, and a reliability diagram of each method in the first run."""
-    found: dict[str, Any] = {}
+    drawings: dict[str, Any] = {}
     for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
-        own = [row for row in rows if (row["data"], row["network"]) == (data, network)]
+        net_rows = [row for row in rows if (row["data"], row["network"]) == (data, network)]
         name = f"{data}-{network.replace(':', '-')}"
-        swept = [row for row in own if row["part"] == "sweep"]
+        swept = [row for row in net_rows if row["part"] == "sweep"]
         if both := [_row(row) for row in swept if row["method"] == "both"]:
-            found[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
-        if begun := [_row(row) for row in own if row["part"] == "starts"]:
-            found[f"starts-{name}"] = draw(starts(begun), title=f"{data}, {network}").figure
-        shown = [row for row in own if row["part"] == "method" and row["method"] in TITLES]
-        shown += [{**row, "method": "nc_fl"} for row in chosen(swept) if row["method"] == "both"]
+            drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
+        if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
+            drawings[f"starts-{name}"] = draw(starts(start_rows), title=f"{data}, {network}").figure
+        shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
+        shown += [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
         for row in shown:
             if row["seed"] == 0:
                 record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
-                found[f"reliability-{name}-{row['method']}"] = draw(record, title=TITLES[row["method"]]).figure
-    return found
+                drawings[f"reliability-{name}-{row['method']}"] = draw(record, title=TITLES[row["method"]]).figure
+    return drawings
 
 
 def _row(row: Mapping[str, Any]) -> AblationRow:
@@ -151,10 +150,10 @@ def _array(value: Any) -> Any:
 def _notes(rows: Rows, best: Rows, options: Options) -> list[str]:
     preset = preset_of(options)
     sizes = dict.fromkeys((row["data"], row["fit_rows"], row["test_rows"]) for row in rows)
-    said = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
+    samples = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
     same = "each with a network and a split of its own" if preset.retrained else "all of the same network"
     runs = len({row["seed"] for row in rows})
-    notes = [f"{said}. Mean ± standard deviation of {runs} runs, {same}; 15 bins unless said otherwise."]
+    notes = [f"{samples}. Mean ± standard deviation of {runs} runs, {same}; 15 bins unless said otherwise."]
     if best:
         exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
         notes.append(

@@ -7,23 +7,24 @@ halves at random, one array of it after the other: `logits`, or probabilities, w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trueup.core.splits import random_order, split_by_sizes
 from trueup.io.atomic import errors_name_file
 from trueup.io.predictions import Predictions, load
+from trueup.study.grid import digest
 
 SPLITS = 3
 """Of what has no halves of its own."""
-DRAWN_ROWS = 2000
-"""In each half of what is drawn."""
+SYNTHETIC_ROWS = 2000
+"""In each half of a synthetic data set."""
 
 
-class Drawn(NamedTuple):
+class SyntheticLogits(NamedTuple):
     """Logits whose labels follow other logits: those before a fault is put in."""
 
     classes: int
@@ -45,15 +46,15 @@ class Drawn(NamedTuple):
         return Predictions(self.scale * bent @ mix + self.shift * fault.normal(size=self.classes), labels)
 
 
-DRAWN: Mapping[str, Drawn] = {
-    "calibrated": Drawn(4),
-    "overconfident": Drawn(10, scale=2.5),
-    "underconfident": Drawn(3, scale=0.4),
-    "biased": Drawn(10, scale=1.5, shift=1.0),
-    "crooked": Drawn(5, power=1.6),
-    "mixed": Drawn(6, scale=1.5, mixing=0.2),
+SYNTHETIC: Mapping[str, SyntheticLogits] = {
+    "calibrated": SyntheticLogits(4),
+    "overconfident": SyntheticLogits(10, scale=2.5),
+    "underconfident": SyntheticLogits(3, scale=0.4),
+    "biased": SyntheticLogits(10, scale=1.5, shift=1.0),
+    "crooked": SyntheticLogits(5, power=1.6),
+    "mixed": SyntheticLogits(6, scale=1.5, mixing=0.2),
 }
-"""What is used without files."""
+"""Data sets that need no files."""
 
 
 def sources(data_dir: str | None, *, data: str | None = None, splits: int | None = None) -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def sources(data_dir: str | None, *, data: str | None = None, splits: int | None
     ['calibrated', 'overconfident', 'underconfident', 'biased', 'crooked', 'mixed']
     """
     splits = SPLITS if splits is None else splits
-    found = list(_drawn(splits) if data_dir is None else _files(folder(data_dir), splits))
+    found = list(_synthetic_sources(splits) if data_dir is None else _file_sources(logits_folder(data_dir), splits))
     if data is None:
         return found
     if chosen := [source for source in found if source["data"] == data]:
@@ -72,33 +73,33 @@ def sources(data_dir: str | None, *, data: str | None = None, splits: int | None
     raise ValueError(f"data must be one of {', '.join(names)}, got {data!r}")
 
 
-def halves(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
+def load_halves(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
     """The half to fit on and the half to measure on, of one of the sources."""
     if "file" not in settings:
-        drawn = DRAWN[settings["data"]].draw(2 * settings["rows"], settings["split"])
-        return _cut(drawn, settings["rows"])
+        whole = SYNTHETIC[settings["data"]].draw(2 * settings["rows"], settings["split"])
+        return _halves(whole, np.arange(2 * settings["rows"]))
     path = Path(settings["folder"]) / settings["file"]
-    if _digest(path) != settings["digest"]:
+    if digest(path.read_bytes()) != settings["digest"]:
         raise ValueError(f"{path}: the file has changed since the study began")
     if settings["array"] is None:
         return load(path, split="val"), load(path, split="test")
     whole = load(path, logits=settings["array"], probs=settings["probs"])
-    order = np.random.default_rng(settings["split"]).permutation(len(whole.labels))
-    return _cut(Predictions(whole.logits[order], whole.labels[order]), len(order) // 2)
+    return _halves(whole, random_order(len(whole.labels), np.random.default_rng(settings["split"])))
 
 
-def _cut(whole: Predictions, at: int) -> tuple[Predictions, Predictions]:
-    return Predictions(whole.logits[:at], whole.labels[:at]), Predictions(whole.logits[at:], whole.labels[at:])
+def _halves(whole: Predictions, order: np.ndarray) -> tuple[Predictions, Predictions]:
+    val, test = split_by_sizes(order, [len(order) // 2])
+    return Predictions(whole.logits[val], whole.labels[val]), Predictions(whole.logits[test], whole.labels[test])
 
 
-def folder(data_dir: str) -> Path:
+def logits_folder(data_dir: str) -> Path:
     """The folder itself, or its `logits` where that is one of many."""
     folder = Path(data_dir).expanduser().resolve()
     inner = folder / "logits"
     return inner if inner.is_dir() else folder
 
 
-def _files(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
+def _file_sources(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise ValueError(f"{folder}: wanted a folder with .npz files of logits, found none")
@@ -106,7 +107,7 @@ def _files(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
         with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
             names = [name for name in arrays.files if not name.endswith("labels")]
             shapes = {name: arrays[name].shape for name in names}
-        known = {"file": file.name, "digest": _digest(file)}
+        known = {"file": file.name, "digest": digest(file.read_bytes())}
         if "val_logits" in names:
             classes = shapes["val_logits"][1]
             yield {"data": file.stem, **known, "array": None, "probs": False, "split": 0, "classes": classes}
@@ -119,11 +120,7 @@ def _files(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
             yield from ({**source, "split": split} for split in range(splits))
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
-
-
-def _drawn(splits: int) -> Iterator[dict[str, Any]]:
-    for name, drawn in DRAWN.items():
+def _synthetic_sources(splits: int) -> Iterator[dict[str, Any]]:
+    for name, synthetic in SYNTHETIC.items():
         for split in range(splits):
-            yield {"data": name, "rows": DRAWN_ROWS, "classes": drawn.classes, "split": split}
+            yield {"data": name, "rows": SYNTHETIC_ROWS, "classes": synthetic.classes, "split": split}

@@ -19,7 +19,7 @@ from trueup.core.warning_capture import record_warnings
 from trueup.registry import METHODS
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.post_hoc import logit_files as logits
-from trueup.study.ranks import Ranking, ranking
+from trueup.study.statistics import Ranking, ranking
 from trueup.study.tables import Column, Table, tabulate
 
 CHOSEN = "auto"
@@ -47,7 +47,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
 
 def local(options: Options) -> dict[str, Any]:
     """The folder: the file's digest, not its place, is what a result depends on."""
-    return {} if options.data_dir is None else {"folder": str(logits.folder(options.data_dir))}
+    return {} if options.data_dir is None else {"folder": str(logits.logits_folder(options.data_dir))}
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> f"T {row['temperature']:.2f}, NLL {row['nll']:.4f}, ECE {row['ece']:.4f}"
     'T 2.48, NLL 1.3172, ECE 0.0431'
     """
-    val, test = logits.halves(settings)
+    val, test = logits.load_halves(settings)
     with record_warnings() as messages:  # how the fit ended is part of the result
         calibrator = METHODS[settings["method"]](*val)
         after = calibrator(test.logits)
@@ -87,14 +87,14 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     notes = [f"{name}: no result, or not of every split, of {', '.join(m)}." for name, m in missing.items() if m]
     if any(method in HEAVY for names in missing.values() for method in names):
         notes.append(f"{', '.join(HEAVY)} are not run on more than {MANY_CLASSES} classes: they take too long there.")
-    found = {
+    tables = {
         "scores": tabulate(rows, by="method", group="data", columns=FIGURES, order=wanted, notes=notes),
         "regret": _regret_table(regrets(rows), notes),
     }
     complete = [method for method in wanted if not any(method in names for names in missing.values())]
     if len(complete) > 1 and len(data) > 1:
-        found["ranks"] = _rank_table({key: rank(rows, key, complete) for key in RANKED}, notes)
-    return found
+        tables["ranks"] = _rank_table({key: rank(rows, key, complete) for key in RANKED}, notes)
+    return tables
 
 
 class Regret(NamedTuple):
@@ -114,7 +114,7 @@ def regrets(rows: Rows) -> list[Regret]:
     The best is the fixed method of least mean test NLL, over all splits. Splits of a data set share rows, so the error
     is that of one split, on average, and does not shrink with their number.
     """
-    found = []
+    regrets = []
     for data in dict.fromkeys(row["data"] for row in rows):
         losses: dict[str, dict[int, np.ndarray]] = {}
         for row in rows:
@@ -129,8 +129,8 @@ def regrets(rows: Rows) -> list[Regret]:
         for method in means:
             behind = [losses[method][split] - losses[best][split] for split in losses[best]]
             error = np.mean([b.std(ddof=1) / math.sqrt(len(b)) for b in behind])
-            found.append(Regret(data, method, best, float(np.mean([b.mean() for b in behind])), float(error)))
-    return found
+            regrets.append(Regret(data, method, best, float(np.mean([b.mean() for b in behind])), float(error)))
+    return regrets
 
 
 def rank(rows: Rows, figure: str, methods: Sequence[str]) -> Ranking:
@@ -163,11 +163,11 @@ def _missing(rows: Rows, data: str, methods: Sequence[str]) -> list[str]:
     return [method for method in methods if counts[method] < max(counts.values())]
 
 
-def _regret_table(found: Sequence[Regret], notes: Sequence[str]) -> Table:
+def _regret_table(regrets: Sequence[Regret], notes: Sequence[str]) -> Table:
     """A column a data set and one of them all, for the methods that ran on all."""
-    data = list(dict.fromkeys(regret.data for regret in found))
+    data = list(dict.fromkeys(regret.data for regret in regrets))
     lines: dict[str, dict[str, Any]] = {}
-    for regret in found:
+    for regret in regrets:
         line = lines.setdefault(regret.method, {"method": regret.method})
         line |= {regret.data: regret.mean, f"{regret.data} error": regret.error}
     for line in lines.values():
@@ -176,26 +176,26 @@ def _regret_table(found: Sequence[Regret], notes: Sequence[str]) -> Table:
             line["all error"] = math.sqrt(sum(line[f"{name} error"] ** 2 for name in data)) / len(data)
     ordered = sorted(lines.values(), key=lambda line: (line["method"] != CHOSEN, line.get("all", math.inf)))
     names = ["all", *data] if len(data) > 1 else data
-    best = "; ".join(f"{name}: {next(r.best for r in found if r.data == name)}" for name in data)
-    said = f"NLL above that of the method that is best on the test half: {best}. "
-    said += "± is a standard error, paired by test row; that of all takes the data sets for independent."
+    best = "; ".join(f"{name}: {next(r.best for r in regrets if r.data == name)}" for name in data)
+    note = f"NLL above that of the method that is best on the test half: {best}. "
+    note += "± is a standard error, paired by test row; that of all takes the data sets for independent."
     columns = [Column(name, digits=5, error=f"{name} error") for name in names]
-    return tabulate(ordered, by="method", columns=columns, notes=[said, *notes])
+    return tabulate(ordered, by="method", columns=columns, notes=[note, *notes])
 
 
-def _rank_table(found: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
-    lines = [{"method": m, **{key: each.ranks[m] for key, each in found.items()}} for m in found["nll"].ranks]
-    said = []
-    for key, each in found.items():
+def _rank_table(rankings: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
+    lines = [{"method": m, **{key: each.ranks[m] for key, each in rankings.items()}} for m in rankings["nll"].ranks]
+    test_notes = []
+    for key, each in rankings.items():
         best = next(iter(each.ranks))
         worse = [method for method in each.ranks if method not in each.cliques[0]]
-        said.append(
+        test_notes.append(
             f"{RANKED[key]}: Friedman χ² = {each.statistic:.1f}, p = {each.p_value:.2g} ({each.data_sets} data sets); "
             f"ranks more than {each.critical:.2f} apart differ at 5 % (Nemenyi). "
             f"Told from the best, {best}: {', '.join(worse) or 'none'}."
         )
     columns = [Column(key, f"mean rank by {title}", digits=2) for key, title in RANKED.items()]
-    return tabulate(lines, by="method", columns=columns, notes=[*said, *notes])
+    return tabulate(lines, by="method", columns=columns, notes=[*test_notes, *notes])
 
 
 STUDY = Study(

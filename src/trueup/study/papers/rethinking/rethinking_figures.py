@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trueup.report import style
-from trueup.report.figures import draw
 from trueup.report.figures.reliability import Reliability
-from trueup.study.figures import Band, MaxLogits
+from trueup.study.figures import Band, MaxLogits, draw
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
-from trueup.study.papers.rethinking.rethinking_study import choose, main_rows, selectors
+from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -24,10 +23,10 @@ STAGES = {"ece": "raw", "ece_temperature": "with TS", "ece_histogram": "with HB"
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Every figure that the rows are enough for, by the name of its file."""
-    found = {}
+    drawings = {}
     for plan in plans(options):
         ours = main_rows(rows, plan)
-        chosen = choose(ours, selectors(options)[0], plan.candidates)
+        chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
             continue
         grown = [row for row in rows if row["data"] == plan.data]
@@ -42,18 +41,18 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         }
         for name, figure in drawn.items():
             figure.suptitle(title, fontsize="small")
-            found[f"{name}_{plan.data}"] = figure
-    return found
+            drawings[f"{name}_{plan.data}"] = figure
+    return drawings
 
 
 def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
     """Figure 1: ECE along each coefficient, the reference as a level; and the best coefficients by training size."""
     figure, axes = _panels(1, 4 if plan.growth else 3)
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=False):
-        for place, (name, words) in enumerate(STAGES.items()):
-            _curve(ax, place, *_by_coefficient(rows, plan, loss, name), words)
+        for index, (name, words) in enumerate(STAGES.items()):
+            _curve(ax, index, *_by_coefficient(rows, plan, loss, name), words)
             level = [100 * row[name] for row in rows if row["loss"] == REFERENCE]
-            ax.axhline(float(np.mean(level)), color=style.SERIES[place], linewidth=0.7, linestyle=":")
+            ax.axhline(float(np.mean(level)), color=style.SERIES[index], linewidth=0.7, linestyle=":")
         if loss == "norm":
             ax.set_xscale("log")
             style.plain_log_ticks(ax, np.array(plan.candidates[loss]))
@@ -65,16 +64,16 @@ def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
 
 def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
     other = ax.twinx()
-    for place, (loss, letter) in enumerate(REGULARISED.items()):
+    for index, (loss, letter) in enumerate(REGULARISED.items()):
         best = []
         for size in growth.sizes:
             alike = [row for row in rows if row["sizes"][0] == size and row["seed"] < growth.seeds]
             tried = {row["coefficient"] for row in alike if row["loss"] == loss}
-            found = choose(alike, by, growth.coefficients).get(loss)
+            best_rows = choose_coefficients(alike, by, growth.coefficients).get(loss)
             # The best of some coefficients is not the best.
-            best.append(found[0]["coefficient"] if found and tried >= {*growth.coefficients[loss]} else np.nan)
+            best.append(best_rows[0]["coefficient"] if best_rows and tried >= {*growth.coefficients[loss]} else np.nan)
         side = other if loss == "focal" else ax
-        side.plot(growth.sizes, best, **style.line_style(place), label=letter)
+        side.plot(growth.sizes, best, **style.line_style(index), label=letter)
     _log_sizes(ax, growth.sizes)
     style.set_labels(ax, "Best coefficient by size", "Training samples", "ε, α")
     style.second_axis(ax, other, "γ")
@@ -83,11 +82,11 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
 def diagrams(chosen: Chosen) -> Any:
     """Figure 2: reliability of each loss's first run, raw above and with temperature scaling below."""
     figure, axes = _panels(2, len(chosen), height=3.0)
-    for place, (loss, rows) in enumerate(chosen.items()):
+    for index, (loss, rows) in enumerate(chosen.items()):
         for row, (name, words) in enumerate((("reliability", "raw"), ("reliability_temperature", "with TS"))):
             record: dict[str, Any] = {k: np.array(v) if isinstance(v, list) else v for k, v in rows[0][name].items()}
             title = f"{_named(loss, rows[0]['coefficient'])}, {words}"
-            draw(Reliability(**record), axes[row * len(chosen) + place], title=title)
+            draw(Reliability(**record), axes[row * len(chosen) + index], title=title)
     return figure
 
 
@@ -95,10 +94,10 @@ def validation(chosen: Chosen) -> Any:
     """Figure 3: ECE after each repair, by how many validation samples it saw."""
     figure, axes = _panels(1, 2)
     for ax, name, words in zip(axes, list(STAGES)[1:], ("Temperature scaling", "Histogram binning"), strict=True):
-        for place, (loss, rows) in enumerate(chosen.items()):
+        for index, (loss, rows) in enumerate(chosen.items()):
             sizes = sorted({line["size"] for line in rows[0]["validation_sizes"]})
             values = [[100 * x[name] for r in rows for x in r["validation_sizes"] if x["size"] == s] for s in sizes]
-            _curve(ax, place, sizes, values, _named(loss, rows[0]["coefficient"]), band=False)
+            _curve(ax, index, sizes, values, _named(loss, rows[0]["coefficient"]), band=False)
         _log_sizes(ax, sizes)
         _finish(ax, words, "Validation samples", "ECE (%)")
     return figure
@@ -109,11 +108,11 @@ def epochs(rows: Rows, plan: Plan) -> Any:
     figure, axes = _panels(1, len(REGULARISED))
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=True):
         several = [(REFERENCE, 0.0), *((loss, value) for value in plan.candidates[loss])]
-        for place, (name, value) in enumerate(several):
+        for index, (name, value) in enumerate(several):
             runs = [row["optimal_ece"] for row in rows if row["loss"] == name and row["coefficient"] == value]
             if runs:
                 words = TITLES[REFERENCE] if name == REFERENCE else f"{letter} = {value:g}"
-                _curve(ax, place, range(1, len(runs[0]) + 1), (100 * np.array(runs).T).tolist(), words, markers=False)
+                _curve(ax, index, range(1, len(runs[0]) + 1), (100 * np.array(runs).T).tolist(), words, markers=False)
         last = [100 * row["optimal_ece"][-1] for row in rows if row["loss"] in (loss, REFERENCE)]
         ax.set_ylim(0, 2.5 * max(last))  # the first epochs lie far above
         _finish(ax, TITLES[loss], "Epoch", "Optimal ECE (%)")
@@ -137,9 +136,9 @@ def sweep(rows: Rows) -> Any:
     """Figure 6: from focal loss over cross-entropy to inverse focal loss."""
     figure, axes = _panels(2, 3)
     p = np.linspace(0.01, 1, 200)
-    for place, (loss, value) in enumerate(SWEEP):
+    for index, (loss, value) in enumerate(SWEEP):
         weight = (1 - p) ** value if loss == "focal" else (1 + p) ** value
-        look = {**style.line_style(place), "marker": ""}
+        look = {**style.line_style(index), "marker": ""}
         axes[0].plot(p, -weight * np.log(p), **look, label=_named(loss, value))
     axes[0].set_ylim(0, 5)
     _finish(axes[0], "(a) losses", "Probability of the label", "Loss")
@@ -171,7 +170,7 @@ def _panels(rows: int, columns: int, *, height: float = 2.6) -> tuple[Any, list[
 
 def _curve(
     ax: Any,
-    place: int,
+    index: int,
     x: Iterable[float],
     values: Sequence[Sequence[float]],
     words: str,
@@ -180,14 +179,14 @@ def _curve(
     markers: bool = True,
 ) -> None:
     """Means, and between the least and the greatest a band; a point without values is left out."""
-    known = [(at, found) for at, found in zip(x, values, strict=True) if len(found)]
+    known = [(at, ys) for at, ys in zip(x, values, strict=True) if len(ys)]
     if not known:
         return
     at = [point for point, _ in known]
-    look = {**style.line_style(place), **({} if markers else {"marker": ""})}
-    ax.plot(at, [float(np.mean(found)) for _, found in known], **look, label=words or None)
+    look = {**style.line_style(index), **({} if markers else {"marker": ""})}
+    ax.plot(at, [float(np.mean(ys)) for _, ys in known], **look, label=words or None)
     if band:
-        low, high = ([end(found) for _, found in known] for end in (min, max))
+        low, high = ([end(ys) for _, ys in known] for end in (min, max))
         ax.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 

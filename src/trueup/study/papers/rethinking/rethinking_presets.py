@@ -53,7 +53,7 @@ class Plan:
     sizes: Sequence[int | None] = (None, None, None)
     """Samples to train, to validate and to test; None is all."""
     pooled: bool = False
-    """Part all samples anew, where the data set has no test part of its own."""
+    """Split all samples anew, where the data set has no test part of its own."""
     seeds: int = 5
     candidates: Mapping[str, Sequence[float]] = field(default_factory=lambda: CANDIDATES)
     growth: Growth | None = None

@@ -34,7 +34,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     """A cell for each data set, size of the training set, loss, coefficient and seed."""
     if unknown := [name for name in options.methods if name not in TITLES]:
         raise ValueError(f"methods must be among {', '.join(TITLES)}, got {unknown[0]!r}")
-    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing is told without the reference
+    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing can be compared without the reference
     for plan in plans(options):
         seeds = options.seeds or plan.seeds
         candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
@@ -62,14 +62,14 @@ def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
 
 
-def choose(
+def choose_coefficients(
     rows: Rows, by: str, candidates: Mapping[str, Sequence[float]] = CANDIDATES
 ) -> dict[str, list[Mapping[str, Any]]]:
     """Loss → the rows of the coefficient whose figure is least on average, of those that lack no seed and learned.
 
     >>> seen = (1, 0.03), (3, 0.02)
     >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in seen]
-    >>> [row["coefficient"] for row in choose(rows, "val_ece")["focal"]]
+    >>> [row["coefficient"] for row in choose_coefficients(rows, "val_ece")["focal"]]
     [3]
     """
     groups: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
@@ -79,12 +79,12 @@ def choose(
     most = max((len(alike) for tried in groups.values() for alike in tried.values()), default=0)
     known = [row for row in rows if row["loss"] == REFERENCE]
     least = USABLE * (_mean(known, "val_accuracy") if known else max((row["val_accuracy"] for row in rows), default=0))
-    found = {}
+    chosen = {}
     for loss in (name for name in TITLES if name in groups):
         fit = [alike for alike in groups[loss].values() if len(alike) == most and _mean(alike, "val_accuracy") >= least]
         if fit:
-            found[loss] = min(fit, key=lambda alike: _mean(alike, by))
-    return found
+            chosen[loss] = min(fit, key=lambda alike: _mean(alike, by))
+    return chosen
 
 
 def selectors(options: Options) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         repaired: f"with TS on {where} samples",
     }
     marks = "↑ and ↓: higher or lower than cross-entropy by a two-sample t-test at 5 %; ± is over seeds."
-    found = {}
+    tables = {}
     for name, title, by, columns in (
         ("table_1", "Before a repair", raw, before),
         ("table_2", "After a repair", raw, after),
@@ -118,7 +118,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     ):
         lines, notes = _lines(rows, options, by)
         notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks]
-        found[name] = tabulate(
+        tables[name] = tabulate(
             lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
     picks = {
@@ -134,10 +134,10 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             line[by] = row["coefficient"]
     shown = tuple(Column(by, f"least ECE, {on}", better="", digits=3) for by, on in picks.items())
     kept = [line for line in merged.values() if line["loss"] != REFERENCE]
-    found["coefficients"] = tabulate(
+    tables["coefficients"] = tabulate(
         kept, by="loss", group="set", columns=shown, titles=TITLES, title="Which coefficient each choice takes"
     )
-    return found
+    return tables
 
 
 def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -145,7 +145,7 @@ def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]],
     lines, notes = [], []
     for plan in plans(options):
         title = DATA_TITLES.get(plan.data, plan.data)
-        chosen = choose(main_rows(rows, plan), by, plan.candidates)
+        chosen = choose_coefficients(main_rows(rows, plan), by, plan.candidates)
         lines += [{**row, "set": title} for alike in chosen.values() for row in alike]
         named = [f"{TITLES[loss]} {alike[0]['coefficient']:g}" for loss, alike in chosen.items() if loss != REFERENCE]
         if named:

@@ -1,4 +1,4 @@
-"""Whether methods differ over several data sets: mean ranks, Friedman's test, Nemenyi's critical difference."""
+"""Are differences statistically significant: t-tests over seeds, and mean ranks over data sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,46 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import chdtrc
+from scipy.special import chdtrc, stdtr
+
+LEVEL = 0.05
+"""Below this p-value a difference is called statistically significant."""
+
+
+def t_test(a: np.ndarray, b: np.ndarray) -> float:
+    """The two-sided p-value of the two-sample t-test with pooled variance; NaN if a sample has fewer than two values.
+
+    t = (m₁ − m₂) / (s√(1/n₁ + 1/n₂)) on n₁ + n₂ − 2 degrees of freedom, s² the pooled variance. Of two samples without
+    any spread it is 1 if they are equal, else 0.
+
+    >>> f"{t_test(np.array([0.02, 0.03]), np.array([0.05, 0.06])):.4f}"
+    '0.0513'
+    """
+    freedom = len(a) + len(b) - 2
+    if min(len(a), len(b)) < 2:
+        return math.nan
+    difference = float(a.mean() - b.mean())
+    pooled = (a.var() * len(a) + b.var() * len(b)) / freedom
+    if pooled == 0:
+        return 1.0 if difference == 0 else 0.0
+    return float(2 * stdtr(freedom, -abs(difference) / math.sqrt(pooled * (1 / len(a) + 1 / len(b)))))
+
+
+def paired_t_test(differences: np.ndarray) -> float:
+    """The two-sided p-value of the paired t-test; NaN of fewer than two differences.
+
+    t = m / (s/√n) on n − 1 degrees of freedom, for differences with mean m and standard deviation s.
+
+    >>> f"{paired_t_test(np.array([0.01, 0.02, 0.03])):.4f}"
+    '0.0742'
+    """
+    n = len(differences)
+    if n < 2:
+        return math.nan
+    mean, std = float(differences.mean()), float(differences.std(ddof=1))
+    if std == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stdtr(n - 1, -abs(mean) / (std / math.sqrt(n))))
 
 
 class Ranking(NamedTuple):
@@ -19,23 +58,23 @@ class Ranking(NamedTuple):
     statistic: float
     """Friedman's χ², with the correction for ties."""
     p_value: float
-    """Of as much difference as this among methods that are all alike."""
+    """The chance of at least this statistic if all methods were equally good."""
     critical: float
     """Mean ranks farther apart than this differ significantly."""
     cliques: tuple[tuple[str, ...], ...]
-    """The largest sets of neighbours that cannot be told apart."""
+    """The largest sets of neighbours whose ranks do not differ significantly."""
 
 
-def ranking(scores: Mapping[str, Sequence[float]], *, level: float = 0.05) -> Ranking:
+def ranking(scores: Mapping[str, Sequence[float]], *, level: float = LEVEL) -> Ranking:
     """Rank methods by scores, one a data set and lower better, and say which ranks differ.
 
     χ² = (k − 1) Σⱼ (Rⱼ − N(k + 1)/2)² / (Σᵢⱼ rᵢⱼ² − Nk(k + 1)²/4) for N data sets, k methods and rank sums Rⱼ; the
     critical difference is q √(k(k + 1)/(6N)), q the quantile of the studentised range of k over √2.
 
-    >>> found = ranking({"a": [0.1, 0.2, 0.1, 0.3], "b": [0.2, 0.3, 0.2, 0.4], "c": [0.3, 0.1, 0.4, 0.5]})
-    >>> found.ranks
+    >>> result = ranking({"a": [0.1, 0.2, 0.1, 0.3], "b": [0.2, 0.3, 0.2, 0.4], "c": [0.3, 0.1, 0.4, 0.5]})
+    >>> result.ranks
     {'a': 1.25, 'b': 2.25, 'c': 2.5}
-    >>> f"{found.statistic:.2f} {found.p_value:.4f} {found.critical:.4f}"
+    >>> f"{result.statistic:.2f} {result.p_value:.4f} {result.critical:.4f}"
     '3.50 0.1738 1.6572'
 
     Demšar (2006), Statistical comparisons of classifiers over multiple data sets.
@@ -65,10 +104,10 @@ def _range_quantile(k: int, level: float) -> float:
 
 def _cliques(means: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
     """Runs of neighbours no farther apart than the critical difference, without those inside a longer one."""
-    names, found, reached = list(means), [], 0
+    names, cliques, reached = list(means), [], 0
     for first, name in enumerate(names):
         end = max(i for i in range(first, len(names)) if means[names[i]] - means[name] <= critical) + 1
         if end > reached:
-            found.append(tuple(names[first:end]))
+            cliques.append(tuple(names[first:end]))
             reached = end
-    return tuple(found)
+    return tuple(cliques)
