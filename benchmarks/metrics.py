@@ -26,8 +26,7 @@ import peers
 import trueup
 from timing import OURS, Run, Timing, contenders, fastest, race, stopwatch
 from trueup import metrics
-from trueup.metrics import hypothesis_tests as hypotheses
-from trueup.metrics import intervals as significance
+from trueup.metrics import hypothesis_tests, intervals
 
 Pair = tuple[Tensor, Tensor]
 
@@ -87,7 +86,7 @@ def pair(n: int, classes: int, generator: torch.Generator | None = None) -> Pair
 
 def whole_table(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Give the nine numbers of the table, all exact, from one pass."""
-    scored = significance.Scored.of(logits, labels)
+    scored = intervals.Scored.of(logits, labels)
     return {name: scored.value(name) for name in TABLE}
 
 
@@ -165,8 +164,8 @@ def judge_ece(sizes: Sizes, data: Pair) -> None:
 def judge_resampling(sizes: Sizes, data: Pair) -> None:
     """Judge the bootstrap interval of ECE and the consistency test, each against a second."""
     runs: dict[str, Run] = {
-        "ece interval": lambda: significance.bootstrap(*data, replicates=sizes.replicates),
-        "ece consistency": lambda: hypotheses.consistency(*data, resamples=sizes.replicates),
+        "ece interval": lambda: intervals.bootstrap(*data, replicates=sizes.replicates),
+        "ece consistency": lambda: hypothesis_tests.consistency(*data, resamples=sizes.replicates),
     }
     for name, run in runs.items():
         ours = race({OURS: run}, min(3, sizes.rounds), 0.0)[OURS]

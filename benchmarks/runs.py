@@ -68,13 +68,12 @@ def _on_tensors(function: Callable[[Tensor, Tensor], Any], data: Pairs) -> Any:
 def ours(task: str) -> Run:
     import trueup
     from trueup import metrics
-    from trueup.metrics import intervals as significance
-    from trueup.metrics import regression
+    from trueup.metrics import intervals, regression
     from trueup.metrics.table import DEFAULT
     from trueup.registry import METHODS, METRICS
 
     def table(logits: Tensor, labels: Tensor) -> None:
-        scored = significance.Scored.of(logits, labels)
+        scored = intervals.Scored.of(logits, labels)
         for name in DEFAULT:
             scored.value(name)
 

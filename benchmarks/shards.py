@@ -30,7 +30,7 @@ PAUSE = 0.5  # of a worker that has its answer, so that the other one takes the 
 
 
 class Size(NamedTuple):
-    """How much there is."""
+    """Size of the data."""
 
     shards: int
     rows: int
@@ -68,7 +68,7 @@ def workers(number: int) -> ProcessPoolExecutor:
 
 
 def write(folder: str, size: Size, suffix: str, number: int) -> None:
-    """One file of a network that is too sure, unless it is there."""
+    """Write one file of an overconfident network, unless it exists."""
     import trueup
 
     path = Path(folder, f"{number:04d}.{suffix}")
@@ -85,7 +85,7 @@ def drawn(size: Size, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge(size: Size, folder: str) -> None:
-    """Time one worker, two, and all rows in memory, turn by turn, since the machine has its moods."""
+    """Time one worker, two, and all rows in memory, turn by turn, since the load of the machine varies."""
     verbs = ("evaluate", "temperature")
     took: dict[tuple[str, str], float] = {}
     answers: dict[tuple[str, str], float] = {}
@@ -119,12 +119,12 @@ def tell(size: Size, what: str, value: float, bar: str, passed: bool) -> None:
 
 
 def elsewhere(memory: Executor, verb: str) -> float:
-    """A verb over the rows that another process holds."""
+    """The result of a verb over the rows that another process holds."""
     return memory.submit(in_memory, verb).result()
 
 
 def sharded(folder: str, executor: Executor, verb: str) -> float:
-    """A verb over the files; what it found, as one number."""
+    """The result of a verb over the files, as one number."""
     from trueup.calibrators.sharded import fit
     from trueup.io.shards import Shards
     from trueup.metrics.sharded import evaluate_shards
@@ -139,7 +139,7 @@ _HELD: list[tuple[np.ndarray, np.ndarray]] = []
 
 
 def hold(folder: str) -> int:
-    """Read all files into this process' memory."""
+    """Read all files into the memory of this process."""
     from trueup.io.shards import Shards
 
     shards = Shards.of(folder)
@@ -149,7 +149,7 @@ def hold(folder: str) -> int:
 
 
 def in_memory(verb: str) -> float:
-    """The same of the rows in memory."""
+    """The result of a verb over the rows in memory."""
     import trueup
 
     pair = _HELD[0]
@@ -159,14 +159,15 @@ def in_memory(verb: str) -> float:
 
 
 def ready(_: int) -> None:
-    """Have everything imported."""
-    import trueup.shards  # noqa: F401
+    """Import all that a worker needs."""
+    import trueup.calibrators.sharded
+    import trueup.metrics.sharded  # noqa: F401
 
     sleep(PAUSE)
 
 
 def peak_mb(_: int) -> float:
-    """The most memory that this process ever had."""
+    """Peak memory of this process, in MB."""
     sleep(PAUSE)
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (1024 * 1024 if sys.platform == "darwin" else 1024)

@@ -1,63 +1,61 @@
-"""Write docs/catalogue.md, the page of all methods, from their docstrings: `python docs/catalogue.py`."""
+"""The page of all methods, from their docstrings: a hook of mkdocs appends them to catalogue.md.
+
+`python docs/catalogue.py` prints them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import trueup
 from trueup.report.audit import method_title
 
-PAGE = Path(__file__).with_name("catalogue.md")
-HEAD = """# Every method
 
-z are the logits of a row, p = softmax(z), c the confidence max p, a whether the predicted class is right, and q the
-calibrated probabilities. *When not to use it* follows from what a method can and cannot represent;
-[Choosing a method](methods.md) starts from what you want instead. (This page is written from the docstrings by
-`python docs/catalogue.py`, and a test compares them.)
-"""
-
-
-class Said(NamedTuple):
+class Parts(NamedTuple):
     """The parts of a docstring."""
 
-    what: str
-    unfit: str
-    source: str
+    description: str
+    not_for: str
+    reference: str
 
 
-def page() -> str:
-    """The whole page: a section for each kind of map, with the methods that fit it."""
-    names = groupby(trueup.METHODS, key=lambda name: str(described(name)))
-    return "\n".join([HEAD, *(section(list(group)) for _, group in names)])
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Append the methods to the page catalogue.md, when mkdocs builds it."""
+    return f"{markdown}\n{methods()}" if page.file.src_uri == "catalogue.md" else markdown
 
 
-def described(name: str) -> Any:
-    """What carries the description: the class that a fit makes, or the fit itself."""
+def methods() -> str:
+    """All methods: a section for each calibrator, with the methods that fit it."""
+    groups = groupby(trueup.METHODS, key=lambda name: str(documented(name)))
+    return "\n".join(section(list(names)) for _, names in groups)
+
+
+def documented(name: str) -> Any:
+    """The object whose docstring describes a method: the calibrator class, or the fit if it is a function."""
     fit = trueup.METHODS[name]
     return getattr(fit, "__self__", fit)
 
 
 def section(names: list[str]) -> str:
-    """What is said of one kind of map: formula, when not to use it, its fits, where it comes from."""
-    what = described(names[0])
-    said = parts(inspect.getdoc(what) or "")
-    lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", said.what, ""]
-    if isinstance(what, type):
-        lines += [fitted(name) for name in names] + [""]
-        held = "always stays" if what.keeps_argmax else "may change"  # type: ignore[attr-defined]
-        lines += [f"The predicted class {held}.", ""]
-    if said.unfit:
-        lines += [f"**When not to use it.** {said.unfit}", ""]
-    if said.source:
-        lines += [f"*{said.source}*", ""]
+    """One calibrator: its formula, its methods, when not to use it, and its reference."""
+    calibrator = documented(names[0])
+    docstring = parts(inspect.getdoc(calibrator) or "")
+    lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", docstring.description, ""]
+    if isinstance(calibrator, type):
+        lines += [method(name) for name in names] + [""]
+        argmax = "always stays" if calibrator.keeps_argmax else "may change"  # type: ignore[attr-defined]
+        lines += [f"The predicted class {argmax}.", ""]
+    if docstring.not_for:
+        lines += [f"**When not to use it.** {docstring.not_for}", ""]
+    if docstring.reference:
+        lines += [f"*{docstring.reference}*", ""]
     return "\n".join(lines)
 
 
-def fitted(name: str) -> str:
+def method(name: str) -> str:
     """How one method fits, with its options."""
     fit, title = trueup.METHODS[name], method_title(name)
     how = " ".join((inspect.getdoc(fit) or "").split("\n\n")[0].split()).removeprefix(f"{title}: ")
@@ -65,7 +63,7 @@ def fitted(name: str) -> str:
 
 
 def options(fit: Any) -> str:
-    """The keyword options with their defaults; long ones are told by their ends."""
+    """The keyword options with their defaults; of long sequences, the first and the last value."""
     shown = []
     for name, parameter in inspect.signature(fit).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -75,18 +73,18 @@ def options(fit: Any) -> str:
     return f" Options: {', '.join(shown)}." if shown else ""
 
 
-def parts(docstring: str) -> Said:
-    """Split off the last sentence that names a year, and "Not for …"."""
+def parts(docstring: str) -> Parts:
+    """Split a docstring: the last sentence that names a year is its reference, and "Not for …" is on its own."""
     text = docstring.split(">>>")[0].strip()
-    source = re.search(r"\n([A-Z](?:(?!\n\n|\.\s(?!\()).)*\(\d{4}\)(?:; [^\n]*)?\.)$", text, re.DOTALL)
-    if source:
-        text = text[: source.start()]
+    reference = re.search(r"\n([A-Z](?:(?!\n\n|\.\s(?!\()).)*\(\d{4}\)(?:; [^\n]*)?\.)$", text, re.DOTALL)
+    if reference:
+        text = text[: reference.start()]
     body = " ".join(text.split())
-    unfit = re.search(r"Not for [^.]*\.", body)
-    if unfit:
-        body = " ".join(body.replace(unfit.group(), "").split())
-    return Said(body, unfit.group() if unfit else "", " ".join(source.group(1).split()) if source else "")
+    not_for = re.search(r"Not for [^.]*\.", body)
+    if not_for:
+        body = " ".join(body.replace(not_for.group(), "").split())
+    return Parts(body, not_for.group() if not_for else "", " ".join(reference.group(1).split()) if reference else "")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    print(methods())

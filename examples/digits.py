@@ -1,4 +1,4 @@
-"""Train a small network on scikit-learn's digits until it is overconfident, measure its confidence, and repair it."""
+"""Train a small network on scikit-learn's digits until it is overconfident, measure its calibration, and improve it."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -8,7 +8,7 @@ import trueup
 
 
 def train(seed: int = 0) -> tuple[trueup.Predictions, trueup.Predictions]:
-    """Return validation and test predictions of a two-layer network that has learnt 300 digits by heart."""
+    """Return validation and test predictions of a two-layer network that has memorised 300 digits."""
     generator = torch.Generator().manual_seed(seed)
     images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
     images = images.float() / 16
@@ -30,11 +30,11 @@ def train(seed: int = 0) -> tuple[trueup.Predictions, trueup.Predictions]:
 
 if __name__ == "__main__":
     val, test = train()
-    print("A network that has learnt 300 digits by heart, on 997 it has not seen:\n")
+    print("A network that has memorised 300 digits, on 997 held-out ones:\n")
     print(trueup.evaluate(*test))
-    print("\nRepaired with 500 more, in several ways:\n")
+    print("\nCalibrated on 500 others, by several methods:\n")
     methods = ("temperature", "vector", "ets", "svs", "sms", "isotonic", "histogram")
-    repaired = {name: (trueup.METHODS[name](*val)(test.logits), test.labels) for name in methods}
-    print(trueup.compare({"raw": test, **repaired}))
+    calibrated = {name: (trueup.METHODS[name](*val)(test.logits), test.labels) for name in methods}
+    print(trueup.compare({"raw": test, **calibrated}))
     best = trueup.METHODS["auto"](*val)
     print(f"\nCross-validation on the 500 chooses {best.choice.chosen}: {best}")

@@ -1,4 +1,4 @@
-"""Train on scikit-learn's digits with Lightning, and watch the calibration from epoch to epoch.
+"""Train on scikit-learn's digits with Lightning, and log the calibration of each epoch.
 
 pip install 'trueup[torchmetrics,sklearn]' lightning
 """
@@ -15,7 +15,7 @@ from trueup.integrations.torchmetrics import ECE, NLL, CalibrationTable
 
 
 class Digits(lightning.LightningModule):
-    """A two-layer network that learns digits by heart."""
+    """A two-layer network that memorises its digits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -192,8 +192,8 @@ NETWORKS = _Networks(
 RECALIBRATIONS = Lazy(
     "recalibration",
     {
-        "variance": "trueup.calibrators.regression.variance:VarianceScaling.fit",
-        "quantiles": "trueup.calibrators.regression.quantiles:IsotonicQuantiles.fit",
+        "variance": "trueup.calibrators.regression:VarianceScaling.fit",
+        "quantiles": "trueup.calibrators.regression:IsotonicQuantiles.fit",
     },
 )
 """Recalibration → `fit(mean, std, targets)`, for regression."""

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from trueup.calibrators.regression import Recalibrator, VarianceScaling, load_recalibrator, save_recalibrator
-from trueup.calibrators.regression.file import KNOWN, header
+from trueup.calibrators.regression_file import KNOWN, header
 from trueup.calibrators.temperature import Temperature
 
 

@@ -8,8 +8,7 @@ import pytest
 
 import trueup
 from trueup import metrics
-from trueup.calibrators import sharded_data as data
-from trueup.calibrators.sharded import FITS, fit
+from trueup.calibrators.sharded import FITS, _Data, _Sample, fit
 from trueup.io import shards as source
 from trueup.io.shards import Shards
 from trueup.metrics.sharded import BadShard, evaluate_shards
@@ -179,12 +178,11 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     z[:, 0] = np.arange(5000)
     from functools import partial
 
-    from trueup.calibrators.sharded_data import Sample
     from trueup.metrics.sharded import map_shards
 
     shards = Shards.of(written(tmp_path / "g", z, y, parts=10), rows=100)
-    joined = partial(Sample.joined, most=500)
-    sample, rows, _ = map_shards(partial(Sample.of, most=64), shards, combine=joined, progress=False)
+    joined = partial(_Sample.join, max_rows=500)
+    sample, rows, _ = map_shards(partial(_Sample.of, max_rows=64), shards, combine=joined, progress=False)
     assert rows == 5000
     assert 250 <= len(sample.labels) <= 1000
     held = np.bincount((sample.logits[:, 0] // 500).astype(int), minlength=10)
@@ -234,7 +232,7 @@ def test_other_types_and_byte_orders_are_read_again_as_they_were(tmp_path, whole
 def test_a_file_that_turns_bad_between_two_passes_is_no_number(tmp_path, whole):
     z, y = whole[0].copy(), whole[1]
     trueup.save(tmp_path / "a.npy", (z, y))
-    held = data.Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
+    held = _Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
     assert held.rows == len(y)
     z[5, 0] = np.nan
     np.save(tmp_path / "a.npy", z)
@@ -265,7 +263,7 @@ def test_files_sorted_by_class_take_no_more_passes_than_memory(tmp_path, method)
 def test_separable_shards_end_at_the_bound_at_once_and_say_why(tmp_path):
     z = np.tile(np.eye(3, dtype=np.float32) * 4, (4000, 1))
     y = np.tile(np.arange(3), 4000)
-    held = data.Data(Shards.of(written(tmp_path / "p", z, y)), None, skip_bad=False, progress=False)
+    held = _Data(Shards.of(written(tmp_path / "p", z, y)), None, skip_bad=False, progress=False)
     with pytest.warns(UserWarning, match="every label has its row"):
         found = FITS["temperature"](held)
     with pytest.warns(UserWarning, match="every label has its row"):

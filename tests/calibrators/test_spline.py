@@ -9,16 +9,7 @@ from scipy.interpolate import CubicSpline
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.spline import (
-    Spline,
-    SplineMap,
-    _second_derivatives,
-    _weights,
-    rank_score,
-    spline_rank,
-    spline_within,
-    within_score,
-)
+from trueup.calibrators.spline import Spline
 
 
 def slow_spline(scores, hits):
@@ -49,19 +40,9 @@ def test_equals_the_slow_loop(pair):
     )
 
 
-def test_the_basis_is_the_natural_spline():
-    values = np.array([0.3, -1.0, 2.0, 0.5, 0.1, 0.7])
-    u = np.linspace(0, 1, 37)
-    natural = CubicSpline(np.linspace(0, 1, 6), values, bc_type="natural")
-    second = _second_derivatives(6)
-    np.testing.assert_allclose(_weights(u, second, slope=False) @ values, natural(u), atol=1e-12)
-    np.testing.assert_allclose(_weights(u, second, slope=True) @ values, natural(u, 1), atol=1e-11)
-
-
-def test_goes_straight_between_two_scores():
-    between = SplineMap(np.array([0.2, 0.6]), np.array([0.1, 0.5]))
-    np.testing.assert_allclose(between(np.array([0.0, 0.3, 0.5, 0.9])), [0.1, 0.2, 0.4, 0.5])
-    assert isinstance(between(torch.tensor([0.3])), torch.Tensor)
+def test_goes_straight_between_two_confidences():
+    between = Spline([0.2, 0.6], [0.1, 0.5]).calibrated(torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64))
+    np.testing.assert_allclose(between, [0.1, 0.2, 0.4, 0.5])
 
 
 @given(pairs(min_rows=6))
@@ -79,31 +60,9 @@ def test_recovers_the_truth_and_leaves_calibrated_data_alone():
     np.testing.assert_allclose(Spline.fit(logits, labels).confidence(logits[:500]), confidence, atol=0.05)
 
 
-def test_rank_and_within():
-    logits, labels = calibrated(400, 5, temperature=2.5)
-    probs = np.sort(reference.softmax(logits), axis=1)[:, ::-1]
-    order = np.argsort(-logits, axis=1)
-    second = spline_rank(logits, labels, rank=2)
-    np.testing.assert_allclose(rank_score(logits, rank=2), probs[:, 1], atol=1e-12)
-    np.testing.assert_allclose(
-        second(rank_score(logits, rank=2)), slow_spline(probs[:, 1], order[:, 1] == labels), atol=1e-8
-    )
-    within = spline_within(logits, labels, top=3)
-    inside = (order[:, :3] == labels[:, None]).any(axis=1)
-    np.testing.assert_allclose(
-        within(within_score(logits, top=3)), slow_spline(probs[:, :3].sum(axis=1), inside), atol=1e-8
-    )
-    first = spline_rank(logits, labels)
-    np.testing.assert_allclose(first(rank_score(logits)), Spline.fit(logits, labels).confidence(logits), atol=1e-12)
-
-
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="logits must have at least 6 rows, got 5"):
         Spline.fit(np.zeros((5, 2)), [0] * 5)
-    with pytest.raises(ValueError, match=r"rank must lie in 1..2, the number of classes, got 3"):
-        spline_rank(np.zeros((6, 2)), [0] * 6, rank=3)
-    with pytest.raises(ValueError, match=r"top must lie in 1..2, the number of classes, got 0"):
-        spline_within(np.zeros((6, 2)), [0] * 6, top=0)
 
 
 @pytest.mark.parametrize("monotone", [False, True])

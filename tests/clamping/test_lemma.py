@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import reference
 from strategies import calibrated, pairs
 from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import focal_weight
 from trueup.clamping.lemma import lemma_residual
+from trueup.core.loss_sums import focal_weight
 
 
 @given(pairs(), st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))

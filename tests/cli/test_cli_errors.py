@@ -136,7 +136,7 @@ def idle(monkeypatch):
         "trueup.io.predictions.load",
         "trueup.training.data.load_data",
         "trueup.study.run",
-        "trueup.cli.resolve.model_at",
+        "trueup.cli.resolve.load_model",
     ):
         monkeypatch.setattr(work, begun)
 

@@ -93,7 +93,7 @@ def test_compare_prints_a_table_of_eighty_columns(folder, command):
     assert max(map(len, lines[:14])) <= 80
     assert [line.split()[0] for line in lines[3 : 4 + len(DEFAULT)]] == ["raw", *DEFAULT]
     assert "Chosen by cross-validation: temperature, Temperature scaling." in out
-    assert "This network is" in lines[-1]
+    assert "This network is overconfident" in lines[-1]
 
 
 def test_compare_shows_the_metrics_that_were_asked_for(folder, command):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import trueup
-from trueup.cli.resolve import model_at
+from trueup.cli.resolve import load_model
 from trueup.training.data import load_data
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
@@ -64,7 +64,7 @@ def test_clamp_fits_judges_and_saves(models, command):
     assert [line.split()[0] for line in lines[3:6]] == ["raw", "temperature", "clamping"]
     assert "Did the input map earn its place? Yes: " in out
     assert lines[-1] == "Written: clamped.safetensors"
-    clamped = trueup.load_clamped(model_at("own_models:make"), "clamped.safetensors")
+    clamped = trueup.load_clamped(load_model("own_models:make"), "clamped.safetensors")
     assert clamped.before.delta.detach().numpy() == pytest.approx([-1.5, 0.5, 1.5], abs=1.5)
 
 
@@ -156,7 +156,7 @@ def test_train_leaves_all_that_the_other_verbs_need(folder, trained, command, as
     val = trueup.load("run/val.npz")
     assert history["epochs"][-1]["ece"] == pytest.approx(trueup.metrics.ece(*val), abs=1e-6)
 
-    model = model_at("run")
+    model = load_model("run")
     data = load_data("digits", seed=1)
     with torch.no_grad():
         found = model.eval()(torch.stack([data.val[i][0] for i in range(5)]))

@@ -3,7 +3,9 @@
 import re
 import runpy
 import shlex
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,15 +23,36 @@ def commands(page):
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ trueup ")]
 
 
-def test_the_catalogue_of_methods_is_up_to_date():
-    written = runpy.run_path(str(DOCS / "catalogue.py"))["page"]()
-    assert (DOCS / "catalogue.md").read_text() == written, "run: python docs/catalogue.py"
+@pytest.fixture(scope="module")
+def catalogue():
+    """The page of all methods, as mkdocs builds it."""
+    hook = runpy.run_path(str(DOCS / "catalogue.py"))["on_page_markdown"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="catalogue.md"))
+    other = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    assert hook("# Five minutes", page=other, config={}, files=[]) == "# Five minutes"
+    return hook((DOCS / "catalogue.md").read_text(), page=page, config={}, files=[])
 
 
-def test_the_catalogue_says_of_every_method_when_not_to_use_it():
-    sections = (DOCS / "catalogue.md").read_text().split("\n## ")[1:]
+def test_the_catalogue_has_every_method_once(catalogue):
+    headings = re.findall(r"^## (.*)$", catalogue, re.MULTILINE)
+    assert [name.strip("`") for heading in headings for name in heading.split(", ")] == list(trueup.METHODS)
+
+
+def test_the_catalogue_says_of_every_method_when_not_to_use_it(catalogue):
+    sections = catalogue.split("\n## ")[1:]
     silent = [s.split("\n")[0] for s in sections if "When not to use it" not in s]
     assert silent == ["`auto`"]
+
+
+def test_the_reference_has_every_public_package():
+    targets = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert len(targets) == len(set(targets))
+    for target in targets:
+        if target not in ("trueup.integrations.prometheus", "trueup.integrations.torchmetrics"):  # of the extras
+            import_module(target)
+    packages = {path.parent.name for path in (ROOT / "src" / "trueup").glob("*/__init__.py")}
+    private = {"cli", "core", "demo", "serve"}
+    assert {target.split(".")[1] for target in targets if "." in target} == packages - private
 
 
 def test_every_page_is_in_the_menu():

@@ -16,10 +16,10 @@ FORKS.set_forkserver_preload(
         "trueup.clamping",
         "trueup.monitor",
         "trueup.io.predictions",
-        "trueup.calibrators.regression.file",
+        "trueup.calibrators.regression_file",
         "trueup.report.page",
         "trueup.metrics.table",
-        "trueup.shards",
+        "trueup.calibrators.sharded",
     ]
 )
 

@@ -13,9 +13,8 @@ def good(folder):
     import torch
 
     import trueup
-    from trueup.calibrators.regression.file import save_recalibrator
-    from trueup.calibrators.regression.quantiles import IsotonicQuantiles
-    from trueup.calibrators.regression.variance import VarianceScaling
+    from trueup.calibrators.regression import IsotonicQuantiles, VarianceScaling
+    from trueup.calibrators.regression_file import save_recalibrator
     from trueup.io.artifacts import save_calibrator
     from trueup.monitor.checkpoint import save_monitor
     from trueup.monitor.monitor import Monitor

@@ -91,7 +91,7 @@ def read_calibrator(path):
 
 
 def read_recalibrator(path):
-    from trueup.calibrators.regression.file import header, load_recalibrator
+    from trueup.calibrators.regression_file import header, load_recalibrator
 
     nonsense(path, lambda: header(path))
     found = nonsense(path, lambda: load_recalibrator(path))

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import trueup
-from trueup.calibrators.regression.file import load_recalibrator, save_recalibrator
-from trueup.calibrators.regression.variance import VarianceScaling
+from trueup.calibrators.regression import VarianceScaling
+from trueup.calibrators.regression_file import load_recalibrator, save_recalibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.io.atomic import atomic_write
 from trueup.io.predictions import load_logits, save_logits

@@ -9,7 +9,7 @@ from fitted import CLASSES, fitted, sample
 from trueup import METHODS
 from trueup.calibrators.temperature import Temperature
 from trueup.integrations import onnx as export
-from trueup.integrations.onnx import TOLERANCE, exportable
+from trueup.integrations.onnx import TOLERANCE, check_export
 
 NOT_TO_ONNX: dict[str, str] = {}
 """Methods with an operation that ONNX Runtime lacks, and which."""
@@ -62,7 +62,7 @@ def test_a_calibrated_network_runs_in_onnxruntime(method, onnxruntime):
     model = nn.Sequential(Network(), fitted(method)).eval()
     inputs = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
     if method in NOT_TO_ONNX:
-        assert isinstance(exportable(model, inputs)["ONNX"], str), "no longer an exception"
+        assert isinstance(check_export(model, inputs)["ONNX"], str), "no longer an exception"
         pytest.xfail(NOT_TO_ONNX[method])
     program = torch.onnx.export(
         model,
@@ -85,26 +85,26 @@ def test_a_calibrated_network_runs_in_onnxruntime(method, onnxruntime):
 
 
 def test_the_table_tells_what_was_tried(onnxruntime):
-    ways = exportable(Temperature(3.0), torch.eye(4))
+    ways = check_export(Temperature(3.0), torch.eye(4))
     assert ways["torch.export"] == 0.0
     assert ways["ONNX"] <= TOLERANCE
-    ways = exportable(Stranger(1.0), torch.eye(4))
+    ways = check_export(Stranger(1.0), torch.eye(4))
     assert all(isinstance(why, str) for why in ways.values())
-    rows = export.table({"good": Temperature.fit, "bad": lambda z, y: Stranger(1.0)}).splitlines()
+    rows = export.export_table({"good": Temperature.fit, "bad": lambda z, y: Stranger(1.0)}).splitlines()
     assert rows[0] == "| method | torch.export | ONNX |"
     assert rows[2].startswith("| `good` | yes (0e+00) | yes (")
     assert rows[3].startswith("| `bad` | no: ")
 
 
 def test_a_difference_is_a_no(monkeypatch):
-    monkeypatch.setattr(export, "WAYS", {"sloppy": lambda module, logits: module(logits) + 1e-4})
-    ways = exportable(Temperature(1.0), torch.ones(4, 2))
+    monkeypatch.setattr(export, "EXPORTERS", {"sloppy": lambda module, logits: module(logits) + 1e-4})
+    ways = check_export(Temperature(1.0), torch.ones(4, 2))
     assert ways["sloppy"] == pytest.approx(1e-4, rel=1e-2)
-    assert "no: differs by 1e-04" in export.table({"t": Temperature.fit})
+    assert "no: differs by 1e-04" in export.export_table({"t": Temperature.fit})
 
 
 def test_without_onnxruntime_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    ways = exportable(Temperature(1.0), torch.ones(4, 2))
+    ways = check_export(Temperature(1.0), torch.ones(4, 2))
     assert ways["torch.export"] == 0.0
     assert "pip install 'trueup[onnx]'" in ways["ONNX"]

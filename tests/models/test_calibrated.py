@@ -18,7 +18,7 @@ from trueup import METHODS, models
 from trueup.calibrators.linear import Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.core import progress
-from trueup.integrations.onnx import TOLERANCE, exportable
+from trueup.integrations.onnx import TOLERANCE, check_export
 from trueup.models.calibrated import Calibrated, collect, device_of, embedding_of, input_position, on_model
 
 CLASSES, WIDTH, N = 4, 6, 50
@@ -575,7 +575,7 @@ def test_collecting_from_it():
 def test_it_leaves_torch_as_any_network_does():
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason=f"{name} is not installed: trueup[onnx]")
-    ways = exportable(clamped(), X)
+    ways = check_export(clamped(), X)
     assert set(ways) == {"torch.export", "ONNX"}
     for way, difference in ways.items():
         assert isinstance(difference, float), (way, difference)

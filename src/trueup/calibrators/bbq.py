@@ -10,9 +10,10 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import BEYOND, class_probs, keep_curve, members, one_vs_rest, step, table
+from trueup.calibrators.per_class import BEYOND, keep_curve, members, one_vs_rest, step, table
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import tie_ends
+from trueup.core.row_scores import class_probs
 
 _PRIOR = 2.0  # pseudo-counts N′, shared by a binning's bins
 _EDGE = 1e-6  # how near to 0 and 1 a bin's prior mean may come

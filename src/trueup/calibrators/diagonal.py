@@ -13,14 +13,12 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
 """Penalty on the squared steps between the logarithms of neighbouring slopes."""
-_CHUNK = 1 << 20
-_CACHE = 1 << 25
-"""Numbers of the basis that are kept between steps of the search; more are computed anew each time."""
 
 
 class Diagonal(Calibrator):
@@ -100,8 +98,8 @@ def _integrals(u: Tensor, knots: Tensor) -> Iterator[Tensor]:
 def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
-    for part in torch.split(z, max(1, _CHUNK // z.shape[1])):
-        u = centred(upcast_half(part).double())
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+        u = centred(upcast_half(z[rows]).double())
         p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
         weights.append((p * (1 - p)).flatten())
@@ -121,11 +119,10 @@ def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tens
     n, size = len(z), z.numel() * len(knots)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        step = max(1, _CHUNK // (z.shape[1] * len(knots)))
-        for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-            yield torch.stack(list(_integrals(centred(upcast_half(part).double()), knots)), dim=2), labels
+        for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
+            yield torch.stack(list(_integrals(centred(upcast_half(z[rows]).double()), knots)), dim=2), y[rows]
 
-    cache = list(pieces()) if size <= _CACHE else None
+    cache = list(pieces()) if size <= chunks.KEPT else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * torch.exp(torch.from_numpy(theta).to(z.device))

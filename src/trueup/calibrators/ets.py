@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
 )
 from trueup.core.arrays import as_tensors
-from trueup.core.optimize import FitError
+from trueup.core.optimize import FitError, warn_at_bound
 
 Loss = Literal["brier", "nll"]
 
@@ -90,7 +89,7 @@ class EnsembleTemperature(Calibrator):
             weights = weigh(z, y, beta)
             weights = weights if weights[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
         elif certificate.status == "bound" and weights[0] > 0:
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: the loss falls beyond it", stacklevel=2)
+            warn_at_bound("temperature", 1 / beta, "the loss falls beyond it")
         fitted = cls(1 / beta, weights)
         fitted.certificate = certificate
         return fitted

@@ -13,6 +13,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator, TopLabel, set_top_confidence
 from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, one_vs_rest, step
 from trueup.calibrators.platt import log_probs_and_rests
+from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_width
 from trueup.core.row_scores import confidences
@@ -20,7 +21,6 @@ from trueup.core.row_scores import confidences
 _FAR = 700.0  # log-odds beyond this count as this: exp(−700) is still a number
 _SEEDING = 2048  # evenly ranked log-odds among which the first representatives are drawn
 _MOST = 200  # rounds of the alternation
-_BLOCK = 1 << 22  # numbers worked on at a time
 
 
 class IMax(TopLabel):
@@ -112,9 +112,8 @@ class IMaxShared(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
         z, y = as_tensors(logits, labels, at_least=1)
-        size = max(1, _BLOCK // z.shape[1])
-        parts = [_odds(upcast_half(z[start : start + size]).double()) for start in range(0, len(z), size)]
-        all_odds = torch.cat(parts)
+        blocks = chunks.row_chunks(len(z), z.shape[1], chunks.BLOCK)
+        all_odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks])
         odds, positive = (x.cpu().numpy() for x in (all_odds.ravel(), all_odds.gather(1, y[:, None])[:, 0]))
         cuts, values = _binned(odds, positive, bins, seed)
         return cls(cuts, clipped(values, len(odds)))

@@ -12,7 +12,6 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import (
     BEYOND,
-    class_probs,
     clipped,
     interpolate,
     keep_curve,
@@ -25,7 +24,7 @@ from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.optimize import Certificate
-from trueup.core.row_scores import confidences_and_hits
+from trueup.core.row_scores import class_probs, confidences_and_hits
 
 
 class Isotonic(TopLabel):

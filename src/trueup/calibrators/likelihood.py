@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.curvature import Blocks, Inverse, matrix_blocks, vector_blocks
+from trueup.core import chunks
 from trueup.core.arrays import upcast_half
 from trueup.core.loss_sums import vector_sums
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
 from trueup.core.row_scores import log_sum_exp
 
-_CHUNK = 1 << 19
 _SMALL_PROBLEM = 1 << 23
 _ROWS = 1 << 19  # numbers among which the curvature is taken
 _DECREMENT = 1e-10  # by so much at most could a further step lower the mean loss
@@ -223,18 +223,17 @@ class Problem:
     def _by_products(self, quick: bool) -> Likelihood:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
         classes, shift = self.z.shape[1], self._shift
-        step = max(1, _CHUNK // classes)
         kind = torch.float32 if quick else torch.float64 if self._small else upcast_half(self.z[:0]).dtype
 
-        def chunk(i: int) -> tuple[Tensor, Tensor]:
-            part = self.z[i : i + step]
+        def chunk(rows: slice) -> tuple[Tensor, Tensor]:
+            part = self.z[rows]
             if shift is None:
-                return self.scale * part.to(kind), self.y[i : i + step, None]
+                return self.scale * part.to(kind), self.y[rows, None]
             # In double, since the two may be large and near to each other.
-            u = self.scale * part.double() - torch.from_numpy(shift[i : i + step]).to(part.device)[:, None]
-            return u.to(kind), self.y[i : i + step, None]
+            u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
+            return u.to(kind), self.y[rows, None]
 
-        starts = range(0, len(self.z), step)
+        parts = list(chunks.row_chunks(len(self.z), classes, chunks.PRODUCT))
         kept: list[tuple[Tensor, Tensor]] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:
@@ -245,8 +244,8 @@ class Problem:
                 for part in (x[:-classes].reshape(classes, classes), x[-classes:])
             )
             if self._small and not kept:
-                kept.extend(map(chunk, starts))
-            for u, label in kept or map(chunk, starts):
+                kept.extend(map(chunk, parts))
+            for u, label in kept or map(chunk, parts):
                 log_q = torch.log_softmax(torch.addmm(bias, u, weight.T), dim=1)
                 loss -= float(log_q.gather(1, label).double().sum())
                 residual = log_q.exp_()

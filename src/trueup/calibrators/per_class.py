@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
+from trueup.core import chunks
 from trueup.core.onnx_ops import count_below
-from trueup.core.row_scores import confidences
 
 ORDER = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
 BEYOND = 2.0
 """Where places that only fill up a row of a table lie: above every probability."""
-
-_BLOCK = 1 << 22  # numbers worked on at a time
 
 
 def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
@@ -46,10 +44,10 @@ def one_vs_rest(
         q = curve(x.T.contiguous()).T + weight * p
         return torch.log(q / q.sum(dim=1, keepdim=True)).to(z.dtype)
 
-    size = max(1, _BLOCK // logits.shape[1])
-    if torch.compiler.is_compiling() or len(logits) <= size:
+    if torch.compiler.is_compiling():
         return part(logits)
-    return torch.cat([part(logits[start : start + size]) for start in range(0, len(logits), size)])
+    blocks = [part(logits[at]) for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.BLOCK)]
+    return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
@@ -65,17 +63,6 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
     """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each row."""
     return _take(values, count_below(cuts, x, right=right))
-
-
-def class_probs(z: Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
-    confidence, predicted = confidences(z)
-    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
-    scale = torch.from_numpy(confidence)
-    classes = max(1, _BLOCK // max(1, len(z)))
-    for first in range(0, z.shape[1], classes):
-        shifted = z[:, first : first + classes].double().T - top
-        yield first, (shifted.cpu().exp_() * scale).contiguous().numpy()
 
 
 def members(y: Tensor, classes: int) -> list[np.ndarray]:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
 from trueup.core.optimize import Certificate, FitError
 
-_BLOCK = 1 << 21
-"""Numbers of one feature in a block of classes that is fitted together."""
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
 
@@ -92,10 +91,12 @@ def normalised(odds: Tensor) -> Tensor:
 
 def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of classes, with their columns of ln p and ln(1 − p) in double."""
-    rows = [_row_sums(upcast_half(part).double()) for part in torch.split(z, max(1, _BLOCK // z.shape[1]))]
+    n, classes = z.shape
+    rows = [_row_sums(upcast_half(z[at]).double()) for at in chunks.row_chunks(n, classes, chunks.FIT)]
     sums = [torch.cat(column) for column in zip(*rows, strict=True)]
-    for classes in torch.split(torch.arange(z.shape[1], device=z.device), max(1, _BLOCK // len(z))):
-        yield classes, *_columns(upcast_half(z[:, classes]).double(), classes, *sums)
+    every = torch.arange(classes, device=z.device)
+    for at in chunks.row_chunks(classes, n, chunks.FIT):
+        yield every[at], *_columns(upcast_half(z[:, at]).double(), every[at], *sums)
 
 
 def drawn_in(y: Tensor, classes: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
 from trueup.calibrators.diagonal import centred
+from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
-from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error
+from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
-_BLOCK = 1 << 22
 _NOWHERE = 1e-10
 """Below this density of samples nothing is known of an input, and its confidence stays."""
 _NARROWEST = 1e-3
@@ -244,9 +244,7 @@ def _scored(
 def _cell(
     confidence: Tensor, proximity: Tensor, edges: Tensor, proximity_edges: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    # Right-closed, and a confidence that rounding put just beyond an edge still counts as on it.
-    column = torch.bucketize(confidence, edges[1:-1] * (1 + 4 * eps))
-    return torch.bucketize(proximity, proximity_edges[1:-1]), column
+    return tensor_bin_index(proximity, proximity_edges), tensor_bin_index(confidence, edges, rounding=eps)
 
 
 def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
@@ -257,9 +255,8 @@ def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
         flip = points.new_tensor([-1.0, 1.0])
         points = torch.cat([points, points * flip, points * flip + points.new_tensor([2.0, 0.0])])
     scaled, at = query / width, points / width
-    step = max(1, _BLOCK // len(points))
-    whole = torch.compiler.is_compiling() or len(query) <= step
-    blocks = [scaled] if whole else scaled.split(step)
+    whole = torch.compiler.is_compiling()
+    blocks = [scaled] if whole else [scaled[at] for at in chunks.row_chunks(len(query), len(points), chunks.BLOCK)]
     sums = [
         torch.logsumexp(-((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1) for q in blocks
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,6 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
 from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
-from trueup.calibrators.sharded_data import Data
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
 from trueup.core.arrays import as_tensors, trusted_tensors
@@ -23,10 +23,14 @@ from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions
-from trueup.io.shards import Shards
-from trueup.metrics.sharded import tell_of
+from trueup.io.shards import NUMBERS, Shards
+from trueup.metrics.sharded import BadShard, NoRows, map_shards, warn_bad_shards
 
-_DECREMENT = 1e-12
+_FTOL = 1e-12
+_SAMPLE_ROWS = 20_000
+"""Rows, about, from all shards, by which a search is begun."""
+_SAMPLE_SHARDS = 32
+"""Shards whose first rows are the sample, unless all are read."""
 
 
 def fit(
@@ -74,20 +78,124 @@ def fit_shards(
     skip_bad: bool = False,
     progress: bool = True,
 ) -> Fitted:
-    """As `fit`, and tell how much it was."""
+    """As `fit`, with how many rows and classes it saw."""
     if method not in FITS:
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
-    data = Data(shards, executor, skip_bad, progress)
+    data = _Data(shards, executor, skip_bad, progress)
     found = FITS[method](data)
-    tell_of(data.bad)
+    warn_bad_shards(data.bad)
     return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 
-def _temperature(data: Data) -> Temperature:
+@dataclass(frozen=True)
+class _Sample:
+    """Some rows, of all parts alike: when there are more than twice as many as wanted, every other one is let go."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    every: int
+    max_rows: int
+
+    @classmethod
+    def of(cls, part: Predictions, *, max_rows: int) -> _Sample:
+        """Of a chunk."""
+        return cls(np.asarray(part.logits), np.asarray(part.labels), 1, max_rows)._thin(max_rows)
+
+    def __add__(self, other: _Sample) -> _Sample:
+        return self.join(other, max_rows=self.max_rows)
+
+    def join(self, other: _Sample, *, max_rows: int) -> _Sample:
+        """With another, as many rows as are wanted."""
+        every = max(self.every, other.every)
+        logits, labels = (
+            np.concatenate([getattr(one, name)[:: every // one.every] for one in (self, other)])
+            for name in ("logits", "labels")
+        )
+        return _Sample(logits, labels, every, self.max_rows)._thin(max_rows)
+
+    def _thin(self, max_rows: int) -> _Sample:
+        logits, labels, every = self.logits, self.labels, self.every
+        while len(labels) > 2 * max(64, min(max_rows, NUMBERS // logits.shape[1])):
+            logits, labels, every = logits[::2], labels[::2], 2 * every
+        return _Sample(logits.copy(), labels.copy(), every, self.max_rows)  # not the whole chunk they were part of
+
+
+class _Data:
+    """Shards, sums over all of their rows, and some of the rows."""
+
+    def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
+        self._shards, self._executor, self._skip_bad, self._progress = shards, executor, skip_bad, progress
+        self._rows: int | None = None
+        self._sample: Predictions | None = None
+        self.bad: tuple[str, ...] = ()
+        """Shards that were left out, once all were read."""
+
+    @property
+    def sample(self) -> Predictions:
+        """Some rows, by which a search is begun: the first of some shards, unless all were read."""
+        if self._sample is None:
+            try:
+                found = self._draw(self._shards.some(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
+            except NoRows:
+                found = self._draw(self._shards.some(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
+            self._sample = Predictions(found[0].logits, found[0].labels)
+        return self._sample
+
+    def read_all(self) -> None:
+        """Read all shards, count their rows, and take the sample from all of them.
+
+        A temperature is found from any rows; a number a class only from rows of all classes, which the first ones may
+        lack.
+        """
+        sample, rows, bad = self._draw(self._shards, "reading shards")
+        self._sample = Predictions(sample.logits, sample.labels)
+        self._note(rows, bad)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        if self._rows is None:
+            self.read_all()
+        assert self._rows is not None
+        return self._rows
+
+    def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
+        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
+        total, rows, bad = self._map(task, self._shards, label)
+        self._note(rows, bad)
+        return total
+
+    def _note(self, rows: int, bad: tuple[str, ...]) -> None:
+        if self._rows is None:
+            self._rows, self.bad = rows, bad
+            self._shards, self._skip_bad = self._shards.without(bad).again(), False
+        elif rows != self._rows:
+            raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
+
+    def _draw(self, shards: Shards, label: str) -> tuple[_Sample, int, tuple[str, ...]]:
+        task = partial(_Sample.of, max_rows=max(64, _SAMPLE_ROWS // len(shards)))
+        found: tuple[_Sample, int, tuple[str, ...]] = self._map(
+            task, shards, label, combine=partial(_Sample.join, max_rows=_SAMPLE_ROWS)
+        )
+        return found
+
+    def _map(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
+        return map_shards(
+            task,
+            shards,
+            executor=self._executor,
+            skip_bad=self._skip_bad,
+            progress=self._progress,
+            label=label,
+            **options,
+        )
+
+
+def _temperature(data: _Data) -> Temperature:
     return Temperature.ended(*_inverse_temperature(data))
 
 
-def _inverse_temperature(data: Data) -> tuple[float, Certificate, float]:
+def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
     """1/T, how it was found, and the scale of the logits."""
     z, y = as_tensors(*data.sample)
     scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
@@ -112,15 +220,15 @@ def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndar
     return np.array(temperature_sums(*trusted_tensors(*part), beta, quick=quick))
 
 
-def _vector(data: Data) -> Linear:
+def _vector(data: _Data) -> Linear:
     return _linear(data, Vector, Penalty(diagonal=TINY, bias=TINY), vector=True)
 
 
-def _matrix(data: Data) -> Linear:
+def _matrix(data: _Data) -> Linear:
     return _linear(data, Matrix, Penalty(off=SMALL, diagonal=SMALL, bias=SMALL), vector=False)
 
 
-def _structured(data: Data, *, vector: bool) -> Linear:
+def _structured(data: _Data, *, vector: bool) -> Linear:
     n, classes = data.rows, data.sample.logits.shape[1]
     beta, _, _ = _inverse_temperature(data)
     penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
@@ -128,7 +236,7 @@ def _structured(data: Data, *, vector: bool) -> Linear:
 
 
 def _linear(
-    data: Data,
+    data: _Data,
     make: Callable[..., Linear],
     penalty: Penalty,
     *,
@@ -137,7 +245,7 @@ def _linear(
     scale: float = 1.0,
 ) -> Linear:
     """Solve on some rows, and go on from there with sums over all."""
-    rows = data.rows  # all are looked over now, unless they were
+    rows = data.rows  # all shards are read now, unless they were
     z, y = as_tensors(*data.sample)
     few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
     weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
@@ -151,7 +259,7 @@ def _linear(
     x, certificate = lbfgs(
         few.penalised(likelihood, rows),
         start,
-        decrement=_DECREMENT,
+        decrement=_FTOL,
         precondition=few.inverse(few.blocks(start)),
         renew=lambda x: few.inverse(few.blocks(x, careful=True)),
     )
@@ -166,17 +274,17 @@ def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndar
     return Problem(*trusted_tensors(*part), **options).likelihood()(x)
 
 
-def _histogram(data: Data) -> Histogram:
+def _histogram(data: _Data) -> Histogram:
     tally = data.sum(partial(_bins, classwise=False), "counting, shards")
     return Histogram.counted(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
-def _histogram_ovr(data: Data) -> HistogramOvR:
+def _histogram_ovr(data: _Data) -> HistogramOvR:
     tally = data.sum(partial(_bins, classwise=True), "counting, shards")
     return HistogramOvR.counted(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
-def _histogram_mass(data: Data) -> Histogram:
+def _histogram_mass(data: _Data) -> Histogram:
     """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
@@ -191,7 +299,7 @@ def _tally(part: Predictions) -> Tally:
     return Tally.of(*part)
 
 
-FITS: Mapping[str, Callable[[Data], Calibrator]] = {
+FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "temperature": _temperature,
     "vector": _vector,
     "matrix": _matrix,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import (
+    bound_reason,
     brier_inverse_temperature,
     focal_inverse_temperature,
     inverse_temperature,
@@ -20,7 +20,7 @@ from trueup.calibrators.temperature_search import (
 )
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
-from trueup.core.optimize import Certificate
+from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
 FINE = tuple(i / 1000 for i in range(1, 5001))
@@ -71,13 +71,7 @@ class Temperature(Calibrator):
     def ended(cls, beta: float, certificate: Certificate, scale: float) -> Self:
         """What a search for 1/T by likelihood has come to; a bound is told, of logits of that scale."""
         if certificate.status == "bound":
-            sure = beta * scale > 1
-            why = (
-                "every label has its row's largest logit"
-                if sure
-                else "the logits tell labels apart no better than chance"
-            )
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}: {why}", stacklevel=3)
+            warn_at_bound("temperature", 1 / beta, bound_reason(beta, scale), stacklevel=3)
         return cls._certified(1 / beta, certificate)
 
     @classmethod
@@ -109,7 +103,7 @@ class Temperature(Calibrator):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
         beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
+            warn_at_bound("temperature", 1 / beta)
         return cls._certified(1 / beta, certificate)
 
     @classmethod
@@ -117,7 +111,7 @@ class Temperature(Calibrator):
         """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
         beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
         if certificate.status == "bound":
-            warnings.warn(f"temperature stopped at its bound, {1 / beta:.3g}", stacklevel=2)
+            warn_at_bound("temperature", 1 / beta)
         return cls._certified(1 / beta, certificate)
 
     @classmethod

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import upcast_half
-from trueup.core.loss_sums import temperature_sums
+from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
 from trueup.core.optimize import Certificate, halley, newton
 
 Loss = Callable[[float], tuple[float, float, float]]
@@ -25,7 +26,6 @@ _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
 _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
 _THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
-_CHUNK = 1 << 20
 
 
 def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
@@ -62,6 +62,13 @@ def search_beta(
         near, passes = min(max(near + step, near / 2), 2 * near), passes + 1
     beta, certificate = newton(loss, near, low=low, high=high, tolerance=_LAST)
     return beta, replace(certificate, passes=certificate.passes + passes)
+
+
+def bound_reason(beta: float, scale: float) -> str:
+    """Why a likelihood has no best 1/T: it rises up to the bound that was reached, of logits of this scale."""
+    if beta * scale > 1:
+        return "every label has its row's largest logit"
+    return "the logits tell labels apart no better than chance"
 
 
 def _nearer(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
@@ -175,22 +182,6 @@ def focal_inverse_temperature(
     return newton(lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1]))
 
 
-def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
-
-    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
-
-    >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
-    0.8466 -0.6534
-    """
-    p, rest = log_p.exp(), -torch.expm1(log_p)
-    safe = rest.clamp(min=1e-12)
-    ratio = torch.where(rest > 1e-12, -p * log_p / safe, torch.ones_like(p))
-    weight = rest**gamma * (1 + gamma * ratio)
-    turn = -gamma * safe ** (gamma - 1) * p * (2 + log_p + (gamma - 1) * ratio)
-    return weight, turn if gamma else torch.zeros_like(p)
-
-
 def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
@@ -202,7 +193,7 @@ def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, floa
         variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
         log_y = log_p.gather(1, labels)
         weight, turn = focal_weight(log_y, gamma)
-        sums[0] -= float(((-torch.expm1(log_y)).clamp(min=0) ** gamma * log_y).sum())
+        sums[0] += float(focal_loss(log_y, gamma).sum())
         sums[1] += float((weight * off).sum())
         sums[2] += float((weight * variance - turn * off.square()).sum())
     value, slope, curvature = (sums / len(z)).tolist()
@@ -250,7 +241,6 @@ def scale_of(z: Tensor) -> float:
 
 def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
-    step = max(1, _CHUNK // z.shape[1])
-    for part, labels in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        double = upcast_half(part).double()
-        yield double - double.amax(dim=1, keepdim=True), labels[:, None]
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+        double = upcast_half(z[rows]).double()
+        yield double - double.amax(dim=1, keepdim=True), y[rows, None]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import inverse_temperature, scale_of
+from trueup.calibrators.temperature_search import bound_reason, inverse_temperature, scale_of
 from trueup.clamping import arguments as options
 from trueup.clamping import starts
 from trueup.clamping.calibration_set import Inputs
@@ -229,10 +229,7 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
 def _warn_at_a_bound(solution: Solution, labels: Tensor) -> None:
     beta, certificate = inverse_temperature(solution.logits, labels)
     if certificate.status == "bound":
-        sure = beta * scale_of(solution.logits) > 1
-        why = (
-            "every label has its row's largest logit" if sure else "the logits tell labels apart no better than chance"
-        )
+        why = bound_reason(beta, scale_of(solution.logits))
         warnings.warn(f"temperature has no best value, and is {solution.temperature:.3g}: {why}", stacklevel=3)
 
 

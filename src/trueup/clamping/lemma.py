@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trueup.calibrators.temperature_search import focal_weight
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
-
-_CHUNK = 1 << 20
+from trueup.core.loss_sums import focal_weight
 
 
 class Residual(NamedTuple):
@@ -48,9 +47,8 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
     if not len(z):
         return Residual(float("nan"), float("nan"))
     total = spread = 0.0
-    step = max(1, _CHUNK // z.shape[1])
-    for part, label in zip(torch.split(z, step), torch.split(y, step), strict=True):
-        x = upcast_half(part).double()
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+        x, label = upcast_half(z[rows]).double(), y[rows]
         x = x - x.amax(dim=1, keepdim=True)
         log_q = torch.log_softmax(x / temperature, dim=1)
         q = log_q.exp()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.temperature_search import focal_inverse_temperature, focal_weight, inverse_temperature, scale_of
+from trueup.calibrators.temperature_search import focal_inverse_temperature, inverse_temperature, scale_of
 from trueup.core.arrays import upcast_half
-from trueup.core.loss_sums import temperature_sums
+from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
 
@@ -36,7 +36,7 @@ class Loss:
         """The loss of each row, in float64."""
         log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
         label = log_p.gather(1, labels[:, None])[:, 0]
-        return -label if self.gamma == 0 else -((-torch.expm1(label)).clamp(min=0) ** self.gamma) * label
+        return focal_loss(label, self.gamma)
 
     def mean(self, logits: Tensor, labels: Tensor, temperature: float) -> float:
         """The mean over the rows."""

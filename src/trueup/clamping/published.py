@@ -43,6 +43,7 @@ from trueup.clamping.network import Network
 from trueup.clamping.problem import Problem, Solution, lam_by_rule
 from trueup.clamping.starts import random
 from trueup.core.distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
+from trueup.core.loss_sums import focal_loss
 from trueup.core.optimize import FitError
 from trueup.models.batches import Batch
 
@@ -194,14 +195,10 @@ def _descend(problem: Problem, how: _How) -> Solution:
 def losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tensor:
     """The focal loss of each row, with p_y kept in [clamp, 1 − clamp] as the released code does; 0 keeps p as it is."""
     log_p = torch.log_softmax(tempered, dim=1).gather(1, labels[:, None])[:, 0]
-    if gamma == 0:
-        return -log_p
-    if clamp:
+    if clamp and gamma:
         p = log_p.exp().clamp(clamp, 1 - clamp)
         return -((1 - p) ** gamma) * p.log()
-    # Where p is 1 to the last digit, the derivative of (1 − p)^γ would be infinite, and that of its product with ln p
-    # not a number.
-    return -((-torch.expm1(log_p)).clamp(min=1e-12) ** gamma) * log_p
+    return focal_loss(log_p, gamma)
 
 
 def _lam(problem: Problem, how: _How, delta: Tensor) -> float:

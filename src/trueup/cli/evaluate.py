@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr, silence_warnings
-from trueup.cli.files import Names, output
-from trueup.cli.output import print_json, print_remarks, print_table
+from trueup.cli.errors import print_stderr
+from trueup.cli.inputs import Reader
+from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
 
-AUDIT = "trueup.report.audit:audit"
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
-"""The metrics of a table of many methods, which is to fit a terminal of 80 columns."""
+"""The metrics of a table of many methods, which fits a terminal of 80 columns."""
 
 Folds = Annotated[
-    int | None, typer.Option("--folds", metavar="N", help=o.help_of("Folds of the cross-validation", AUDIT, "folds"))
+    int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
-All = Annotated[bool, typer.Option("--all", help="Try every method; this takes its time.")]
-Val = Annotated[Path, typer.Argument(metavar="VAL", help="What methods are fitted to.")]
+All = Annotated[bool, typer.Option("--all", help="Try every method; this may take long.")]
+Val = Annotated[Path, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
     Path | None,
-    typer.Argument(metavar="TEST", help="What they are judged on; without it, rows that a fit has not seen."),
+    typer.Argument(metavar="TEST", help="Logits and labels that they are scored on; without it, held-out rows of VAL."),
 ]
 
 
 def evaluate(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Logits and labels; also a folder, pattern or address of shards.")
+        str, typer.Argument(metavar="FILE", help="Logits and labels; or a folder, pattern or address of shards.")
     ],
     probs: o.Probs = False,
     logits: o.Logits = None,
@@ -43,9 +43,9 @@ def evaluate(
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
-    replicates: Annotated[
+    n_resamples: Annotated[
         int | None,
-        typer.Option("--replicates", metavar="N", help=o.help_of("Bootstrap replicates", o.COMPARE, "replicates")),
+        typer.Option("--resamples", "--replicates", metavar="N", help="Number of bootstrap resamples (default 1000)."),
     ] = None,
     seed: o.Seed = None,
     cluster: o.Cluster = None,
@@ -53,29 +53,28 @@ def evaluate(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """How calibrated a network is, and how sure that is.
+    """Measure the calibration of a network, with bootstrap intervals and a test.
 
-    Shards are read once, some rows at a time, and never together.
+    Shards are read once, in chunks, so that they need not fit in memory.
     """
-    from trueup.metrics.table import DEFAULT
-    from trueup.metrics.table import evaluate as scored
+    from trueup.metrics import table
     from trueup.registry import METRICS
 
     for name in metric or ():
-        o.known("metric", dict.fromkeys([*METRICS, *DEFAULT]), name)
-    names = Names(probs, logits, labels)
-    chosen = o.given(metrics=metric, bins=bins, level=level, replicates=replicates, seed=seed)
-    with silence_warnings(quiet):
-        if names.sharded(file, cluster):
-            with names.shards(file, split, cluster) as (shards, executor):
-                from trueup.metrics.sharded import evaluate_shards as over_shards
+        o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
+    reader = Reader(probs, logits, labels)
+    options = o.drop_unset(metrics=metric, bins=bins, level=level, replicates=n_resamples, seed=seed)
+    with silence_warnings(enabled=quiet):
+        if reader.is_sharded(file, cluster):
+            from trueup.metrics.sharded import evaluate_shards
 
-                scores = over_shards(shards, **chosen, executor=executor, skip_bad=skip_bad, progress=not quiet)
+            with reader.open_shards(file, split, cluster) as (shards, executor):
+                scores = evaluate_shards(shards, **options, executor=executor, skip_bad=skip_bad, progress=not quiet)
         else:
-            pair = names.read(Path(file), split)
+            pair = reader.load(Path(file), split)
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
-            scores = scored(*pair, **chosen)
+            scores = table.evaluate(*pair, **options)
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -98,23 +97,23 @@ def compare(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Which method repairs a network best: each is fitted to VAL and judged on TEST.
+    """Compare calibration methods: each is fitted to VAL and scored on TEST.
 
-    One file with both halves inside (val_logits, test_logits, …) does as well. One file without halves is
-    cross-fitted: each row is judged by a fit that has not seen it.
+    VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
+    scored by a fit to the other folds.
     """
     from trueup.metrics.table import DEFAULT
 
     for name in metric or ():
-        o.known("metric of the comparison", DEFAULT, name)
-    found = _audited(
-        Names(probs, logits, labels), val, test, method, every, quiet,
+        o.require_name("metric of the comparison", DEFAULT, name)
+    audit = _audit(
+        Reader(probs, logits, labels), val, test, method, every, quiet,
         bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
-        print_json("compare", val=val, test=test, audit=found.to_dict())
+        print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
-    print_audit(found, metric, quiet=quiet)
+    print_audit(audit, metric, quiet=quiet)
 
 
 def report(
@@ -125,13 +124,13 @@ def report(
     ),
     calibrator: Annotated[
         Path | None,
-        typer.Option("--calibrator", "-c", metavar="FILE", help="Also write the chosen calibrator, .safetensors."),
+        typer.Option("--calibrator", "-c", metavar="FILE", help="Also save the chosen calibrator, .safetensors."),
     ] = None,
     method: o.Methods = None,
     every: All = False,
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The page's title.")] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="NAMES", help="Names of the classes, with commas.")
+        str | None, typer.Option("--classes", metavar="NAMES", help="Names of the classes, separated by commas.")
     ] = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
@@ -143,117 +142,115 @@ def report(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Write one page that says how miscalibrated a network is, which repair is best and by how much.
+    """Write a page on how miscalibrated a network is, and which method calibrates it best.
 
-    One file with both halves inside (val_logits, test_logits, …) does as well. One file without halves is
-    cross-fitted: each row is judged by a fit that has not seen it.
+    VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
+    scored by a fit to the other folds.
     """
-    output(out, ".html", ".htm", reads=(val, test))
+    require_output(out, ".html", ".htm", reads=(val, test))
     if calibrator is not None:
-        output(calibrator, ".safetensors", reads=(val, test))
-    # What the page needs is better missed now than after the audit.
-    import plotly  # noqa: F401
+        require_output(calibrator, ".safetensors", reads=(val, test))
+    import plotly  # noqa: F401, if it is missing, better now than after the audit
 
-    from trueup.report import report as page
+    from trueup.report import report as make_report
 
-    named = classes.split(",") if classes else None
-    found = _audited(
-        Names(probs, logits, labels), val, test, method, every, quiet, named,
+    class_names = classes.split(",") if classes else None
+    audit = _audit(
+        Reader(probs, logits, labels), val, test, method, every, quiet, class_names,
         bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
-    page(found, **o.given(title=title, names=named)).save(out)
+    make_report(audit, **o.drop_unset(title=title, names=class_names)).save(out)
     if calibrator is not None:
-        _save_chosen(found, calibrator, val)
+        _save_chosen(audit, calibrator, val)
     if as_json:
-        print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=found.to_dict())
+        print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
     if not quiet:
-        print_audit(found, None)
+        print_audit(audit, None)
         written = str(out) if calibrator is None else f"{out} and {calibrator}"
         print_remarks(f"Written: {written}")
 
 
 def print_scores(scores: Scores, *, quiet: bool = False) -> None:
-    """The table, and what it means."""
+    """Print the table, and what it means."""
     if not quiet:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
     print_remarks(*scores.notes(), quiet=quiet)
 
 
-def print_audit(found: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
-    """The table of methods, the choice and the verdict."""
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
+    """Print the table of methods, the chosen one and the verdict."""
     from trueup.report.audit import method_title
 
-    scores = found.scores
+    scores = audit.scores
     many = len(scores.methods) > 2
     if not quiet:
-        how = f"cross-fitted in {found.folds} folds" if found.cross_fitted else f"fitted to {found.calibration_rows:,}"
+        how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
         print(f"{scores.caption()}; {how}\n")
-    shown = metrics or (NARROW if many else scores.metrics)
-    print_table(_only(scores, shown).table())
+    print_table(_select_metrics(scores, metrics or (NARROW if many else scores.metrics)).table())
     legend = scores.notes()[0] if many else ""
     chosen = (
-        "" if found.chosen == "raw" else f"Chosen by cross-validation: {found.chosen}, {method_title(found.chosen)}."
+        "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
-    print_remarks(legend, chosen, found.verdict(), quiet=quiet)
+    print_remarks(legend, chosen, audit.verdict(), quiet=quiet)
 
 
-def _only(scores: Scores, metrics: Any) -> Scores:
-    def narrowed(table: Any) -> Any:
-        return {name: {metric: found[metric] for metric in metrics} for name, found in table.items()}
+def _select_metrics(scores: Scores, metrics: Any) -> Scores:
+    def select(table: Any) -> Any:
+        return {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
 
-    return replace(scores, values=narrowed(scores.values), changes=narrowed(scores.changes))
+    return replace(scores, values=select(scores.values), changes=select(scores.changes))
 
 
-def _audited(
-    names: Names,
+def _audit(
+    reader: Reader,
     val: Path,
     test: Path | None,
     methods: list[str] | None,
     every: bool,
     quiet: bool,
-    named: list[str] | None = None,
+    class_names: list[str] | None = None,
     **options: Any,
 ) -> Audit:
     from trueup.registry import METHODS
 
     for name in methods or ():
-        o.known("method", METHODS, name)
+        o.require_name("method", METHODS, name)
     if every and methods:
         raise ValueError("--all tries every method: give either --all or --method")
-    wanted = list(METHODS) if every else methods
+    options["methods"] = list(METHODS) if every else methods
     from trueup.report.audit import audit
 
-    with silence_warnings(quiet):
-        halves = names.val_and_test(val, test)
-        count = halves[0].logits.shape[1]
-        if named is not None and len(named) != count:
-            raise ValueError(f"--classes must name the {count} classes, got {len(named)} names")
-        found = audit(*halves, **o.given(methods=wanted, **options), progress=not quiet)
+    with silence_warnings(enabled=quiet):
+        pairs = reader.load_val_and_test(val, test)
+        n_classes = pairs[0].logits.shape[1]
+        if class_names is not None and len(class_names) != n_classes:
+            raise ValueError(f"--classes must name the {n_classes} classes, got {len(class_names)} names")
+        result = audit(*pairs, **o.drop_unset(**options), progress=not quiet)
     if not quiet:
-        for name, why in found.failures.items():
-            print_stderr(f"warning: {name} was left out: {why}")
-        for name, said in found.warnings.items():
-            for line in said:
-                print_stderr(f"warning: {name}: {line}")
-    return found
+        for name, reason in result.failures.items():
+            print_stderr(f"warning: {name} was left out: {reason}")
+        for name, messages in result.warnings.items():
+            for message in messages:
+                print_stderr(f"warning: {name}: {message}")
+    return result
 
 
-def _save_chosen(found: Audit, path: Path, val: Path) -> None:
+def _save_chosen(audit: Audit, path: Path, val: Path) -> None:
     from trueup.calibrators.identity import Identity
     from trueup.io.artifacts import save_calibrator
 
-    summary = {"method": found.chosen, "fitted to": val.name, "rows": found.calibration_rows}
-    chosen = found.calibrators.get(found.chosen) or Identity()
-    save_calibrator(chosen, path, classes=found.scores.classes, summary=summary)
+    summary = {"method": audit.chosen, "fitted to": val.name, "rows": audit.calibration_rows}
+    calibrator = audit.calibrators.get(audit.chosen) or Identity()
+    save_calibrator(calibrator, path, classes=audit.scores.classes, summary=summary)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verbs."""
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
     app.command(
         rich_help_panel="Measure",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup evaluate test.npz",
             "trueup evaluate test.csv --probs --labels target",
             "trueup evaluate both.npz --split test --json",
@@ -263,7 +260,7 @@ def add_to(app: typer.Typer) -> None:
     )(evaluate)
     app.command(
         rich_help_panel="Measure",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup compare val.npz test.npz",
             "trueup compare val.npz test.npz -m temperature -m svs -m histogram",
             "trueup compare both.npz --json",
@@ -271,7 +268,7 @@ def add_to(app: typer.Typer) -> None:
     )(compare)
     app.command(
         rich_help_panel="Measure",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup report val.npz test.npz -o report.html",
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",

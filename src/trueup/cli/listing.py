@@ -18,7 +18,7 @@ from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
 COMMON = ("weight", "ignore_index", "reduction")
 """Options that every loss has."""
 FEW = 4
-"""Longer sequences are told by their length."""
+"""Of longer sequences, only the length is shown."""
 
 
 def methods(as_json: o.Json = False) -> None:
@@ -49,21 +49,20 @@ def datasets(as_json: o.Json = False) -> None:
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a function, and what they are unless given.
+    """The options of a function with their defaults.
 
     >>> defaults(METRICS["ece"])["bins"]
     15
     """
-    found = inspect.signature(function).parameters.values()
     return {
         p.name: p.default
-        for p in found
+        for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY and p.default is not p.empty and p.name not in COMMON
     }
 
 
 def summary(function: Any) -> str:
-    """The first sentence that a function, or the class behind it, says of itself.
+    """The first sentence of a docstring; of a fit, that of its class, and what this fit does.
 
     >>> summary(METHODS["temperature"])
     'Divide the logits by one number: q = softmax(z/T).'
@@ -73,48 +72,55 @@ def summary(function: Any) -> str:
     if inspect.isclass(function) and hasattr(function, "function"):
         function = function.function  # of a loss, the formula says what it is
     if inspect.ismethod(function):
-        kind = _sentence(function.__self__.__doc__)
-        return kind if function.__name__ == "fit" else f"{kind} {_sentence(function.__doc__)}"
-    return _sentence(function.__doc__)
+        of_class = _first_sentence(function.__self__.__doc__)
+        return of_class if function.__name__ == "fit" else f"{of_class} {_first_sentence(_without_title(function))}"
+    return _first_sentence(function.__doc__)
 
 
-def _sentence(text: str | None) -> str:
+def _without_title(fit: Any) -> str:
+    """The docstring of a fit, which begins "Title: what it does", without the title."""
+    title, colon, text = (fit.__doc__ or "").partition(": ")
+    return text[:1].upper() + text[1:] if colon and "." not in title else fit.__doc__ or ""
+
+
+def _first_sentence(text: str | None) -> str:
     paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.?!])\s+(?=[A-Z`])", paragraph)[0]
 
 
 def _print(verb: str, registry: Mapping[str, Any], as_json: bool) -> None:
-    found = {name: registry[name] for name in registry}
     if as_json:
         entries = {
-            name: {"summary": summary(entry), "defaults": {key: _plain(x) for key, x in defaults(entry).items()}}
-            for name, entry in found.items()
+            name: {"summary": summary(entry), "defaults": {key: _to_json(x) for key, x in defaults(entry).items()}}
+            for name, entry in registry.items()
         }
         print_json(verb, **{verb: entries})
         return
-    rows = [[name, _told(defaults(entry)), summary(entry)] for name, entry in found.items()]
+    rows = [[name, _format_options(defaults(entry)), summary(entry)] for name, entry in registry.items()]
     if sys.stdout.isatty():  # three columns of words would be too narrow
-        rows = [[name, f"{said}\n{told}".strip()] for name, told, said in rows]
+        rows = [[name, f"{text}\n{options}".strip()] for name, options, text in rows]
         print_table([["name", "what it is, and its defaults"], *rows], words=True)
         return
     print_table([["name", "defaults", "what it is"], *rows], words=True)
 
 
-def _told(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_shown(value)}" for name, value in options.items() if value is not None)
+def _format_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in options.items() if value is not None)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     long = isinstance(value, list | tuple) and len(value) > FEW
     return f"<{len(value)} values>" if long else f"{value}"
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verbs."""
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
     for verb in (methods, metrics, losses, networks, datasets):
         name = verb.__name__
-        app.command(rich_help_panel="Look up", epilog=o.examples(f"trueup {name}", f"trueup {name} --json"))(verb)
+        app.command(rich_help_panel="Look up", epilog=o.format_examples(f"trueup {name}", f"trueup {name} --json"))(
+            verb
+        )

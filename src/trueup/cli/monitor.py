@@ -1,4 +1,4 @@
-"""The verb that watches: monitor."""
+"""The verb that monitors a stream of predictions: monitor."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import silence_warnings
-from trueup.cli.files import Names, output
-from trueup.cli.output import print_json, print_remarks, print_table
+from trueup.cli.inputs import Reader
+from trueup.cli.output import print_json, print_remarks, print_table, require_output
 from trueup.core.formatting import format_number
+from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
 
-MONITOR = "trueup.monitor.monitor:Monitor"
 FIGURES = ("accuracy", "confidence", "nll", "ece")
 
 
 def monitor(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE…", help="Logged logits and labels, oldest first; patterns are sorted.")
+        list[str],
+        typer.Argument(metavar="FILE…", help="Logged logits and labels, the oldest first; patterns are sorted."),
     ],
     state: Annotated[
         Path | None,
-        typer.Option(
-            "--state", metavar="FILE", help="A checkpoint to go on from, if it is there, and to keep current."
-        ),
+        typer.Option("--state", metavar="FILE", help="Checkpoint of the monitor: resumed if it exists, and updated."),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option("--alpha", metavar="SHARE", help=o.help_of("Chance of a false alarm, ever", MONITOR, "alpha")),
+        typer.Option("--alpha", metavar="SHARE", help="Probability of a false alarm, ever (default 0.01)."),
     ] = None,
     window: Annotated[
-        int | None, typer.Option("--window", metavar="ROWS", help=o.help_of("Rows of the window", MONITOR, "window"))
+        int | None, typer.Option("--window", metavar="ROWS", help="Number of recent rows (default 10000).")
     ] = None,
     bins: Annotated[
         int | None,
-        typer.Option("--bins", metavar="N", help=o.help_of("Bins of the calibration errors", MONITOR, "bins")),
+        typer.Option("--bins", metavar="N", help="Number of bins of the calibration errors (default 15)."),
     ] = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
@@ -47,70 +45,70 @@ def monitor(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Replay logged predictions, and tell whether calibration was lost on the way.
+    """Replay logged predictions, and raise an alarm if calibration was lost.
 
-    The alarm holds whenever one looks: a calibrated network raises it ever with a chance of at most --alpha. Ends with
-    code 3 if it was raised.
+    The test is valid at any time: a calibrated network ever raises the alarm with a probability of at most --alpha. The
+    exit code is 3 if the alarm was raised.
     """
     from trueup.monitor import load_monitor, save_monitor
 
     if state is not None:
-        output(state, ".safetensors")
-    settings = o.given(alpha=alpha, window=window, bins=bins)
-    watching = load_monitor(state) if state is not None and state.exists() else None
-    if watching is not None and settings:
+        require_output(state, ".safetensors")
+    settings = o.drop_unset(alpha=alpha, window=window, bins=bins)
+    running = load_monitor(state) if state is not None and state.exists() else None
+    if running is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    with silence_warnings(quiet):
-        watching, seen = _replayed(Names(probs, logits, labels), files, watching, settings, quiet)
+    with silence_warnings(enabled=quiet):
+        running, seen = _replay(Reader(probs, logits, labels), files, running, settings, quiet)
     if state is not None:
-        save_monitor(watching, state)
-    status = watching.status()
+        save_monitor(running, state)
+    status = running.status()
     if as_json:
         print_json("monitor", files=seen, state=state, status=status.to_dict())
     else:
-        _print(status, watching, quiet)
+        _print(status, running, quiet)
     if status.alarm is not None:
         raise typer.Exit(3)
 
 
-def _replayed(
-    names: Names, places: list[str], watching: Monitor | None, settings: dict[str, Any], quiet: bool
+def _replay(
+    reader: Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool
 ) -> tuple[Monitor, list[str]]:
     from trueup.core.progress import track
     from trueup.monitor import Monitor
 
     seen: list[str] = []
-    for place in places:
-        shards = names.source(place, None)
+    for source in sources:
+        shards = reader.find_shards(source, None)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             for part in shards.read(path):
-                if watching is None:
-                    watching = Monitor(part.logits.shape[1], **settings)
-                watching.update(*part)
+                if running is None:
+                    running = Monitor(part.logits.shape[1], **settings)
+                running.update(*part)
             seen.append(path)
-    assert watching is not None  # a source has a file, and a file a part
-    return watching, seen
+    assert running is not None  # every source has a file, and every file a part
+    return running, seen
 
 
-def _print(status: Status, watching: Monitor, quiet: bool) -> None:
+def _print(status: Status, running: Monitor, quiet: bool) -> None:
     spans = (("", "all rows"), ("recent_", f"last {status.recent_rows:,}"), ("fading_", "fading"))
     rows = [["", *FIGURES]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
-        print(f"{status.rows:,} rows, {watching.classes} classes, {watching.bins} bins\n")
+        print(f"{status.rows:,} rows, {running.classes} classes, {running.bins} bins\n")
     print_table(rows)
     held = f"evidence against calibration {status.evidence:.3g}, p ≤ {status.p_value:.2g} at any time"
     if status.alarm is None:
-        print_remarks(f"No alarm: {held} (alarm at {1 / watching.alpha:g}).", quiet=quiet)
+        print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
     else:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
+def register(app: typer.Typer) -> None:
+    """Add the verb to the application."""
     app.command(
         rich_help_panel="Measure",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup monitor monday.npz tuesday.npz",
             "trueup monitor 'logs/*.parquet' --alpha 0.001",
             "trueup monitor today.npz --state watch.safetensors --json",

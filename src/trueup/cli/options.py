@@ -1,4 +1,8 @@
-"""Options that several verbs share, and what is said about them."""
+"""Options that several verbs share.
+
+Options are None unless given, and then the library's own default holds. The defaults that help texts name are those of
+the library's signatures: a test compares them, since help must not import what the library needs.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +13,31 @@ from typing import Annotated, Any
 
 import typer
 
-from trueup.cli.defaults import default_of
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
 
 
-def examples(*lines: str) -> str:
-    """The end of a help page."""
+def format_examples(*lines: str) -> str:
+    """The examples at the end of a help page."""
     return "\n".join(["\b", "Examples:", *(f"  $ {line}" for line in lines)])
 
 
-def help_of(text: str, where: str, option: str) -> str:
-    """What an option is for, and what it is unless given, as the library's signature has it."""
-    default = default_of(where, option)
-    return f"{text} (default {default})." if default else f"{text}."
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """Those that the user gave; the library knows the others' defaults."""
+def drop_unset(**options: Any) -> dict[str, Any]:
+    """The options that the user gave; the library has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 
-def known(kind: str, names: Iterable[str], name: str) -> str:
-    """A name of the registry, or an error that offers the nearest ones."""
-    there = list(names)
-    if name in there:
+def require_name(kind: str, names: Iterable[str], name: str) -> str:
+    """A name of a registry; the error for any other suggests the nearest ones."""
+    known = list(names)
+    if name in known:
         return name
-    near = get_close_matches(name, there, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
     raise ValueError(f"no {kind} is called {name!r}; {hint}")
 
 
-def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """What the shell offers for a name that has been begun."""
+def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Shell completion from a list of names."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -48,19 +45,15 @@ def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-LOAD = "trueup.io.predictions:load"
-COMPARE = "trueup.metrics.table:compare"
-
 Probs = Annotated[bool, typer.Option("--probs", help="The file holds probabilities, not logits.")]
 Logits = Annotated[
     str | None,
     typer.Option(
-        "--logits", metavar="NAME", help=help_of("The array of logits, or the columns, with commas", LOAD, "logits")
+        "--logits", metavar="NAME", help="The array of logits, or its columns separated by commas (default logits)."
     ),
 ]
 Labels = Annotated[
-    str | None,
-    typer.Option("--labels", metavar="NAME", help=help_of("The array or column of labels", LOAD, "labels")),
+    str | None, typer.Option("--labels", metavar="NAME", help="The array or column of labels (default labels).")
 ]
 Split = Annotated[
     str | None,
@@ -69,29 +62,28 @@ Split = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="WHERE", help="Who reads shards: processes[:N], local[:N] or tcp://host:port (Dask)."
+        "--cluster",
+        metavar="WHERE",
+        help="Read shards in parallel: processes[:N], local[:N] or tcp://host:port (Dask).",
     ),
 ]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out shards that cannot be read, and count them, instead of stopping.")
-]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and count shards that cannot be read.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone: no progress, no remarks.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help=help_of("Seed", COMPARE, "seed"))]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no remarks.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")]
 Bins = Annotated[
-    int | None, typer.Option("--bins", metavar="N", help=help_of("Bins of the calibration errors", COMPARE, "bins"))
+    int | None, typer.Option("--bins", metavar="N", help="Number of bins of the calibration errors (default 15).")
 ]
 Level = Annotated[
-    float | None,
-    typer.Option("--level", metavar="SHARE", help=help_of("Coverage of the intervals", COMPARE, "level")),
+    float | None, typer.Option("--level", metavar="SHARE", help="Coverage of the intervals (default 0.95).")
 ]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--metric",
         metavar="NAME",
-        autocompletion=completing(METRICS),
-        help="A metric to show; may be given several times. `trueup metrics` lists them.",
+        autocompletion=complete_from(METRICS),
+        help="A metric to show; may be repeated. `trueup metrics` lists them.",
     ),
 ]
 Methods = Annotated[
@@ -100,21 +92,25 @@ Methods = Annotated[
         "--method",
         "-m",
         metavar="NAME",
-        autocompletion=completing(METHODS),
-        help="A method; may be given several times. `trueup methods` lists them.",
+        autocompletion=complete_from(METHODS),
+        help="A method; may be repeated. `trueup methods` lists them.",
     ),
 ]
 Network = Annotated[
     str,
     typer.Option(
-        "--network", metavar="NAME", autocompletion=completing(NETWORKS), help="Network; `trueup networks` lists them."
+        "--network",
+        metavar="NAME",
+        autocompletion=complete_from(NETWORKS),
+        help="Network; `trueup networks` lists them.",
     ),
 ]
 Loss = Annotated[
     str,
-    typer.Option("--loss", metavar="NAME", autocompletion=completing(LOSSES), help="Loss; `trueup losses` lists them."),
+    typer.Option(
+        "--loss", metavar="NAME", autocompletion=complete_from(LOSSES), help="Loss; `trueup losses` lists them."
+    ),
 ]
 DataFolder = Annotated[
-    Path | None,
-    typer.Option("--data-dir", metavar="FOLDER", help="Where data sets are kept (default $TRUEUP_DATA)."),
+    Path | None, typer.Option("--data-dir", metavar="FOLDER", help="Folder of the data sets (default $TRUEUP_DATA).")
 ]

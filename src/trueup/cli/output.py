@@ -1,4 +1,4 @@
-"""Results on stdout: a table on a terminal, aligned text in a pipe, or JSON."""
+"""Results: a table on a terminal, aligned text in a pipe, JSON, and files that may be written."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from trueup.core.formatting import Row, text_table
 
 SCHEMA = 1
-"""Raised when what a key of the JSON means changes."""
+"""Version of the JSON; it grows when the meaning of a key changes."""
 
 
 def print_json(verb: str, **content: Any) -> None:
-    """One object, with its schema and the verb; what is not a number is null."""
-    whole = plain({"schema": SCHEMA, "verb": verb, **content})
-    print(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one object with its schema and the verb; NaN and infinity become null."""
+    result = to_json({"schema": SCHEMA, "verb": verb, **content})
+    print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
-    """The same as JSON can hold it.
+def to_json(value: Any) -> Any:
+    """The same value as JSON can hold it.
 
-    >>> plain({"ece": float("nan"), "methods": ("raw", "svs")})
+    >>> to_json({"ece": float("nan"), "methods": ("raw", "svs")})
     {'ece': None, 'methods': ['raw', 'svs']}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [to_json(entry) for entry in value]
     return fspath(value) if isinstance(value, PathLike) else value
 
 
 def print_table(rows: list[Row], *, words: bool = False) -> None:
-    """A table whose first row is its head, numbers to the right; `words` go to the left and are wrapped."""
+    """Print a table whose first row is its head; numbers are aligned right, `words` left and wrapped."""
     if not sys.stdout.isatty():
-        print(text_table(_padded(rows, str.ljust) if words else rows))
+        print(text_table(_pad(rows, str.ljust) if words else rows))
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    head, *body = rows if words else _padded(rows, str.rjust)
+    head, *body = rows if words else _pad(rows, str.rjust)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for i, name in enumerate(head):
         table.add_column(
@@ -61,7 +62,7 @@ def print_table(rows: list[Row], *, words: bool = False) -> None:
 
 
 def print_remarks(*lines: str, quiet: bool = False) -> None:
-    """Sentences below a table, each after an empty line, wrapped on a terminal."""
+    """Print sentences below a table, each after an empty line, wrapped on a terminal."""
     if quiet:
         return
     for line in filter(None, lines):
@@ -74,8 +75,24 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
         Console(highlight=False).print(line, markup=False, emoji=False)
 
 
-def _padded(rows: list[Row], pad: Callable[[str, int], str]) -> list[Row]:
-    """Cells as wide as their column; not left to a table, which would take the blank from beside a number's mark."""
+def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
+    """A path that can be written and is none of the inputs `reads`, checked before the work begins."""
+    from trueup.io.atomic import require_writable
+    from trueup.io.formats import file_list
+
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")
+    for written in file_list(path):
+        require_writable(written)
+    for source in filter(None, reads):
+        for read in file_list(source):
+            if any(read.exists() and written.exists() and read.samefile(written) for written in file_list(path)):
+                raise ValueError(f"{path}: this would overwrite the input {source}; choose another name")
+    return path
+
+
+def _pad(rows: list[Row], pad: Callable[[str, int], str]) -> list[Row]:
+    """Cells as wide as their column; rich would strip the blank beside a number that has no mark."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         [

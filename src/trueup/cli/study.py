@@ -1,4 +1,4 @@
-"""The verb that runs the papers' experiments: study."""
+"""The verb that repeats the experiments of papers: study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from trueup.study import Options, Ran, Store, Study
 
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc")
-RUN = "trueup.study.run:run"
 
 
 def study(
@@ -23,24 +22,28 @@ def study(
         list[str],
         typer.Argument(
             metavar="[report] NAME",
-            autocompletion=o.completing([*NAMES, "report"]),
-            help=f"{', '.join(NAMES)}; after `report`, nothing is run and the page is written of what there is.",
+            autocompletion=o.complete_from([*NAMES, "report"]),
+            help=f"{', '.join(NAMES)}; with `report` before it, only the page is written, from finished runs.",
         ),
     ],
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME", help="The data set, or one file of several.")
+        str | None, typer.Option("--data", metavar="NAME", help="The data set, or one of several files.")
     ] = None,
     data_dir: o.DataFolder = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help="Sizes and schedules by name, as digits or paper.")
+        str | None,
+        typer.Option("--preset", metavar="NAME", help="Sizes and schedules by name, such as digits or paper."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="How many runs of everything.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", help="Number of seeds, each a run of everything.")
+    ] = None,
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", metavar="NAME", help="These methods alone; may be repeated.")
+        list[str] | None, typer.Option("--method", "-m", metavar="NAME", help="Run only this method; may be repeated.")
     ] = None,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Choose on the test half, as some papers did.")] = False,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Choose on the test half, as some papers do.")] = False,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-j", metavar="N", help="Processes on this machine (default: its cores).")
+        int | None,
+        typer.Option("--workers", "-j", metavar="N", help="Number of processes (default: one for each core)."),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -48,19 +51,19 @@ def study(
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option("--store", metavar="FILE", help="Where results are (default FOLDER/NAME.sqlite)."),
+        typer.Option("--store", metavar="FILE", help="Database of the results (default FOLDER/NAME.sqlite)."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where tables, figures and the page go.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the tables, figures and the page.")
     ] = Path("study"),
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run a paper's experiments, and put our numbers beside the printed ones.
+    """Repeat a paper's experiments, and put our numbers beside the published ones.
 
-    A finished cell is never run twice: stopped in the middle, by whatever, the same command goes on.
+    A finished cell is never run twice: if a study was stopped, the same command resumes it.
     """
-    only, name = _parsed(words)
+    report_only, name = _parse(words)
     if workers is not None and cluster is not None:
         raise ValueError("give either --workers or --cluster")
     if workers is not None and workers < 1:
@@ -71,56 +74,56 @@ def study(
     from trueup.study import STUDIES, Options, Store
     from trueup.study.study_page import save
 
-    wanted: Study = STUDIES[name]
+    selected: Study = STUDIES[name]
     options = Options(
-        **o.given(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
+        **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
         methods=tuple(method or ()),
         oracle=oracle,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    place = store or folder / f"{name}.sqlite"
-    if only and not place.is_file():
-        raise FileNotFoundError(f"{place}: no results yet; `trueup study {name}` makes them")
-    kept = Store(require_writable(place))
-    ran = None if only else _run(wanted, kept, options, workers, cluster, quiet)
-    page = save(wanted, kept, options, folder / name)
+    database = store or folder / f"{name}.sqlite"
+    if report_only and not database.is_file():
+        raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
+    results = Store(require_writable(database))
+    ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
+    page = save(selected, results, options, folder / name)
     if as_json:
-        cells = len(wanted.cells(options))
-        found = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
-        print_json("study", name=name, store=place, output=page, cells=cells, **found)
+        cells = len(selected.cells(options))
+        summary = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
+        print_json("study", name=name, store=database, output=page, cells=cells, **summary)
         return
     if not quiet:
         print(f"Written: {page}")
 
 
-def _parsed(words: list[str]) -> tuple[bool, str]:
-    only = words[0] == "report"
-    rest = words[1:] if only else words
-    if len(rest) != 1:
-        raise ValueError(f"wanted one study of {', '.join(NAMES)}, got {' '.join(rest) or 'none'}")
-    return only, o.known("study", NAMES, rest[0])
+def _parse(words: list[str]) -> tuple[bool, str]:
+    report_only = words[0] == "report"
+    names = words[1:] if report_only else words
+    if len(names) != 1:
+        raise ValueError(f"wanted one study of {', '.join(NAMES)}, got {' '.join(names) or 'none'}")
+    return report_only, o.require_name("study", NAMES, names[0])
 
 
-def _run(wanted: Study, kept: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool) -> Ran:
+def _run(study: Study, store: Store, options: Options, workers: int | None, cluster: str | None, quiet: bool) -> Ran:
     from trueup.study import executor_for, run
 
     where = cluster or ("none" if workers == 1 else "processes" if workers is None else f"processes:{workers}")
     with executor_for(where) as executor:
-        ran = run(wanted, kept, options=options, executor=executor, progress=not quiet)
+        ran = run(study, store, options=options, executor=executor, progress=not quiet)
     if not quiet:
         print_stderr(
-            f"{ran.finished} cells run, {ran.kept} there already, {len(ran.failed)} failed, {ran.seconds:.0f} s"
+            f"{ran.finished} cells run, {ran.kept} already there, {len(ran.failed)} failed, {ran.seconds:.0f} s"
         )
         for error in sorted(set(ran.failed.values())):
             print_stderr(f"warning: failed: {error}")
     return ran
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
+def register(app: typer.Typer) -> None:
+    """Add the verb to the application."""
     app.command(
         rich_help_panel="Studies",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup study neural-clamping",
             "trueup study post-hoc --data-dir logits --workers 2 -o results",
             "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",

@@ -9,105 +9,110 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli import resolve as made
-from trueup.cli.errors import print_stderr, silence_warnings
-from trueup.cli.output import plain, print_json, print_remarks, print_table
+from trueup.cli import resolve
+from trueup.cli.errors import print_stderr
+from trueup.cli.output import print_json, print_remarks, print_table, to_json
 from trueup.core.formatting import format_number
-
-TRAIN = "trueup.training.loop:train"
-DATA = "trueup.training.data:load_data"
+from trueup.core.warning_capture import silence_warnings
 
 
 def train(
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the results go.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the results.")],
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="NAME", help=o.help_of("Data set; `trueup datasets` lists them", DATA, "name")),
+        typer.Option("--data", metavar="NAME", help="Data set; `trueup datasets` lists them (default digits)."),
     ] = None,
     network: o.Network = "cnn",
     loss: o.Loss = "cross_entropy",
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Times through the training part.")] = 20,
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", help=o.help_of("Rows a step", TRAIN, "batch"))
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Number of epochs.")] = 20,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "--batch", metavar="N", help="Rows in a batch (default 128).")
     ] = None,
     optimiser: Annotated[
-        str | None, typer.Option("--optimiser", metavar="sgd|adamw", help=o.help_of("Optimiser", TRAIN, "optimiser"))
+        str | None, typer.Option("--optimiser", metavar="sgd|adamw", help="Optimiser (default sgd).")
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="X", help=o.help_of("Learning rate", TRAIN, "rate"))
+    lr: Annotated[
+        float | None, typer.Option("--lr", "--rate", metavar="X", help="Learning rate (default 0.1).")
     ] = None,
-    decay: Annotated[
-        float | None, typer.Option("--decay", metavar="X", help=o.help_of("Weight decay", TRAIN, "decay"))
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", "--decay", metavar="X", help="Weight decay (default 0.0001).")
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
-            "--schedule", metavar="constant|cosine|steps", help=o.help_of("How the rate falls", TRAIN, "schedule")
+            "--schedule", metavar="constant|cosine|steps", help="Schedule of the learning rate (default cosine)."
         ),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option("--patience", metavar="N", help="Stop when the validation loss has not fallen for N epochs."),
+        typer.Option("--patience", metavar="N", help="Stop if the validation loss has not fallen for N epochs."),
     ] = None,
-    augment: Annotated[bool, typer.Option("--augment", help="Mirror and shift the training images.")] = False,
+    augment: Annotated[bool, typer.Option("--augment", help="Flip and shift the training images at random.")] = False,
     data_dir: o.DataFolder = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=o.help_of("Seed", TRAIN, "seed"))] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")] = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Train a network, look at its calibration after each epoch, and keep its logits for `report` and `fit`.
+    """Train a network, measure its calibration after each epoch, and save its logits for `report` and `fit`.
 
-    The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. A run that was stopped goes on
-    where its last epoch ended when the same command is given again.
+    The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. If a run was stopped, the same
+    command resumes it after its last epoch.
     """
     from trueup.io.atomic import atomic_write, require_writable_folder
     from trueup.registry import LOSSES, NETWORKS
 
-    o.known("network", NETWORKS, network)
-    o.known("loss", LOSSES, loss)
+    o.require_name("network", NETWORKS, network)
+    o.require_name("loss", LOSSES, loss)
     require_writable_folder(folder)
     from safetensors.torch import save_file
 
     from trueup.io.predictions import Predictions, save
+    from trueup.models.networks import build_network, network_options
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
-    from trueup.training.loop import train as trained_by
+    from trueup.training.loop import train as train_network
 
     if data is not None:
-        o.known("data set", DATASETS, data)
-    rows = load_data(**o.given(name=data, data_dir=data_dir, seed=seed))
-    model, told = made.network_for(rows, network, seed or 0)
-    options = o.given(
-        batch=batch, optimiser=optimiser, rate=rate, decay=decay, schedule=schedule, patience=patience, seed=seed
-    )
+        o.require_name("data set", DATASETS, data)
+    dataset = load_data(**o.drop_unset(name=data, data_dir=data_dir, seed=seed))
+    if dataset.kind not in ("image", "text"):
+        raise ValueError(f"train takes images or texts of several classes, got {dataset.name}, which is {dataset.kind}")
+    network_keywords = network_options(network, dataset, seed=seed or 0)
+    model = build_network(network, network_keywords, normalisation=dataset.normalisation)
+    options = o.drop_unset(
+        batch=batch_size, optimiser=optimiser, rate=lr, decay=weight_decay, schedule=schedule, patience=patience,
+        seed=seed,
+    )  # fmt: skip
     run = {
-        "data": rows.name,
+        "data": dataset.name,
         "loss": loss,
         "epochs": epochs,
         "augment": augment,
         "seed": seed,
-        **told,
+        "network": network,
+        "options": network_keywords,
+        "normalisation": dataset.normalisation,
         "train": options,
     }
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
-        begun = made.run_in(folder)
-        if begun != plain({"schema": begun["schema"], **run}):
+        started = resolve.read_run(folder)
+        if started != to_json({"schema": started["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
         if not quiet:
-            print_stderr(f"going on from {checkpoint}")
-    made.write_json(folder / made.RUN, run)
-    with silence_warnings(quiet):
-        done = trained_by(
-            model, rows, LOSSES[loss](), epochs, **options, augment=flip_and_crop if augment else None,
+            print_stderr(f"resuming from {checkpoint}")
+    resolve.write_json(folder / resolve.RUN, run)
+    with silence_warnings(enabled=quiet):
+        trained = train_network(
+            model, dataset, LOSSES[loss](), epochs, **options, augment=flip_and_crop if augment else None,
             checkpoint=checkpoint, progress=not quiet,
         )  # fmt: skip
-    with atomic_write(folder / made.WEIGHTS) as (draft,):
-        save_file({name: tensor.cpu().contiguous() for name, tensor in done.model.state_dict().items()}, draft)
-    history = [asdict(epoch) for epoch in done.history.epochs]
-    made.write_json(folder / "history.json", {"epochs": history})
-    for name, half in (("val", done.val), ("test", done.test)):
+    with atomic_write(folder / resolve.WEIGHTS) as (draft,):
+        save_file({name: tensor.cpu().contiguous() for name, tensor in trained.model.state_dict().items()}, draft)
+    history = [asdict(epoch) for epoch in trained.history.epochs]
+    resolve.write_json(folder / "history.json", {"epochs": history})
+    for name, half in (("val", trained.val), ("test", trained.test)):
         if isinstance(half, Predictions):
             save(folder / f"{name}.npz", half)
     checkpoint.unlink(missing_ok=True)
@@ -124,11 +129,11 @@ def train(
     print_remarks(f"Written: {folder}", f"Now: trueup report {folder}/val.npz {folder}/test.npz -o report.html")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
+def register(app: typer.Typer) -> None:
+    """Add the verb to the application."""
     app.command(
         rich_help_panel="Networks",
-        epilog=o.examples(
+        epilog=o.format_examples(
             "trueup train --data digits --network cnn --epochs 20 -o run",
             "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
         ),

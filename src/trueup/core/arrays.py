@@ -8,15 +8,15 @@ carry a valid mark are returned as they are. The caller's own arrays are never m
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
+
 Array: TypeAlias = np.ndarray | Tensor
-ArrayLike: TypeAlias = Array | Sequence[Any]
 A = TypeVar("A", np.ndarray, Tensor)
 
 FLOOR = 1e-30
@@ -275,9 +275,6 @@ class _Readable:
         self.owner = array
 
 
-_ONE_THREAD = 1 << 20
-
-
 def _check_finite(x: Tensor, name: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
@@ -285,7 +282,7 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
     # then the exact check decides.) A sum of half precision would overflow, or be made of a copy in float32.
     if not x.numel():
         return x
-    if x.device.type == "cpu" and x.numel() <= _ONE_THREAD and not _is_half(x.dtype):
+    if x.device.type == "cpu" and x.numel() <= chunks.ONE_THREAD and not _is_half(x.dtype):
         with np.errstate(all="ignore"):  # where other work keeps the cores, waking them takes longer than the sum
             finite = bool(np.isfinite(x.numpy().sum()))
     else:

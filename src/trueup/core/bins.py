@@ -16,6 +16,7 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
+from trueup.core import onnx_ops
 from trueup.core.arrays import as_tensors, as_vector, upcast_half
 from trueup.core.native import count_below
 from trueup.core.row_scores import ClassCells, score_rows_and_classes, top_label_tally
@@ -96,6 +97,34 @@ def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float =
 def bin_index(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
     """The bin of each value, 0..B−1; exact at the edges."""
     return count_below(cut_points(edges, closed=closed, rounding=rounding), values)
+
+
+def tensor_bin_index(values: Tensor, edges: Tensor, *, rounding: float = 0.0) -> Tensor:
+    """The right-closed bin of each value of a tensor, by operations that ONNX has."""
+    return onnx_ops.count_below(edges[1:-1] * (1 + _SLACK * rounding), values)
+
+
+def equal_mass_index(values: np.ndarray, bins: int) -> np.ndarray:
+    """The equal-mass bin of each positive value, of any range; equal values are never parted.
+
+    >>> equal_mass_index(np.array([3.0, 1.0, 8.0, 2.0]), 2)
+    array([1, 0, 1, 0])
+    """
+    part = values / values.max(initial=np.finfo(np.float64).tiny)  # in [0, 1], where bins know what rounding is
+    return bin_index(part, equal_mass(part, bins))
+
+
+def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each value among bins of equal width between the least and the greatest.
+
+    >>> equal_width_index(np.array([3.0, 1.0, 9.0, 2.0]), 2)
+    array([0, 0, 1, 0])
+    """
+    edges = equal_width(bins)
+    eps, least, greatest = np.finfo(np.float64).eps, values.min(initial=np.inf), values.max(initial=0.0)
+    if greatest - least <= _SLACK * eps * greatest:  # constant but for rounding, which must not fill bins of its own
+        return np.zeros(len(values), dtype=np.int64)
+    return bin_index((values - least) / (greatest - least), edges, rounding=eps)
 
 
 @dataclass(frozen=True, eq=False)

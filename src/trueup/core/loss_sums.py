@@ -1,4 +1,4 @@
-"""Losses of temperature and vector scaling, summed over the rows with their derivatives, in one pass."""
+"""Losses with their derivatives: the focal loss of a row, and sums over the rows of what scaling minimises."""
 
 from __future__ import annotations
 
@@ -10,9 +10,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import native
+from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
-from trueup.core.native import CHUNK, address, double, in_threads
+from trueup.core.native import double, in_threads
+
+_LEAST_REST = 1e-12
+"""The least 1 − p that is raised to a power: of a power below 1 the slope has no bound at 0."""
+
+
+def label_rest(log_p: Tensor) -> Tensor:
+    """1 − p of log-probabilities without cancellation, never quite 0."""
+    return (-torch.expm1(log_p)).clamp(min=_LEAST_REST)
+
+
+def focal_loss(log_p: Tensor, gamma: float, *, detach_weight: bool = False) -> Tensor:
+    """The focal loss −(1 − p)^γ ln p of the labels' log-probabilities; with γ = 0 the cross-entropy.
+
+    With `detach_weight` no gradient flows through (1 − p)^γ.
+
+    >>> f"{focal_loss(torch.tensor(0.5).log(), 1.0):.4f}"
+    '0.3466'
+    """
+    weight = label_rest(log_p).pow(gamma)
+    return -(weight.detach() if detach_weight else weight) * log_p
+
+
+def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
+
+    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
+
+    >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
+    0.8466 -0.6534
+    """
+    p, rest, safe = log_p.exp(), -torch.expm1(log_p), label_rest(log_p)
+    ratio = torch.where(rest > _LEAST_REST, -p * log_p / safe, torch.ones_like(p))
+    weight = rest**gamma * (1 + gamma * ratio)
+    turn = -gamma * safe ** (gamma - 1) * p * (2 + log_p + (gamma - 1) * ratio)
+    return weight, turn if gamma else torch.zeros_like(p)
 
 
 def temperature_sums(logits: Tensor, labels: Tensor, beta: float, *, quick: bool = False) -> tuple[float, float, float]:
@@ -24,13 +59,8 @@ def temperature_sums(logits: Tensor, labels: Tensor, beta: float, *, quick: bool
     if not native.usable(logits):
         return _torch_temperature(logits, labels, beta)
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
-        return [
-            native.compiled.run_temperature(
-                chunk.data_ptr(), chunk.dtype == torch.float64, y.data_ptr() + 8 * at, *chunk.shape, beta, quick
-            )
-            for at, chunk in chunks
-        ]
+    def part(parts: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
+        return [native.temperature_pass(chunk, y[at:], beta, quick=quick) for at, chunk in parts]
 
     sums = chain.from_iterable(in_threads(logits, part))
     value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
@@ -55,22 +85,12 @@ def vector_sums(
     if not native.usable(logits):
         return _torch_vector(logits, labels, weight, bias, scale, shift)
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros(1 + 2 * logits.shape[1])
-        for at, chunk in chunks:
-            native.compiled.run_vector(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                y.data_ptr() + 8 * at,
-                *chunk.shape,
-                address(weight),
-                address(bias),
-                scale,
-                0 if shift is None else address(shift, at),
-                address(mine),
-                quick,
-            )
-        return mine
+    def part(parts: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        sums = np.zeros(1 + 2 * logits.shape[1])
+        for at, chunk in parts:
+            shifts = None if shift is None else shift[at:]
+            native.vector_pass(chunk, y[at:], weight, bias, shifts, sums, scale=scale, quick=quick)
+        return sums
 
     total: np.ndarray = sum(in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
     return total
@@ -81,13 +101,12 @@ def _torch_vector(
 ) -> np.ndarray:
     classes = logits.shape[1]
     total = np.zeros(1 + 2 * classes)
-    step = max(1, CHUNK // classes)
     w, b = (torch.from_numpy(v).to(upcast_half(logits[:0])) for v in (weight, bias))
-    for start in range(0, len(logits), step):
-        u = scale * upcast_half(logits[start : start + step])
+    for rows in chunks.row_chunks(len(logits), classes, chunks.CACHE):
+        u = scale * upcast_half(logits[rows])
         if shift is not None:
-            u = u - torch.from_numpy(shift[start : start + step]).to(u)[:, None]
-        label = labels[start : start + step, None]
+            u = u - torch.from_numpy(shift[rows]).to(u)[:, None]
+        label = labels[rows, None]
         log_q = torch.log_softmax(u * w + b, dim=1)
         residual = torch.exp(log_q)
         residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
@@ -99,11 +118,10 @@ def _torch_vector(
 
 def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
     value = slope = curvature = 0.0
-    step = max(1, CHUNK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        z = upcast_half(logits[start : start + step])
+    for rows in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+        z = upcast_half(logits[rows])
         z = z - z.max(dim=1, keepdim=True).values
-        label = z.gather(1, labels[start : start + step, None])[:, 0]
+        label = z.gather(1, labels[rows, None])[:, 0]
         log_p = beta * z
         log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)
         p = torch.exp(log_p - log_sum)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import upcast_half
 
 compiled: Any
@@ -24,10 +25,7 @@ try:
 except ImportError:
     compiled = None
 
-CHUNK = 1 << 18
-"""Numbers a chunk where a copy is needed: small enough for the second-level cache."""
-_FEW_NUMBERS = 1 << 21  # and this many where the work is a chain of small steps
-_ONE_THREAD = 1 << 20  # below this many numbers, waking a second core costs more than it saves
+_FEW_NUMBERS = 1 << 21  # up to so many one thread is faster where the work is a chain of small steps
 
 
 def usable(logits: Tensor) -> bool:
@@ -39,13 +37,13 @@ T = TypeVar("T")
 
 
 def in_threads(
-    logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, most: int | None = None
+    logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, max_threads: int | None = None
 ) -> Iterator[T]:
     """Call `part` with the chunks of a share of the rows, on as many threads as torch uses, or at most so many."""
-    workers = 1 if logits.numel() < _ONE_THREAD else max(1, torch.get_num_threads())
-    workers = workers if most is None else min(workers, most)
+    workers = 1 if logits.numel() < chunks.ONE_THREAD else max(1, torch.get_num_threads())
+    workers = workers if max_threads is None else min(workers, max_threads)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
-    shares = [contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
+    shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
     results: list[Any] = [None] * workers
     errors: list[BaseException] = []
 
@@ -67,7 +65,7 @@ def in_threads(
     yield from results
 
 
-def contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
     """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
 
     They come whole if they are that already, else copied a chunk at a time.
@@ -75,9 +73,8 @@ def contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[i
     if logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64):
         yield start, logits[start:stop]
         return
-    step = max(1, CHUNK // logits.shape[1])
-    for at in range(start, max(stop, start + 1), step):
-        yield at, upcast_half(logits[at : min(at + step, stop)]).contiguous()
+    for rows in chunks.row_chunks(stop, logits.shape[1], chunks.CACHE, start=start):
+        yield rows.start, upcast_half(logits[rows]).contiguous()
 
 
 @contextmanager
@@ -101,14 +98,91 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
     """How many of the sorted cuts lie below each value."""
     if compiled is None or not (values.flags.c_contiguous and values.dtype == np.float64):
         return np.searchsorted(cuts, values, side="left")
-    found = np.empty(len(values), np.int64)
-    compiled.run_locate(address(values), len(values), address(cuts), len(cuts), address(found))
-    return found
+    count = np.empty(len(values), np.int64)
+    compiled.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(count))
+    return count
 
 
-def address(array: np.ndarray, row: int = 0) -> int:
-    """Where a row of eight-byte numbers lies."""
-    return int(array.ctypes.data) + 8 * row
+def score_pass(
+    logits: Tensor,
+    labels: Tensor | None,
+    scores: Sequence[np.ndarray],
+    group: np.ndarray,
+    cuts: np.ndarray | None,
+    sums: Sequence[np.ndarray],
+    *,
+    hash_groups: bool,
+    quick: bool,
+    beta: float,
+) -> None:
+    """Score contiguous rows of softmax(βz) and add their class-wise sums; arrays of results are written to.
+
+    `scores` are confidence, predicted class, NLL, Brier score, entropy and probability of the label; `sums` are the
+    counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`.
+    """
+    compiled.run_pass(
+        _address(logits),
+        logits.dtype == torch.float64,
+        *logits.shape,
+        len(sums[0]),
+        len(sums[2]),
+        hash_groups,
+        quick,
+        beta,
+        _address(labels),
+        *map(_address, scores),
+        _address(cuts),
+        _address(group),
+        *(0 if cuts is None else _address(array) for array in sums),
+    )
+
+
+def tally_pass(logits: Tensor, labels: Tensor, cuts: np.ndarray, sums: np.ndarray) -> None:
+    """Add count, confidence and hits of the predicted class of contiguous rows to sums (3, bins)."""
+    is_double, bins = logits.dtype == torch.float64, len(cuts) + 1
+    compiled.run_top(_address(logits), is_double, _address(labels), *logits.shape, _address(cuts), bins, _address(sums))
+
+
+def temperature_pass(logits: Tensor, labels: Tensor, beta: float, *, quick: bool) -> tuple[float, float, float]:
+    """The loss of softmax(βz) summed over contiguous rows, and its first two derivatives in β."""
+    is_double = logits.dtype == torch.float64
+    sums: tuple[float, float, float] = compiled.run_temperature(
+        _address(logits), is_double, _address(labels), *logits.shape, beta, quick
+    )
+    return sums
+
+
+def vector_pass(
+    logits: Tensor,
+    labels: Tensor,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    shift: np.ndarray | None,
+    sums: np.ndarray,
+    *,
+    scale: float,
+    quick: bool,
+) -> None:
+    """Add the loss of softmax(w ⊙ (scale·z − shift) + b) of contiguous rows and its gradient to sums (1 + 2K,)."""
+    compiled.run_vector(
+        _address(logits),
+        logits.dtype == torch.float64,
+        _address(labels),
+        *logits.shape,
+        _address(weight),
+        _address(bias),
+        scale,
+        _address(shift),
+        _address(sums),
+        quick,
+    )
+
+
+def _address(array: np.ndarray | Tensor | None) -> int:
+    """Where an array begins in memory; 0 of none."""
+    if array is None:
+        return 0
+    return array.data_ptr() if isinstance(array, Tensor) else int(array.ctypes.data)
 
 
 def double(x: Tensor) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +27,12 @@ class Certificate:
 
 class FitError(ValueError):
     """A fit that did not end at a minimum; the message names the cause."""
+
+
+def warn_at_bound(name: str, value: float, reason: str = "", *, stacklevel: int = 2) -> None:
+    """Warn that a search stopped at a bound of its parameter, and why; `stacklevel` counts from the caller."""
+    because = f": {reason}" if reason else ""
+    warnings.warn(f"{name} stopped at its bound, {value:.3g}{because}", stacklevel=stacklevel + 1)
 
 
 def newton(

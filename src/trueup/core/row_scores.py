@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import native
+from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
-from trueup.core.native import CHUNK, address, double, in_threads
+from trueup.core.native import double, in_threads
 from trueup.core.splits import hash_folds
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
@@ -115,15 +115,11 @@ def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndar
         return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
     y = labels.contiguous()
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> np.ndarray:
-        mine = np.zeros((3, bins))
-        for at, chunk in chunks:
-            double_in = chunk.dtype == torch.float64
-            label = y.data_ptr() + 8 * at
-            native.compiled.run_top(
-                chunk.data_ptr(), double_in, label, *chunk.shape, address(cuts), bins, address(mine)
-            )
-        return mine
+    def part(parts: Iterator[tuple[int, Tensor]]) -> np.ndarray:
+        sums = np.zeros((3, bins))
+        for at, chunk in parts:
+            native.tally_pass(chunk, y[at:], cuts, sums)
+        return sums
 
     return sum(in_threads(logits, part), start=np.zeros((3, bins)))
 
@@ -142,6 +138,16 @@ def log_sum_exp(logits: Tensor) -> np.ndarray:
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
     return double(top) - np.log(confidence)
+
+
+def class_probs(logits: Tensor) -> Iterator[tuple[int, np.ndarray]]:
+    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
+    confidence, predicted = confidences(logits)
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
+    scale = torch.from_numpy(confidence)
+    for classes in chunks.row_chunks(logits.shape[1], len(logits), chunks.BLOCK):
+        shifted = logits[:, classes].double().T - top
+        yield classes.start, (shifted.cpu().exp_() * scale).contiguous().numpy()
 
 
 def _run(
@@ -163,44 +169,34 @@ def _native_pass(
     classes = logits.shape[1]
     y = None if labels is None else labels.contiguous()
 
-    def part(chunks: Iterator[tuple[int, Tensor]]) -> _Sums:
-        mine = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
-        for at, chunk in chunks:
-            native.compiled.run_pass(
-                chunk.data_ptr(),
-                chunk.dtype == torch.float64,
-                len(chunk),
-                classes,
-                mine.counts.shape[0],
-                mine.gap.shape[0],
-                cells is not None and cells.group is None,
-                how.quick,
-                how.beta,
-                0 if y is None else y.data_ptr() + 8 * at,
-                address(scored.confidence, at),
-                address(scored.predicted, at),
-                address(scored.nll, at),
-                address(scored.brier, at),
-                address(scored.entropy, at),
-                address(scored.label_prob, at),
-                0 if cells is None else address(cells.cuts),
-                address(scored.group, at),
-                *(0 if cells is None else address(array) for array in mine),
+    results = scored.confidence, scored.predicted, scored.nll, scored.brier, scored.entropy, scored.label_prob
+
+    def part(parts: Iterator[tuple[int, Tensor]]) -> _Sums:
+        own = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        for at, chunk in parts:
+            native.score_pass(
+                chunk,
+                None if y is None else y[at:],
+                [column[at:] for column in results],
+                scored.group[at:],
+                None if cells is None else cells.cuts,
+                own,
+                hash_groups=cells is not None and cells.group is None,
+                quick=how.quick,
+                beta=how.beta,
             )
-        return mine
+        return own
 
     # Each thread has sums of its own: with many classes let few threads hold them.
-    for mine in in_threads(logits, part, most=max(2, _SUMS // max(sums.gap.size, 1))):
-        sums.add(mine)
+    for own in in_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
+        sums.add(own)
 
 
 def _torch_pass(
     logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
 ) -> None:
-    step = max(1, CHUNK // logits.shape[1])
-    for start in range(0, len(logits), step):
-        z = how.beta * upcast_half(logits[start : start + step])
-        at = slice(start, start + len(z))
+    for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+        z = how.beta * upcast_half(logits[at])
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]
         e = torch.exp(shifted)

@@ -1,9 +1,9 @@
-"""Which calibrators leave torch: each is exported with a free number of rows, run outside, and compared.
+"""Export to `torch.export` and ONNX: which calibrators can be exported, and how far their outputs differ there.
 
     python -m trueup.integrations.onnx
 
-prints the table of all methods. A calibrated network is an `nn.Module` like any other, so exporting one needs nothing
-of this: `torch.onnx.export(nn.Sequential(network, calibrator), …, dynamo=True)`.
+prints the table of all methods. A calibrated network is an `nn.Module`, so exporting one does not need this module:
+`torch.onnx.export(nn.Sequential(network, calibrator), …, dynamo=True)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import copy
 import io
 import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,54 +20,57 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
+
+__all__ = ["TOLERANCE", "check_export", "export_table"]
 
 TOLERANCE = 1e-5
 """By how much an exported calibrator may differ: relative for logits above 1, absolute below."""
 
 
-def exportable(module: nn.Module, logits: Tensor) -> dict[str, float | str]:
-    """Try each way out of torch on a module of one input: by how much its outputs differ there, or why it cannot go.
+def check_export(module: nn.Module, logits: Tensor) -> dict[str, float | str]:
+    """Export a module of one input with each exporter: the largest difference of its outputs, or why it failed.
 
-    The number of rows is left free: the module is exported with a few of the rows, and run with all of them.
+    The number of rows is dynamic: the module is exported with a few of the rows, and run with all of them.
 
     >>> from trueup.calibrators.temperature import Temperature
-    >>> ways = exportable(Temperature(2.0), torch.eye(5))
-    >>> ways["torch.export"]
+    >>> differences = check_export(Temperature(2.0), torch.eye(5))
+    >>> differences["torch.export"]
     0.0
     """
-    module = copy.deepcopy(module).eval()  # the caller's stays in its mode
+    module = copy.deepcopy(module).eval()  # the caller's keeps its mode
     with torch.no_grad():
         expected = module(logits)
-    found: dict[str, float | str] = {}
-    for way, run in WAYS.items():
+    differences: dict[str, float | str] = {}
+    for name, run in EXPORTERS.items():
         try:
-            with _quietly():
-                found[way] = _difference(run(module, logits), expected)
+            with _quiet_exporters():
+                differences[name] = _difference(run(module, logits), expected)
         except Exception as error:  # an exporter raises anything
-            found[way] = _reason(error)
-    return found
+            differences[name] = _reason(error)
+    return differences
 
 
-def table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """A row of Markdown for each method, fitted to drawn data: where it can be exported to, and how far it is off."""
-    logits, labels = _drawn()
-    lines = [f"| method | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
+def export_table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str:
+    """A Markdown table of methods, fitted to simulated data: which exporters work, and how far the outputs differ."""
+    logits, labels = _simulate()
+    lines = [f"| method | {' | '.join(EXPORTERS)} |", f"|---|{'---|' * len(EXPORTERS)}"]
     for name, fit in (methods or METHODS).items():
-        ways = exportable(fit(logits, labels), logits)
-        cells = (_cell(ways[way]) for way in WAYS)
+        differences = check_export(fit(logits, labels), logits)
+        cells = (_cell(differences[exporter]) for exporter in EXPORTERS)
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _by_torch(module: nn.Module, logits: Tensor) -> Tensor:
+def _run_torch_export(module: nn.Module, logits: Tensor) -> Tensor:
     few, shapes = _example(logits)
     program = torch.export.export(module, few, dynamic_shapes=shapes)
     result: Tensor = program.module()(logits)
     return result
 
 
-def _by_onnx(module: nn.Module, logits: Tensor) -> Tensor:
+def _run_onnx(module: nn.Module, logits: Tensor) -> Tensor:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401, the exporter needs it
@@ -90,20 +92,20 @@ def _by_onnx(module: nn.Module, logits: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {"logits": logits.numpy()})[0])
 
 
-WAYS: Mapping[str, Callable[[nn.Module, Tensor], Tensor]] = {"torch.export": _by_torch, "ONNX": _by_onnx}
+EXPORTERS: Mapping[str, Callable[[nn.Module, Tensor], Tensor]] = {"torch.export": _run_torch_export, "ONNX": _run_onnx}
 
 
 def _example(logits: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
     return (logits[:3].clone(),), ({0: torch.export.Dim("rows")},)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        raise ValueError(f"wanted {tuple(expected.shape)} {expected.dtype}, got {tuple(found.shape)} {found.dtype}")
-    return float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
+def _difference(output: Tensor, expected: Tensor) -> float:
+    if output.shape != expected.shape or output.dtype != expected.dtype:
+        raise ValueError(f"wanted {tuple(expected.shape)} {expected.dtype}, got {tuple(output.shape)} {output.dtype}")
+    return float(((output - expected).abs() / expected.abs().clamp(min=1)).max())
 
 
-def _drawn(rows: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:
+def _simulate(rows: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(rows, classes)) * 2
     y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -125,18 +127,17 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """The exporters warn and log about themselves (deprecations inside torch, packages that are not installed)."""
+def _quiet_exporters() -> Iterator[None]:
+    """Without what the exporters warn and log of themselves: deprecations inside torch, missing packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silence_warnings():
             yield
     finally:
         log.setLevel(level)
 
 
 if __name__ == "__main__":
-    print(table())
+    print(export_table())

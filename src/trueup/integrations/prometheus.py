@@ -1,4 +1,4 @@
-"""A monitor's figures in the text format that Prometheus reads, through its client library."""
+"""The metrics of monitors in the text format of Prometheus, through its client library."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from trueup.monitor.monitor import Monitor
 
+__all__ = ["Collector", "prometheus_text"]
+
 GAUGES = {
     "rows": "Predictions seen",
-    "accuracy": "Share of right predictions",
+    "accuracy": "Share of correct predictions",
     "confidence": "Mean confidence",
     "nll": "Mean negative log-likelihood",
     "ece": "Expected calibration error",
-    "evidence": "Wealth of those who bet against calibration; 1/alpha is proof",
+    "evidence": "E-value against calibration; the alarm is at 1/alpha",
     "p_value": "Anytime-valid p-value of calibration",
 }
 SPANS = {"": "all", "recent_": "window", "fading_": "fading"}
 
 
 class Collector:
-    """What a registry of the client library asks; one monitor a name."""
+    """A collector for the client library's registry: monitors by name."""
 
     def __init__(self, monitors: Mapping[str, Monitor]) -> None:
         self._monitors = monitors
@@ -39,14 +41,14 @@ class Collector:
                     if value is not None:
                         family.add_metric([name, span], value)
             yield family
-        alarm = GaugeMetricFamily("trueup_alarm", "1 once the alarm was raised", labels=["monitor"])
+        alarm = GaugeMetricFamily("trueup_alarm", "1 if the alarm was raised, else 0", labels=["monitor"])
         for name, state in states.items():
             alarm.add_metric([name], float(state.alarm is not None))
         yield alarm
 
 
 def prometheus_text(monitors: Mapping[str, Monitor], *more: Any) -> bytes:
-    """What `/metrics` answers; `more` are other collectors of the client library.
+    """The text of `/metrics`; `more` are other collectors of the client library.
 
     >>> text = prometheus_text({"net": Monitor(2)}).decode()
     >>> 'trueup_alarm{monitor="net"} 0.0' in text

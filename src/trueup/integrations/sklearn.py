@@ -1,8 +1,7 @@
-"""Calibrators as scikit-learn estimators: of scores that are there already, and around a classifier that gives them."""
+"""Calibrators as scikit-learn estimators: of scores, and of a classifier that gives them."""
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from scipy.special import log_softmax, softmax
 
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import from_binary, from_probs
+from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
 
 try:
@@ -24,42 +24,44 @@ try:
 except ImportError:
     raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
 
+__all__ = ["CalibratedClassifier", "LogitCalibrator"]
 
-class _Calibrated(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What follows from calibrated logits."""
+
+class _CalibratedBase(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Predictions that follow from calibrated logits."""
 
     classes_: np.ndarray
 
     @abstractmethod
-    def _calibrated(self, X: Any) -> np.ndarray:
+    def _calibrated_logits(self, X: Any) -> np.ndarray:
         """Calibrated logits, a column for each class."""
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated probabilities, a column for each of `classes_`."""
-        return softmax(self._calibrated(X), axis=1)
+        return softmax(self._calibrated_logits(X), axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Their logarithms."""
-        return log_softmax(self._calibrated(X), axis=1)
+        return log_softmax(self._calibrated_logits(X), axis=1)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Calibrated logits, a column for each of `classes_`; for two classes the second's less the first's, (n,)."""
-        z = self._calibrated(X)
+        z = self._calibrated_logits(X)
         return z[:, 1] - z[:, 0] if z.shape[1] == 2 else z
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of the largest probability; of equal ones the first."""
-        best = self._calibrated(X).argmax(axis=1)  # what is not fitted says so before it is asked for its classes
+        best = self._calibrated_logits(X).argmax(axis=1)  # first: an estimator that is not fitted has no classes_
         return self.classes_[best]
 
 
-class LogitCalibrator(_Calibrated):
-    """Calibrate scores: X holds a classifier's logits (with `input="probs"` its probabilities), a column a class.
+class LogitCalibrator(_CalibratedBase):
+    """Calibrate scores: X holds a classifier's logits, one column for each class.
 
-    One column is a binary score: the log-odds of the second class, or its probability. y holds labels of any kind; the
-    columns belong to them in sorted order, or to `classes` where y may lack some. `method` is a name of `METHODS` or a
-    function of (logits, labels) that returns a calibrator; `options` are its keywords. What was fitted is
-    `calibrator_`.
+    With `input="probs"` it holds probabilities. A single column is a binary score: the log-odds of the second class, or
+    its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `classes` where
+    y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
+    `options` are its keyword arguments. The fitted calibrator is `calibrator_`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -89,14 +91,14 @@ class LogitCalibrator(_Calibrated):
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         check_classification_targets(y)
         z = self._logits(X)
-        self.classes_, labels = _encoded(column_or_1d(y), self.classes, z.shape[1])
-        self.calibrator_ = _fitted(self.method, self.options, z, labels)
+        self.classes_, labels = _encode(column_or_1d(y), self.classes, z.shape[1])
+        self.calibrator_ = _fit(self.method, self.options, z, labels)
         return self
 
-    def _calibrated(self, X: Any) -> np.ndarray:
+    def _calibrated_logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return _mapped(self.calibrator_, self._logits(X))
+        return _apply(self.calibrator_, self._logits(X))
 
     def _logits(self, X: np.ndarray) -> np.ndarray:
         if self.input == "logits":
@@ -106,8 +108,8 @@ class LogitCalibrator(_Calibrated):
         raise ValueError(f'input must be "logits" or "probs", got {self.input!r}')
 
 
-class CalibratedClassifier(MetaEstimatorMixin, _Calibrated):  # type: ignore[misc]
-    """Calibrate a classifier on rows it has not seen: one calibrator is fitted to its cross-validated scores.
+class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore[misc]
+    """Calibrate a classifier on rows that it has not seen: one calibrator is fitted to its cross-validated scores.
 
     The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. The classifier
     that predicts, `estimator_`, is then fitted to all rows. For one that is fitted already, pass
@@ -143,7 +145,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _Calibrated):  # type: ignore[mis
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the calibrator to scores of rows left out, then the classifier to all rows."""
+        """Fit the calibrator to held-out scores, then the classifier to all rows."""
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
         check_classification_targets(y)
@@ -159,17 +161,17 @@ class CalibratedClassifier(MetaEstimatorMixin, _Calibrated):  # type: ignore[mis
         scores = cross_val_predict(clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs)
         z = _scores_as_logits(scores, response, self.classes_)
         self.estimator_ = clone(self.estimator).fit(X, y)
-        self.calibrator_ = _fitted(self.method, self.options, z, labels)
+        self.calibrator_ = _fit(self.method, self.options, z, labels)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
         return self
 
-    def _calibrated(self, X: Any) -> np.ndarray:
+    def _calibrated_logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         response = _response(self.estimator_)
         scores = getattr(self.estimator_, response)(X)
-        return _mapped(self.calibrator_, _scores_as_logits(scores, response, self.classes_))
+        return _apply(self.calibrator_, _scores_as_logits(scores, response, self.classes_))
 
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
@@ -177,33 +179,33 @@ class CalibratedClassifier(MetaEstimatorMixin, _Calibrated):  # type: ignore[mis
         return tags
 
 
-def _fitted(method: Any, options: Mapping[str, Any] | None, logits: np.ndarray, labels: np.ndarray) -> Calibrator:
+def _fit(method: Any, options: Mapping[str, Any] | None, logits: np.ndarray, labels: np.ndarray) -> Calibrator:
     fit = METHODS[method] if isinstance(method, str) else method
     return partial(fit, **(options or {}))(logits, labels)
 
 
-def _mapped(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
+def _apply(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
     result: np.ndarray = calibrator(logits.astype(np.float64))
     return result
 
 
-def _encoded(y: np.ndarray, classes: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The label of each column, and y as columns' numbers."""
-    found, labels = np.unique(y, return_inverse=True)
+def _encode(y: np.ndarray, classes: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The label of each column, and y as column indices."""
+    present, labels = np.unique(y, return_inverse=True)
     if classes is None:
-        if len(found) != columns:
+        if len(present) != columns:
             raise ValueError(
                 f"X must have a column for each class in y, got {columns} columns (one for a binary score counts as 2) "
-                f"and {len(found)} classes; where y lacks classes, name those of all columns by classes=…"
+                f"and {len(present)} classes; where y lacks classes, name those of all columns by classes=…"
             )
-        return found, labels
+        return present, labels
     named = np.asarray(classes)
     if len(np.unique(named)) != columns or len(named) != columns:
         raise ValueError(f"classes must name each of the {columns} columns once, got {list(classes)}")
-    if strange := [label for label in found.tolist() if label not in named.tolist()]:
-        raise ValueError(f"y must hold the classes {named.tolist()} only, got {strange}")
+    if unknown := [label for label in present.tolist() if label not in named.tolist()]:
+        raise ValueError(f"y must hold the classes {named.tolist()} only, got {unknown}")
     order = np.argsort(named)
-    return named, order[np.searchsorted(named, found, sorter=order)][labels]
+    return named, order[np.searchsorted(named, present, sorter=order)][labels]
 
 
 def _response(estimator: Any) -> str:
@@ -216,8 +218,7 @@ def _response(estimator: Any) -> str:
 def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray) -> np.ndarray:
     z = np.asarray(scores)
     if response == "predict_proba":
-        with warnings.catch_warnings():  # zeros are ordinary in the votes of trees
-            warnings.filterwarnings("ignore", message=".*exact zeros", category=UserWarning)
+        with silence_warnings(message=".*exact zeros"):  # zeros are ordinary in the votes of trees
             z = from_probs(z)
     elif z.ndim == 1:
         z = from_binary(z)

@@ -1,4 +1,4 @@
-"""Tallies as torchmetrics: updated batch by batch, reset by epoch, added up over processes.
+"""Streaming metrics for torchmetrics: updated batch by batch, reset by epoch, summed over processes.
 
 The states are the sums of a tally, so memory does not grow with the rows, and every number is the one that
 `trueup.metrics` gives of all rows at once. Logits come first, as everywhere; probabilities go through `from_probs`,
@@ -25,6 +25,8 @@ try:
     from torchmetrics import Metric
 except ImportError:
     raise ImportError("this module needs torchmetrics: pip install 'trueup[torchmetrics]'") from None
+
+__all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
 _SETTINGS = ("edges", "bins", "closed")
 """What of a tally is not a sum, but says what is counted."""
@@ -57,7 +59,7 @@ class Streaming(Metric):
     @property
     def tally(self) -> Any:
         """The rows since the last reset as a tally: of this process, or inside `sync_context` of all."""
-        return _with(self._empty, {name: getattr(self, name).cpu().numpy() for name, _ in _sums(self._empty)})
+        return _with_sums(self._empty, {name: getattr(self, name).cpu().numpy() for name, _ in _sums(self._empty)})
 
     def _number(self, value: float) -> Tensor:
         return torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -74,14 +76,14 @@ class ECE(Streaming):
     """
 
     def __init__(self, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Bins.of(*_nothing(), bins=bins), **options)
+        super().__init__(Bins.of(*_no_rows(), bins=bins), **options)
         self.bins = bins
 
     def _of(self, logits: Any, labels: Any) -> Bins:
         return Bins.of(logits, labels, bins=self.bins)
 
     def compute(self) -> Tensor:
-        """The error of all rows; NaN of none."""
+        """The error of all rows; NaN if there are none."""
         return self._number(self.tally.ece())
 
 
@@ -95,14 +97,14 @@ class SCE(Streaming):
     """
 
     def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Bins.of(*_nothing(classes), bins=bins, classwise=True), **options)
+        super().__init__(Bins.of(*_no_rows(classes), bins=bins, classwise=True), **options)
         self.bins = bins
 
     def _of(self, logits: Any, labels: Any) -> Bins:
         return Bins.of(logits, labels, bins=self.bins, classwise=True)
 
     def compute(self) -> Tensor:
-        """The error of all rows; NaN of none."""
+        """The error of all rows; NaN if there are none."""
         return self._number(self.tally.ece())
 
 
@@ -124,7 +126,7 @@ class NLL(Streaming):
         return Mean.of(getattr(score_rows(*as_tensors(logits, labels)), self._score))
 
     def compute(self) -> Tensor:
-        """The mean over all rows; NaN of none."""
+        """The mean over all rows; NaN if there are none."""
         return self._number(self.tally.value)
 
 
@@ -153,19 +155,24 @@ class CalibrationTable(Streaming):
     higher_is_better = None
 
     def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Tally.of(*_nothing(classes), bins=bins), **options)
+        super().__init__(Tally.of(*_no_rows(classes), bins=bins), **options)
         self.bins = bins
 
     def _of(self, logits: Any, labels: Any) -> Tally:
         return Tally.of(logits, labels, bins=self.bins)
 
     def compute(self) -> dict[str, Tensor]:
-        """Every number of the table; NaN of no rows."""
+        """Every number of the table; NaN if there are no rows."""
         tally = self.tally
         return {name: self._number(tally.value(name)) for name in TABLE_METRICS}
 
 
-def _nothing(classes: int = 2) -> tuple[Tensor, Tensor]:
+def calibration_metrics(bins: int = BINS) -> dict[str, Streaming]:
+    """The metrics that are logged during training: ECE, NLL and Brier score."""
+    return {"ece": ECE(bins=bins), "nll": NLL(), "brier": Brier()}
+
+
+def _no_rows(classes: int = 2) -> tuple[Tensor, Tensor]:
     return torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
 
 
@@ -179,13 +186,13 @@ def _sums(tally: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
             yield f"{prefix}{field.name}_sum", np.asarray(value, dtype=np.float64)
 
 
-def _with(tally: Any, sums: Mapping[str, np.ndarray], prefix: str = "") -> Any:
+def _with_sums(tally: Any, sums: Mapping[str, np.ndarray], prefix: str = "") -> Any:
     """The same tally with these sums."""
     changed: dict[str, Any] = {}
     for field in fields(tally):
         value = getattr(tally, field.name)
         if is_dataclass(value):
-            changed[field.name] = _with(value, sums, f"{prefix}{field.name}_")
+            changed[field.name] = _with_sums(value, sums, f"{prefix}{field.name}_")
         elif field.name not in _SETTINGS:
             total = sums[f"{prefix}{field.name}_sum"]
             changed[field.name] = total if isinstance(value, np.ndarray) else float(total)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from trueup.core.loss_sums import label_rest
 from trueup.losses.base import Loss, per_sample
-from trueup.losses.focal import unlikelihood
 from trueup.losses.option_checks import at_least
 
 
@@ -29,8 +29,8 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     log_probs = torch.log_softmax(logits, dim=1)
     of_label = log_probs.gather(1, labels[:, None])
     below = log_probs.masked_fill(log_probs >= of_label, -math.inf).max(dim=1).values.exp()
-    nll = -of_label.squeeze(1)
-    return (unlikelihood(nll) + below).pow(gamma) * nll
+    log_p = of_label.squeeze(1)
+    return -(label_rest(log_p) + below).pow(gamma) * log_p
 
 
 class DualFocal(Loss, function=dual_focal, neutral={"gamma": 0.0}):

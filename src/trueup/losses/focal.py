@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trueup.core.loss_sums import focal_loss, label_rest
 from trueup.losses.base import Loss, per_sample
 from trueup.losses.option_checks import at_least
-
-TINY = 1e-12
-"""The least 1 − p that is raised to a power: below 1 the power's slope has no bound at 0."""
 
 
 @per_sample(gamma=at_least(0))
@@ -28,9 +26,8 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: 
     Lin et al. (2017), Focal loss for dense object detection; Mukhoti et al. (2020), Calibrating deep neural networks
     using focal loss. Wang, Feng & Zhang (2021) detach the weight.
     """
-    nll = functional.cross_entropy(logits, labels, reduction="none")
-    weight = unlikelihood(nll).pow(gamma)
-    return (weight.detach() if detach_weight else weight) * nll
+    log_p = -functional.cross_entropy(logits, labels, reduction="none")
+    return focal_loss(log_p, gamma, detach_weight=detach_weight)
 
 
 @per_sample()
@@ -48,7 +45,7 @@ def flsd53(logits: Tensor, labels: Tensor, *, detach_weight: bool = False) -> Te
     Mukhoti et al. (2020), Calibrating deep neural networks using focal loss.
     """
     nll = functional.cross_entropy(logits, labels, reduction="none")
-    rest = unlikelihood(nll)
+    rest = label_rest(-nll)
     weight = rest.pow(3) * torch.where(rest > 0.8, rest.square(), 1.0)
     return (weight.detach() if detach_weight else weight) * nll
 
@@ -59,8 +56,3 @@ class Focal(Loss, function=focal, neutral={"gamma": 0.0}):
 
 class FLSD53(Loss, function=flsd53):
     """The focal loss `flsd53` as a Module."""
-
-
-def unlikelihood(nll: Tensor) -> Tensor:
-    """1 − p_y without cancellation, never quite 0."""
-    return -torch.expm1(-nll).clamp(max=-TINY)

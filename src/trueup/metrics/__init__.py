@@ -1,48 +1,76 @@
-"""Measures of calibration, `(logits, labels, *, …) -> float`; `METRICS` maps their names to them."""
+"""Measures of calibration, `(logits, labels, *, …) -> float`; `METRICS` maps their names to them.
 
-from trueup.core.bins import Bins
-from trueup.core.tally import Mean, Tally
-from trueup.metrics.binned import (
-    ace,
-    aece,
-    ece,
-    mce,
-    overconfidence,
-    piece,
-    rmsce,
-    sce,
-    thresholded_sce,
-    uce,
-    underconfidence,
-)
-from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
-from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
-from trueup.metrics.intervals import bootstrap, paired_bootstrap
-from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
-from trueup.metrics.proper import (
-    accuracy,
-    brier,
-    brier_decomposition,
-    entropy,
-    nll,
-    normalised_entropy,
-    top_k,
-    top_label_brier,
-)
-from trueup.metrics.ranking import (
-    aupr,
-    aurc,
-    auroc,
-    eaurc,
-    fpr95,
-    ood_aupr,
-    ood_auroc,
-    ood_fpr95,
-    risk_coverage,
-)
-from trueup.metrics.regression import REGRESSION
-from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
+A metric's module is imported when the metric is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from trueup.registry import METRICS
+
+if TYPE_CHECKING:
+    from trueup.core.bins import Bins
+    from trueup.core.tally import Mean, Tally
+    from trueup.metrics.binned import (
+        ace,
+        aece,
+        ece,
+        mce,
+        overconfidence,
+        piece,
+        rmsce,
+        sce,
+        thresholded_sce,
+        uce,
+        underconfidence,
+    )
+    from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+    from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
+    from trueup.metrics.intervals import bootstrap, paired_bootstrap
+    from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
+    from trueup.metrics.proper import (
+        accuracy,
+        brier,
+        brier_decomposition,
+        entropy,
+        nll,
+        normalised_entropy,
+        top_k,
+        top_label_brier,
+    )
+    from trueup.metrics.ranking import (
+        aupr,
+        aurc,
+        auroc,
+        eaurc,
+        fpr95,
+        ood_aupr,
+        ood_auroc,
+        ood_fpr95,
+        risk_coverage,
+    )
+    from trueup.metrics.regression import REGRESSION
+    from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
+
+_MODULES = {
+    "Bins": "core.bins",
+    "Mean": "core.tally",
+    "REGRESSION": "metrics.regression",
+    "Tally": "core.tally",
+    "bootstrap": "metrics.intervals",
+    "brier_decomposition": "metrics.proper",
+    "consistency": "metrics.hypothesis_tests",
+    "ood_aupr": "metrics.ranking",
+    "ood_auroc": "metrics.ranking",
+    "ood_fpr95": "metrics.ranking",
+    "paired_bootstrap": "metrics.intervals",
+    "risk_coverage": "metrics.ranking",
+    "skce_test": "metrics.kernel",
+    "spiegelhalter": "metrics.hypothesis_tests",
+}
+"""Where the names outside `METRICS` are."""
 
 __all__ = [
     "METRICS",
@@ -96,3 +124,15 @@ __all__ = [
     "uce",
     "underconfidence",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in METRICS:
+        return METRICS[name]
+    if name in _MODULES:
+        return getattr(import_module(f"trueup.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'trueup.metrics' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *METRICS})

@@ -10,7 +10,7 @@ import torch
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
-from trueup.core.row_scores import confidences_and_hits, log_sum_exp
+from trueup.core.row_scores import class_probs, confidences_and_hits
 
 
 def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False) -> float:
@@ -93,9 +93,9 @@ def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool) -> Iterator[tupl
     if not classwise:
         yield confidences_and_hits(z, y)
         return
-    log_norm, label = log_sum_exp(z), y.cpu().numpy()
-    for k in range(z.shape[1]):  # a class at a time: memory stays at n numbers
-        yield np.exp(z[:, k].double().cpu().numpy() - log_norm), (label == k) * 1.0
+    label = y.cpu().numpy()
+    for first, probs in class_probs(z):
+        yield from ((p, (label == k) * 1.0) for k, p in enumerate(probs, first))
 
 
 def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int) -> float:

@@ -17,6 +17,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors
 from trueup.core.row_scores import score_rows
 
@@ -25,9 +26,6 @@ MEDIAN_ROWS = 1000
 
 QUADRATIC_ROWS = 4096
 """Up to this many rows the test looks at every pair, unless told otherwise."""
-
-_TILE = 1024
-"""Rows and columns of the part of the n × n matrix that is in memory at once."""
 
 
 def skce(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
@@ -230,7 +228,7 @@ class _Pairs:
 
 
 def _slices(n: int, start: int = 0) -> Iterator[slice]:
-    return (slice(first, min(first + _TILE, n)) for first in range(start, n, _TILE))
+    return chunks.row_chunks(n, 1, chunks.TILE_ROWS, start=start)
 
 
 def _probs(z: Tensor) -> Tensor:

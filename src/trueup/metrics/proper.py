@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors
-from trueup.core.bins import BINS, cut_points, equal_width, rounding_error
-from trueup.core.row_scores import RowScores, log_sum_exp, score_rows
+from trueup.core.bins import BINS, bin_index, equal_width, rounding_error
+from trueup.core.row_scores import RowScores, class_probs, score_rows
 
 
 def accuracy(logits: Any, labels: Any) -> float:
@@ -32,14 +33,13 @@ def top_k(logits: Any, labels: Any, *, k: int = 5) -> float:
     if not 1 <= k <= z.shape[1]:
         raise ValueError(f"k must lie in 1..{z.shape[1]}, got {k}")
     order = torch.arange(z.shape[1], device=z.device)
-    found = 0
-    step = max(1, (1 << 18) // z.shape[1])
-    for i in range(0, len(z), step):
-        part, label = z[i : i + step], y[i : i + step, None]
-        own = part.gather(1, label)
-        ahead = (part > own) | ((part == own) & (order < label))
-        found += int((ahead.sum(dim=1) < k).sum())
-    return found / len(z) if len(z) else float("nan")
+    hits = 0
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
+        part, label = z[rows], y[rows, None]
+        of_label = part.gather(1, label)
+        ahead = (part > of_label) | ((part == of_label) & (order < label))
+        hits += int((ahead.sum(dim=1) < k).sum())
+    return hits / len(z) if len(z) else float("nan")
 
 
 def nll(logits: Any, labels: Any) -> float:
@@ -124,24 +124,22 @@ def brier_decomposition(logits: Any, labels: Any, *, bins: int = BINS, top_label
     True
     """
     z, y = as_tensors(logits, labels)
-    edges = cut_points(equal_width(bins), rounding=rounding_error(z))
+    edges, unit = equal_width(bins), rounding_error(z)
     if top_label:
         scored = score_rows(z, y)
-        return Decomposition(*_murphy(scored.confidence, scored.correct, edges).tolist())
-    parts = np.zeros(6)
-    log_norm = log_sum_exp(z)
-    for k in range(z.shape[1]):  # a class at a time: memory stays at n numbers
-        p = np.exp(z[:, k].double().cpu().numpy() - log_norm)
-        parts += _murphy(p, (y == k).double().cpu().numpy(), edges)
+        index = bin_index(scored.confidence, edges, rounding=unit)
+        return Decomposition(*_murphy(scored.confidence, scored.correct, index).tolist())
+    parts, label = np.zeros(6), y.cpu().numpy()
+    for first, probs in class_probs(z):
+        for k, p in enumerate(probs, first):
+            parts += _murphy(p, (label == k) * 1.0, bin_index(p, edges, rounding=unit))
     return Decomposition(*parts.tolist())
 
 
-def _murphy(p: np.ndarray, hit: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    n = len(p)
-    if not n:
+def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray) -> np.ndarray:
+    if not len(p):
         return np.full(6, np.nan)
-    index = np.searchsorted(edges, p, side="left")
-    count = np.maximum(np.bincount(index, minlength=len(edges) + 1), 1)
+    count = np.maximum(np.bincount(index), 1)
     mean_p, mean_hit = (np.bincount(index, weights=w, minlength=len(count)) / count for w in (p, hit))
     base = hit.mean()
     conf, freq = mean_p[index], mean_hit[index]
@@ -163,9 +161,8 @@ def _rows(logits: Any, labels: Any) -> RowScores:
 
 def _soft(z: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log-probabilities and soft labels in float64, a chunk of rows at a time."""
-    step = max(1, (1 << 18) // z.shape[1])
-    for i in range(0, max(len(z), 1), step):
-        yield torch.log_softmax(z[i : i + step].double(), dim=1).cpu().numpy(), y[i : i + step].cpu().numpy()
+    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
+        yield torch.log_softmax(z[rows].double(), dim=1).cpu().numpy(), y[rows].cpu().numpy()
 
 
 def _mean(values: np.ndarray) -> float:

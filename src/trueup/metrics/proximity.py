@@ -8,13 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import as_matrix
 
 NEIGHBOURS = 10
 Rule = Literal["distance", "similarity"]
-
-_BLOCK = 1 << 22
-"""Distances held at once."""
 
 
 def proximity(
@@ -55,11 +53,10 @@ def closeness(x: Tensor, base: Tensor, *, neighbours: int, rule: Rule = "distanc
     Differentiable, and exportable: then in one block, else in blocks that never hold the whole matrix of distances.
     """
     x, base = _unit(x), _unit(base)
-    step = max(1, _BLOCK // max(1, len(base)))
-    if torch.compiler.is_compiling() or len(x) <= step:
+    if torch.compiler.is_compiling():
         return _closeness(x, base, neighbours, rule, 0 if own else None)
-    starts = range(0, len(x), step)
-    return torch.cat([_closeness(x[a : a + step], base, neighbours, rule, a if own else None) for a in starts])
+    blocks = chunks.row_chunks(len(x), len(base), chunks.BLOCK)
+    return torch.cat([_closeness(x[at], base, neighbours, rule, at.start if own else None) for at in blocks])
 
 
 def _closeness(x: Tensor, base: Tensor, neighbours: int, rule: Rule, own: int | None) -> Tensor:

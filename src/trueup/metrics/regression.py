@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from trueup.core.arrays import as_vector
-from trueup.core.bins import BINS, bin_index, equal_mass, equal_width
+from trueup.core.bins import BINS, equal_mass_index, equal_width_index
 
 Shares = Literal["intervals", "quantiles"]
 
@@ -197,7 +197,7 @@ def ence(mean: Any, std: Any, targets: Any, *, bins: int = 10) -> float:
     Levi, Gispan, Giladi and Fetaya (2022).
     """
     m, s, y, _ = _standardised(mean, std, targets)
-    index = _equal_mass_index(s, bins)
+    index = equal_mass_index(s, bins)
     if len(s) == 0:
         return math.nan
     count = np.bincount(index)
@@ -223,9 +223,9 @@ def variance_error(
     """
     m, s, y, _ = _standardised(mean, std, targets)
     if binning == "width":
-        index = _equal_width_index(s**2, bins)
+        index = equal_width_index(s**2, bins)
     elif binning == "mass":
-        index = _equal_mass_index(s, bins)
+        index = equal_mass_index(s, bins)
     else:
         raise ValueError(f'binning must be "width" or "mass", got {binning!r}')
     gap = np.bincount(index, weights=(y - m) ** 2 - s**2)
@@ -269,19 +269,6 @@ def _gaps(mean: Any, std: Any, targets: Any, shares: Shares, points: int) -> tup
     if shares == "quantiles":
         return levels, quantile_calibration(mean, std, targets, levels=levels) - levels
     raise ValueError(f'shares must be "intervals" or "quantiles", got {shares!r}')
-
-
-def _equal_mass_index(s: np.ndarray, bins: int) -> np.ndarray:
-    part = s / s.max(initial=STD_FLOOR)  # in [0, 1], where bins know what rounding is
-    return bin_index(part, equal_mass(part, bins))
-
-
-def _equal_width_index(variance: np.ndarray, bins: int) -> np.ndarray:
-    edges = equal_width(bins)
-    eps, least, greatest = np.finfo(np.float64).eps, variance.min(initial=np.inf), variance.max(initial=0.0)
-    if greatest - least <= 4 * eps * greatest:  # constant but for rounding, which must not fill bins of its own
-        return np.zeros(len(variance), dtype=np.int64)
-    return bin_index((variance - least) / (greatest - least), edges, rounding=eps)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -108,7 +108,7 @@ def evaluate_shards(
         progress=progress,
         label="evaluating shards",
     )
-    tell_of(bad)
+    warn_bad_shards(bad)
     found = intervals(tally, wanted, level=level, replicates=replicates, seed=seed)
     test = CalibrationTests.of(tally, resamples=replicates, seed=seed)
     return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
@@ -118,7 +118,7 @@ def _tallied(part: Predictions, *, bins: int) -> Tally:
     return Tally.of(*part, bins=bins)
 
 
-def tell_of(bad: tuple[str, ...]) -> None:
+def warn_bad_shards(bad: tuple[str, ...]) -> None:
     """Warn of shards that were left out."""
     if bad:
         warnings.warn(

@@ -11,12 +11,10 @@ from scipy.fft import dct, idct
 from scipy.special import spherical_jn
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import score_rows
-
-_CHUNK = 1 << 20
-"""Numbers in one chunk of float64 work."""
+from trueup.core.row_scores import class_probs, score_rows
 
 _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
@@ -35,12 +33,12 @@ def ks(logits: Any, labels: Any, *, rank: int = 1) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    check_place(rank, "rank", z)
+    _check_rank(rank, "rank", z)
     if rank == 1:
         scored = score_rows(z, y)
         return _largest_drift(scored.confidence, scored.correct == 1)
-    scores, place = ranked(z, y, int(rank))
-    return _largest_drift(scores[:, -1], place == rank)
+    scores, label_rank = _largest_probs(z, y, int(rank))
+    return _largest_drift(scores[:, -1], label_rank == rank)
 
 
 def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
@@ -55,9 +53,9 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    check_place(top, "top", z)
-    scores, place = ranked(z, y, int(top))
-    return _largest_drift(scores.sum(axis=1), place <= top)
+    _check_rank(top, "top", z)
+    scores, label_rank = _largest_probs(z, y, int(top))
+    return _largest_drift(scores.sum(axis=1), label_rank <= top)
 
 
 def ks_classwise(logits: Any, labels: Any) -> float:
@@ -72,17 +70,11 @@ def ks_classwise(logits: Any, labels: Any) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    n, classes = z.shape
     label = y.cpu().numpy()
-    height = max(1, _CHUNK // classes)
-    parts = [z[start : start + height].double().logsumexp(dim=1) for start in range(0, max(1, n), height)]
-    normaliser = torch.cat(parts)
-    step = max(1, _CHUNK // max(1, n))
     total = 0.0
-    for first in range(0, classes, step):
-        probs = torch.exp(z[:, first : first + step].double() - normaliser[:, None]).T.contiguous().cpu().numpy()
+    for first, probs in class_probs(z):
         total += sum(_largest_drift(p, label == k) for k, p in enumerate(probs, first))
-    return total / classes
+    return total / z.shape[1]
 
 
 def smooth_ece(logits: Any, labels: Any) -> float:
@@ -144,10 +136,10 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
     return float(np.mean(np.abs(mesh * density - hit_density)))
 
 
-def check_place(place: Any, name: str, z: Tensor) -> None:
+def _check_rank(rank: Any, name: str, z: Tensor) -> None:
     """Refuse a rank that there is no class for."""
-    if not isinstance(place, (int, np.integer)) or not 1 <= place <= z.shape[1]:
-        raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {place!r}")
+    if not isinstance(rank, (int, np.integer)) or not 1 <= rank <= z.shape[1]:
+        raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
 
 
 def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
@@ -162,21 +154,19 @@ def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
     return float(np.abs(drift[tie_ends(ordered)]).max()) / n
 
 
-def ranked(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest probabilities of each row, descending (n, count), and the label's place among all, from 1."""
+def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` largest probabilities of each row, descending (n, count), and the label's rank among all, from 1."""
     n, classes = z.shape
-    scores, place = np.empty((n, count)), np.empty(n, np.int64)
+    scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = torch.arange(classes, device=z.device)
-    step = max(1, _CHUNK // classes)
-    for start in range(0, n, step):
-        at = slice(start, start + step)
+    for at in chunks.row_chunks(n, classes, chunks.STEP):
         part, label = upcast_half(z[at]), y[at, None]
         largest = part.topk(count, dim=1).values.double()
         scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()
-        own = part.gather(1, label)
-        ahead = (part > own) | ((part == own) & (order < label))
-        place[at] = 1 + ahead.sum(dim=1).cpu().numpy()
-    return scores, place
+        of_label = part.gather(1, label)
+        ahead = (part > of_label) | ((part == of_label) & (order < label))
+        label_rank[at] = 1 + ahead.sum(dim=1).cpu().numpy()
+    return scores, label_rank
 
 
 def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +21,7 @@ from trueup.core.bins import BINS
 from trueup.core.formatting import format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
+from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import Scores, compare
 from trueup.registry import METHODS
@@ -212,16 +211,14 @@ class _Runs:
 
     def add(self, name: str, fit: Fit) -> None:
         started = perf_counter()
-        # What the interpreter does with warnings is one state for all threads: one fit at a time may change it.
-        with WARNINGS_LOCK, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as messages:
             try:
                 self._fit(name, fit)
             except Exception as error:
                 self.failures[name] = _reason(error)
         self.seconds[name] = perf_counter() - started
-        if caught:
-            self.warnings[name] = tuple(dict.fromkeys(" ".join(str(w.message).split()) for w in caught))
+        if messages:
+            self.warnings[name] = tuple(messages)
 
     def _fit(self, name: str, fit: Fit) -> None:
         z, y = self.val
@@ -232,7 +229,6 @@ class _Runs:
         self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
 
 
-WARNINGS_LOCK = threading.RLock()
 _CHUNK = (
     1 << 18
 )  # logits to which a calibrator is applied at a time: what stays in the cache is up to four times faster

@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import shutil
-import warnings
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from time import monotonic
 import numpy as np
 from starlette.exceptions import HTTPException
 
+from trueup.core.warning_capture import record_warnings
 from trueup.core.wording import of_files
 from trueup.io.formats import FORMATS, file_list
 from trueup.io.predictions import Predictions, load
 from trueup.io.sanity import looks_like_probabilities
-from trueup.report.audit import WARNINGS_LOCK
 from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
 from trueup.serve.settings import Settings
 
@@ -149,10 +148,9 @@ def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
         return [load(path, logits=columns, labels=options.labels, probs=options.probs, split=half) for half in splits]
 
     if options.probs:  # only these warn, and what one user's file gives rise to must not be told to another
-        with WARNINGS_LOCK, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as messages:
             found = halves()
-        notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+        notes = tuple(messages)
     else:
         found = halves()
         told = (looks_like_probabilities(half.logits) for half in found)

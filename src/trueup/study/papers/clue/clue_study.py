@@ -9,7 +9,6 @@ Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–erro
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trueup.core.warning_capture import record_warnings
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
 from trueup.models.uncertainty import log_probs_of, mc_dropout, mean_log_probs, mutual_information
@@ -121,11 +121,10 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     network, loss = made()
     doubt.learned(network, train, loss, task, epochs=epochs, batch=batch, rate=settings["rate"], seed=seed)
     found = [doubt.forecast(network, part, data.kind, passes, head=head) for part in (val, test)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # a temperature at its bound is part of the result
+    with record_warnings() as messages:  # a temperature at its bound is part of the result
         row = doubt.figures(found[1], found[0])
-    said = "; ".join(dict.fromkeys(str(w.message) for w in caught))
-    rows = [{"part": "figures", **row, "val_nll": doubt.loss_on(found[0]), "operations": cost, "warning": said}]
+    warning = "; ".join(messages)
+    rows = [{"part": "figures", **row, "val_nll": doubt.loss_on(found[0]), "operations": cost, "warning": warning}]
     return rows + (_images(network, data, passes, seed) if data.kind == "image" else [])
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trueup import losses, metrics
-from trueup.calibrators.regression.variance import VarianceScaling
+from trueup.calibrators.regression import VarianceScaling
 from trueup.calibrators.temperature import Temperature
 from trueup.metrics import ranking, regression
 from trueup.models.networks import Normalise

@@ -6,7 +6,6 @@ calibration.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
@@ -24,6 +23,7 @@ from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
 from trueup.clamping.published import code, paper
 from trueup.core.arrays import as_tensors
+from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect
 from trueup.registry import METHODS
@@ -117,11 +117,9 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One fit on the calibration images of one network, measured on its test images."""
     model, val, test = trained(settings)
     val = val.some(settings["val_rows"], settings["draw"])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # how the fit ended is part of the result
+    with record_warnings() as messages:  # how the fit ended is part of the result
         rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
-    said = "; ".join(dict.fromkeys(str(w.message) for w in caught))
-    return [{**row, "fit_rows": len(val), "test_rows": len(test), "warning": said} for row in rows]
+    return [{**row, "fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)} for row in rows]
 
 
 def measured(pair: Predictions) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from trueup import metrics
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.core.arrays import as_tensors
 from trueup.core.row_scores import score_rows as row_scores
+from trueup.core.warning_capture import record_warnings
 from trueup.registry import METHODS
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.post_hoc import logit_files as logits
@@ -59,8 +59,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     'T 2.48, NLL 1.3172, ECE 0.0431'
     """
     val, test = logits.halves(settings)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # how the fit ended is part of the result
+    with record_warnings() as messages:  # how the fit ended is part of the result
         calibrator = METHODS[settings["method"]](*val)
         after = calibrator(test.logits)
     temperature = getattr(calibrator, "temperature", None)
@@ -74,7 +73,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             "ece": metrics.ece(after, test.labels),
             "temperature": None if temperature is None else float(temperature),
             "chosen": calibrator.choice.chosen if hasattr(calibrator, "choice") else None,
-            "warning": "; ".join(dict.fromkeys(str(w.message) for w in caught)),
+            "warning": "; ".join(messages),
             "losses": pack(row_scores(*as_tensors(after, test.labels)).nll),
         }
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from trueup import metrics
+from trueup.core.warning_capture import record_warnings
 from trueup.models.calibrated import collect
 from trueup.models.networks import Normalise
 from trueup.registry import LOSSES, NETWORKS
@@ -86,10 +86,9 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     loss = LOSSES[settings["loss"]](**options)
     seed = settings["seed"]
     done = train(network, data, loss, settings["epochs"], augment=augment, seed=seed, progress=False, **how)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # how the fits ended is part of the result
+    with record_warnings() as messages:  # how the fits ended is part of the result
         row = measured(settings, data, done)
-    return [{**row, "warning": "; ".join(dict.fromkeys(str(w.message) for w in caught))}]
+    return [{**row, "warning": "; ".join(messages)}]
 
 
 def measured(settings: Mapping[str, Any], data: Data, done: Trained) -> dict[str, Any]:

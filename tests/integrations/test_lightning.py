@@ -1,18 +1,16 @@
-"""Calibration in the loops of other libraries equals that of the whole data at once."""
+"""What the Lightning callback logs equals the metrics of all validation rows at once."""
 
 import logging
 import pickle
 import sys
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trueup import metrics
-from trueup.integrations.trainers import TrainerMetrics, lightning_callback
+from trueup.integrations.lightning import lightning_callback
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=GENERATOR)
@@ -144,35 +142,10 @@ def test_a_callback_can_be_sent_to_another_process(lightning):
 
 
 def test_without_lightning_the_error_says_what_to_install(monkeypatch):
-    from trueup.integrations import trainers as plugins
+    from trueup.integrations import lightning as plugins
 
     plugins._callback_class.cache_clear()
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="pip install lightning"):
         lightning_callback()
-
-
-def prediction(logits, labels):
-    return SimpleNamespace(predictions=logits, label_ids=labels)
-
-
-def test_the_trainer_gets_the_figures_of_all_rows_at_once_or_batch_by_batch():
-    z, y = X.numpy(), Y.numpy()
-    compute = TrainerMetrics()
-    whole = compute(prediction((z, "hidden states"), y))
-    assert whole == pytest.approx(expected(z, y), abs=1e-9)
-    assert compute(prediction(X[:50], Y[:50]), compute_result=False) == {}
-    assert compute(prediction(X[50:], Y[50:]), compute_result=True) == pytest.approx(whole, abs=1e-9)
-    assert compute(prediction(z[:9], y[:9])) == pytest.approx(expected(z[:9], y[:9]), abs=1e-9)  # begun anew
-
-
-def test_tokens_are_flattened_shifted_and_left_out():
-    rng = np.random.default_rng(0)
-    z, y = rng.normal(size=(3, 6, 4)), rng.integers(4, size=(3, 6))
-    y[0, :3] = -100
-    plain, moved = TrainerMetrics()(prediction(z, y)), TrainerMetrics(shifted=True)(prediction(z, y))
-    rows = [(z[i, t], y[i, t]) for i in range(3) for t in range(6) if y[i, t] >= 0]
-    after = [(z[i, t - 1], y[i, t]) for i in range(3) for t in range(1, 6) if y[i, t] >= 0]
-    for found, wanted in ((plain, rows), (moved, after)):
-        assert found == pytest.approx(expected(*(np.array(part) for part in zip(*wanted, strict=True))), abs=1e-9)

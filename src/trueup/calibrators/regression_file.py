@@ -19,9 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from trueup.calibrators.regression.base import Recalibrator
-from trueup.calibrators.regression.quantiles import IsotonicQuantiles
-from trueup.calibrators.regression.variance import VarianceScaling
+from trueup.calibrators.regression import IsotonicQuantiles, Recalibrator, VarianceScaling
 from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file

@@ -1,8 +1,0 @@
-"""Recalibration of Gaussian forecasts of a number: maps of (μ, σ) and of quantile levels, each with its `fit`."""
-
-from trueup.calibrators.regression.base import Recalibrator
-from trueup.calibrators.regression.file import load_recalibrator, save_recalibrator
-from trueup.calibrators.regression.quantiles import IsotonicQuantiles
-from trueup.calibrators.regression.variance import VarianceScaling
-
-__all__ = ["IsotonicQuantiles", "Recalibrator", "VarianceScaling", "load_recalibrator", "save_recalibrator"]

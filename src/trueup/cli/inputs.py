@@ -1,0 +1,124 @@
+"""Files of predictions that the user names: how they are read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueup.cli.options import drop_unset
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import numpy as np
+
+    from trueup.core.arrays import Array
+    from trueup.io.predictions import Predictions
+    from trueup.io.shards import Shards
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads predictions from files whose arrays have the names that the user gave."""
+
+    probs: bool = False
+    logits: str | None = None
+    labels: str | None = None
+
+    def load(self, path: Path, split: str | None = None) -> Predictions:
+        """The predictions in a file, or in one half of it."""
+        from trueup.io.predictions import load
+
+        if split not in (None, "val", "test"):
+            raise ValueError(f"--split must be val or test, got {split!r}")
+        predictions = load(path, **self._array_names(split))
+        self._warn_of_probabilities(path, predictions.logits)
+        return predictions
+
+    def load_unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
+        """The logits of a file without labels; None if it has labels."""
+        from trueup.io.predictions import has_labels, load_logits
+
+        if self.labels is not None or has_labels(path, split=split):
+            return None
+        logits = load_logits(path, **self._array_names(split))
+        self._warn_of_probabilities(path, logits)
+        return logits
+
+    def load_half(self, path: Path, split: str) -> Predictions:
+        """One half of a file that holds both, else the whole file."""
+        return self.load(path, split if self.has_halves(path) else None)
+
+    def load_val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
+        """The calibration and the test predictions: two files, two halves of one file, or one file and None."""
+        if test is not None:
+            return self.load_half(val, "val"), self.load_half(test, "test")
+        return self.load_half(val, "val"), self.load(val, "test") if self.has_halves(val) else None
+
+    def has_halves(self, path: Path) -> bool:
+        """Whether a file names its labels val_… and test_…."""
+        from trueup.io.atomic import errors_name_file
+        from trueup.io.formats import FORMATS
+
+        if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
+            return False  # loading it reports what is wrong
+        reader, _ = FORMATS[path.suffix.lower()]
+        with errors_name_file(path), reader(path) as source:
+            return all(f"{half}_{self.labels or 'labels'}" in source.columns for half in ("val", "test"))
+
+    def is_sharded(self, source: str, cluster: str | None) -> bool:
+        """Whether a name means several files."""
+        from trueup.io.shards import is_sharded
+
+        several = is_sharded(source)
+        if cluster is not None and not several:
+            raise ValueError(f"--cluster is for shards: a folder, a pattern or an address, got the one file {source}")
+        return several
+
+    def find_shards(self, source: str, split: str | None) -> Shards:
+        """The files that a name means, one or several."""
+        from trueup.io.shards import Shards
+
+        options = self._array_names(split)
+        if isinstance(columns := options.get("logits"), list):
+            options["logits"] = tuple(columns)
+        return Shards.of(source, **options)
+
+    @contextmanager
+    def open_shards(
+        self, source: str, split: str | None, cluster: str | None
+    ) -> Iterator[tuple[Shards, Executor | None]]:
+        """The shards, and the executor that reads them."""
+        from trueup.study.run import executor_for
+
+        shards = self.find_shards(source, split)
+        self._check_first_rows(shards)
+        with executor_for(cluster or "none") as executor:
+            yield shards, executor
+
+    def _array_names(self, split: str | None) -> dict[str, Any]:
+        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
+        names = drop_unset(logits=columns, labels=self.labels, split=split)
+        return {**names, "probs": self.probs}
+
+    def _warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
+        from trueup.io.sanity import looks_like_probabilities
+
+        if not self.probs and (observation := looks_like_probabilities(logits)):
+            warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
+
+    def _check_first_rows(self, shards: Shards) -> None:
+        """Look for probabilities in the first rows there are; a bad shard is reported when it is read."""
+        from trueup.io.sanity import LOOKED_AT
+
+        few = replace(shards, rows=LOOKED_AT)
+        for path in () if self.probs else few.paths:
+            with suppress(ValueError, OSError):
+                part = next(few.read(path))
+                if len(part.labels):
+                    self._warn_of_probabilities(path, part.logits)
+                    return

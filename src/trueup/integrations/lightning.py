@@ -1,0 +1,117 @@
+"""Calibration in Lightning: a callback that logs it with each validation epoch.
+
+ECE, NLL and Brier score are summed batch by batch (`trueup.integrations.torchmetrics`), so that nothing is stored.
+Lightning is imported when a callback is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from trueup.core.bins import BINS
+from trueup.core.errors import InputError
+from trueup.models.batches import batches, logits_of
+
+__all__ = ["lightning_callback"]
+
+Pair: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+"""From what a validation step returned and its batch to logits and labels."""
+
+
+def lightning_callback(*, prefix: str = "val_", bins: int = BINS, pair: Pair | None = None) -> Any:
+    """A Lightning callback that logs the calibration of each validation epoch as `val_ece`, `val_nll` and `val_brier`.
+
+    The `validation_step` returns its logits, or a mapping that has them under `logits` beside the `loss`. Labels are
+    its `labels`, else those of the batch; `pair(outputs, batch)` returns logits and labels where neither holds. With
+    several validation sets the names end in `/dataloader_idx_0` and so on, as in Lightning. Several processes are
+    summed.
+
+    >>> import pytest
+    >>> lightning = pytest.importorskip("lightning.pytorch")
+    >>> callback = lightning_callback()  # lightning.Trainer(callbacks=[callback]).fit(module, train, val)
+    >>> callback.on_validation_epoch_start(None, torch.nn.Identity())
+    >>> outputs, batch = {"logits": torch.tensor([[2.0, 0.0], [0.0, 1.0]])}, (torch.zeros(2, 5), torch.tensor([0, 1]))
+    >>> callback.on_validation_batch_end(None, None, outputs, batch, 0)
+    >>> for name, value in callback.values().items():
+    ...     print(f"{name} {value:.4f}")
+    val_ece 0.1941
+    val_nll 0.2201
+    val_brier 0.0865
+    """
+    return _callback_class()(prefix=prefix, bins=bins, pair=pair)
+
+
+@functools.cache
+def _callback_class() -> Any:
+    """The class, which cannot be written down before its base is imported."""
+    base = _lightning().Callback
+    from trueup.integrations.torchmetrics import calibration_metrics
+
+    class CalibrationCallback(base):  # type: ignore[misc, valid-type]
+        def __init__(self, prefix: str, bins: int, pair: Pair | None) -> None:
+            self.options: dict[str, Any] = {"prefix": prefix, "bins": bins, "pair": pair}
+            self.metrics_of_loader: dict[int, dict[str, Any]] = {}
+            self.device: Any = "cpu"
+            calibration_metrics(bins)  # bad options fail here, before training begins
+
+        def __reduce__(self) -> Any:
+            return functools.partial(lightning_callback, **self.options), ()
+
+        def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
+            self.metrics_of_loader, self.device = {}, getattr(module, "device", "cpu")
+
+        def on_validation_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int, dataloader_idx: int = 0
+        ) -> None:
+            if dataloader_idx not in self.metrics_of_loader:
+                self.metrics_of_loader[dataloader_idx] = {
+                    name: metric.to(self.device) for name, metric in calibration_metrics(self.options["bins"]).items()
+                }
+            logits, labels = (self.options["pair"] or _logits_and_labels)(outputs, batch)
+            for metric in self.metrics_of_loader[dataloader_idx].values():
+                metric.update(logits.detach(), labels)
+
+        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+            if not trainer.sanity_checking:
+                module.log_dict(self.values(), sync_dist=trainer.world_size > 1, add_dataloader_idx=False)
+
+        def values(self) -> dict[str, Tensor]:
+            """The metrics of the epoch over all processes, by the names under which they are logged."""
+            return dict(self._values())
+
+        def _values(self) -> Iterator[tuple[str, Tensor]]:
+            for index, metrics in sorted(self.metrics_of_loader.items()):
+                suffix = f"/dataloader_idx_{index}" if len(self.metrics_of_loader) > 1 else ""
+                for name, metric in metrics.items():
+                    yield f"{self.options['prefix']}{name}{suffix}", metric.compute().float()
+
+    return CalibrationCallback
+
+
+def _lightning() -> Any:
+    for module in ("lightning.pytorch", "pytorch_lightning"):  # the same library under its two names
+        with suppress(ModuleNotFoundError):
+            return import_module(module)
+    raise ImportError("lightning_callback needs Lightning: pip install lightning")
+
+
+def _logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    try:
+        logits = logits_of(outputs)
+    except ValueError:
+        logits = torch.empty(0)
+    if logits.ndim < 2:  # a loss alone
+        got = f"keys {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else type(outputs).__name__
+        wanted = "return logits (n, classes), or a mapping that has them under `logits`"
+        raise InputError("validation_step", wanted, got, "or give lightning_callback(pair=…)")
+    if isinstance(outputs, Mapping) and "labels" in outputs:
+        return logits, outputs["labels"]
+    [parsed] = batches([batch])
+    return logits, parsed.labels

@@ -1,0 +1,58 @@
+"""Calibration in Hugging Face's Trainer: a `compute_metrics` that logs it with each evaluation.
+
+ECE, NLL and Brier score are summed batch by batch (`trueup.integrations.torchmetrics`), so that nothing is stored.
+`transformers` itself is never imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trueup.core.arrays import flatten
+from trueup.core.bins import BINS
+
+__all__ = ["TrainerMetrics"]
+
+
+class TrainerMetrics:
+    """A `compute_metrics` for Hugging Face's Trainer: it logs `eval_ece`, `eval_nll` and `eval_brier`.
+
+    Pass it to the Trainer as `compute_metrics=TrainerMetrics()`. It needs `trueup[torchmetrics]`. The training argument
+    `eval_strategy="epoch"` logs it after each epoch. With `batch_eval_metrics=True` it sums batch by batch; without it
+    the Trainer passes all logits at once. If a model returns several outputs, the first are the logits. Tokens are
+    (n, length, classes), and those labelled `ignore_index` are left out. The logits of a causal language model are for
+    the next token: `shifted=True` moves the labels by one.
+
+    >>> import pytest
+    >>> _ = pytest.importorskip("torchmetrics")
+    >>> from types import SimpleNamespace  # in the place of transformers.EvalPrediction
+    >>> compute_metrics = TrainerMetrics()  # Trainer(model, arguments, …, compute_metrics=compute_metrics).train()
+    >>> seen = SimpleNamespace(predictions=torch.tensor([[2.0, 0.0], [0.0, 1.0]]).numpy(), label_ids=[0, 1])
+    >>> {name: round(value, 4) for name, value in compute_metrics(seen).items()}
+    {'ece': 0.1941, 'nll': 0.2201, 'brier': 0.0865}
+    """
+
+    def __init__(self, *, bins: int = BINS, ignore_index: int = -100, shifted: bool = False) -> None:
+        from trueup.integrations.torchmetrics import calibration_metrics
+
+        self.bins, self.ignore_index, self.shifted = bins, ignore_index, shifted
+        self._metrics = calibration_metrics(bins)
+
+    def __call__(self, prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        """Add a batch of predictions; unless more are to come, return the metrics and reset."""
+        logits, labels = prediction.predictions, prediction.label_ids
+        logits, labels = (torch.as_tensor(x[0] if isinstance(x, tuple) else x) for x in (logits, labels))
+        if self.shifted:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        if logits.ndim > 2:
+            logits, labels = flatten(logits, labels, classes="last", ignore_index=self.ignore_index)
+        for metric in self._metrics.values():
+            metric.update(logits, labels)
+        if not compute_result:
+            return {}
+        values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
+        for metric in self._metrics.values():
+            metric.reset()
+        return values
