@@ -223,7 +223,8 @@ def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int
     """
     both = [axes for axes in (ax, other) if axes is not None]
     labelled = [axes.get_legend_handles_labels() for axes in both]
-    handles, names = ([entry for part in labelled for entry in part[k]] for k in (0, 1))
+    handles = [handle for part, _ in labelled for handle in part]
+    names = [name for _, part in labelled for name in part]
     if not handles:
         return
     if loc != "best":
