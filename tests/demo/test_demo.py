@@ -212,7 +212,7 @@ def test_what_is_printed_fits_a_terminal(told):
     assert max(map(len, out.splitlines())) <= 79
     for part in ("1. Train", "2. Calibrate", "3. Change", "4. Use"):
         assert f"\n{part}" in out
-    assert "for 150 epochs on 200 handwritten" in out
+    assert "for 150 epochs on 200 handwritten digits" in " ".join(out.split())
 
 
 def test_what_is_printed_is_what_the_files_hold(told):

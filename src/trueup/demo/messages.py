@@ -153,9 +153,8 @@ def _percent(share: float) -> str:
 
 def _starred(scores: Scores, method: str, metric: str) -> str:
     change = scores.changes.get(method, {}).get(metric)
-    return format_number(scores[method, metric].value) + (
-        "*" if change is not None and _is_significant(change) else " "
-    )
+    star = "*" if change is not None and _is_significant(change) else " "
+    return format_number(scores[method, metric].value) + star
 
 
 def _is_significant(change: Interval) -> bool:

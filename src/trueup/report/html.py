@@ -83,7 +83,7 @@ def table(
 
 
 def figure(name: str, heading: str, summary: str, height: int, data: str) -> str:
-    """A place for a chart, its summary sentence, and its numbers to unfold."""
+    """A chart, its summary sentence, and its numbers to unfold."""
     return (
         f'<figure aria-labelledby="{name}-heading">'
         f'<figcaption><strong id="{name}-heading">{escape(heading)}</strong></figcaption>'

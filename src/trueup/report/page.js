@@ -33,10 +33,10 @@
     for (const other of head.parentElement.children) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
     const key = (row) => row.children[column].dataset.value;
-    const lost = (one) => one === "nan";
+    const missing = (value) => value === "nan";
     const compare = (a, b) => {
       const [x, y] = [key(a), key(b)];
-      if (lost(x) || lost(y)) return lost(x) - lost(y);
+      if (missing(x) || missing(y)) return missing(x) - missing(y);
       const numeric = !Number.isNaN(Number(x)) && !Number.isNaN(Number(y));
       return (up ? 1 : -1) * (numeric ? Number(x) - Number(y) : x.localeCompare(y));
     };
@@ -46,9 +46,9 @@
     button.addEventListener("click", () => sort(button));
   }
 
-  const shown = () => draw(night.matches ? dark : {});
-  night.addEventListener("change", shown);
+  const redraw = () => draw(night.matches ? dark : {});
+  night.addEventListener("change", redraw);
   addEventListener("beforeprint", () => draw({}, onPaper));
-  addEventListener("afterprint", () => shown().then(() => Object.keys(charts).forEach((id) => Plotly.Plots.resize(id))));
-  shown().then(() => document.documentElement.setAttribute("data-drawn", Object.keys(charts).length));
+  addEventListener("afterprint", () => redraw().then(() => Object.keys(charts).forEach((id) => Plotly.Plots.resize(id))));
+  redraw().then(() => document.documentElement.setAttribute("data-drawn", Object.keys(charts).length));
 })();

@@ -223,22 +223,15 @@ def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int
     """
     both = [axes for axes in (ax, other) if axes is not None]
     labelled = [axes.get_legend_handles_labels() for axes in both]
-    handles, names = (
-        [handle for part in labelled for handle in part[0]],
-        [name for part in labelled for name in part[1]],
-    )
+    handles = [handle for part, _ in labelled for handle in part]
+    names = [name for _, part in labelled for name in part]
     if not handles:
         return
     if loc != "best":
         for axes in both:
             _extend_y(axes, math.ceil(len(handles) / ncols), upper=loc.startswith("upper"))
-    look: dict[str, Any] = {
-        "loc": loc,
-        "ncols": ncols,
-        "fontsize": SMALL_SIZE,
-        "title_fontsize": SMALL_SIZE,
-        **options,
-    }
+    look: dict[str, Any] = {"loc": loc, "ncols": ncols, "fontsize": SMALL_SIZE, "title_fontsize": SMALL_SIZE}
+    look |= options
     look |= {"handlelength": 1.8, "labelspacing": 0.35, "columnspacing": 1.2, "borderpad": 0.35, "framealpha": 0.85}
     drawn = both[-1].legend(handles, names, **look)  # on the axes drawn last, lest curves cross it
     drawn.get_frame().set_linewidth(0.4)

@@ -74,7 +74,7 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The table of methods, and their calibration errors as a chart."""
-    rows = "rows that its fit had not seen" if audit.cross_fitted else "the test rows"
+    rows = "held-out rows" if audit.cross_fitted else "the test rows"
     methods = audit.scores.methods
     panels: tuple[Panel, ...] = ()
     if len(methods) > 1:
@@ -245,9 +245,7 @@ def _looks(record: Comparison, ax: Axes) -> list[tuple[str | None, np.ndarray, d
 def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
     """The best method, and how many lower the metric significantly."""
     label, titles = style.label(record.metric), titles or {}
-    best, first = (
-        titles.get(name, name) for name in (record.methods[int(np.nanargmin(record.value))], record.methods[0])
-    )
+    best, first = (record.methods[k] for k in (int(np.nanargmin(record.value)), 0))
     lower = int((record.change_high < 0).sum())
     return (
         f"{titles.get(best, best)} has the least {label}, {np.nanmin(record.value):.4f}; "
