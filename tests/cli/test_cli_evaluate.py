@@ -67,7 +67,7 @@ def test_probabilities_are_read_when_asked_for(folder, asked, command):
 
 def test_halves_of_a_file(folder, asked, command):
     assert asked("evaluate", "both.npz", "--split", "test")["scores"] == asked("evaluate", "test.npz")["scores"]
-    assert "choose --split val or --split test" in command("evaluate", "both.npz", code=2).stderr
+    assert "choose --split val or test" in command("evaluate", "both.npz", code=2).stderr
     assert (
         "--split must be val or test, got 'train'" in command("evaluate", "both.npz", "--split", "train", code=2).stderr
     )
