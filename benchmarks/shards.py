@@ -160,7 +160,8 @@ def in_memory(verb: str) -> float:
 
 def ready(_: int) -> None:
     """Have everything imported."""
-    import trueup.shards  # noqa: F401
+    import trueup.calibrators.sharded
+    import trueup.metrics.sharded  # noqa: F401
 
     sleep(PAUSE)
 

@@ -19,7 +19,7 @@ FORKS.set_forkserver_preload(
         "trueup.calibrators.regression.file",
         "trueup.report.page",
         "trueup.metrics.table",
-        "trueup.shards",
+        "trueup.metrics.sharded",
     ]
 )
 
