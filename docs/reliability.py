@@ -43,7 +43,8 @@ This page is written by
 $ python docs/reliability.py --effort {effort}
 ```
 
-and not written if a trial fails. `--effort` multiplies the number of examples: 1 in the test suite, {effort} here.
+and not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test suite takes 1,
+and a third of the broken files.
 {machine}
 """
 
@@ -57,19 +58,19 @@ KINDS = {
 
 @dataclass
 class Trial:
-    """One test, and what it said of itself."""
+    """One test, and what it reported."""
 
     tried: str
     kind: str = ""
     happened: str = ""
     seconds: float = 0.0
     outcome: str = "passed"
-    told: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     """Why it failed, or was skipped."""
 
 
-class Collected:
-    """A plugin of pytest that listens to the trials."""
+class TrialRecorder:
+    """A plugin of pytest that records the trials."""
 
     def __init__(self) -> None:
         self.trials: dict[str, Trial] = {}
@@ -77,9 +78,9 @@ class Collected:
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """A trial is a test function; its docstring says what is tried."""
         if isinstance(item, pytest.Function):
-            said = " ".join((item.function.__doc__ or "").split("\n\n")[0].split())
+            description = " ".join((item.function.__doc__ or "").split("\n\n")[0].split())
             case = f" ({item.callspec.id})" if hasattr(item, "callspec") else ""
-            self.trials[item.nodeid] = Trial(said + case)
+            self.trials[item.nodeid] = Trial(description + case)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Setting up, the trial itself and cleaning up come one after the other."""
@@ -87,18 +88,18 @@ class Collected:
         if trial is None:
             return
         properties: dict[str, Any] = dict(report.user_properties)
-        # One that was run together with others, in the setting up of the first, tells its own seconds.
+        # One that was run together with others, in the setting up of the first, reports its own seconds.
         trial.seconds = properties.get("seconds", trial.seconds + report.duration)
         trial.kind, trial.happened = properties.get("kind", trial.kind), properties.get("happened", trial.happened)
         if report.outcome != "passed":
             trial.outcome = "failed" if "failed" in (report.outcome, trial.outcome) else "skipped"
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-            trial.told.append(reason.removeprefix("Skipped: "))
+            trial.reasons.append(reason.removeprefix("Skipped: "))
 
 
 def page(trials: list[Trial], effort: int) -> str:
     """The whole page: the promise, a table for each kind of trial, and what was skipped."""
-    parts = [HEAD.format(effort=effort, machine=machine())]
+    parts = [HEAD.format(effort=effort, machine=describe_machine())]
     for kind, (title, what) in KINDS.items():
         rows = [trial for trial in trials if trial.kind == kind and trial.outcome == "passed"]
         if rows:
@@ -108,13 +109,13 @@ def page(trials: list[Trial], effort: int) -> str:
     skipped = [trial for trial in trials if trial.outcome == "skipped"]
     if skipped:
         parts += ["## Skipped\n", "| what was not tried | why |", "|:--|:--|"]
-        parts += [f"| {_cell(trial.tried)} | {_cell('; '.join(trial.told))} |" for trial in skipped]
+        parts += [f"| {_cell(trial.tried)} | {_cell('; '.join(trial.reasons))} |" for trial in skipped]
         parts.append("")
     return "\n".join(parts)
 
 
-def machine() -> str:
-    """On what it was run."""
+def describe_machine() -> str:
+    """What it was run on."""
     import torch
 
     import trueup
@@ -131,18 +132,21 @@ def run(effort: int) -> list[Trial]:
     """Run all trials; those that fail, or say nothing, end the program with their names."""
     os.environ["TRUEUP_EFFORT"] = str(effort)
     os.chdir(ROOT)
-    collected = Collected()
-    code = pytest.main([TRIALS, "-p", "no:cacheprovider", "-q", "--durations=0"], plugins=[collected])
-    wrong = {name: trial for name, trial in collected.trials.items() if trial.outcome == "failed"}
+    recorder = TrialRecorder()
+    code = pytest.main([TRIALS, "-p", "no:cacheprovider", "-q", "--durations=0"], plugins=[recorder])
+    failed = {name: trial for name, trial in recorder.trials.items() if trial.outcome == "failed"}
     silent = [
         name
-        for name, trial in collected.trials.items()
+        for name, trial in recorder.trials.items()
         if trial.outcome == "passed" and not (trial.tried and trial.happened and trial.kind in KINDS)
     ]
-    if code or wrong or silent or not collected.trials:
-        failed = "".join(f"\n  failed: {name}" for name in wrong) + "".join(f"\n  said nothing: {n}" for n in silent)
-        sys.exit(f"{PAGE.name} is as it was: not all trials went well (pytest ended with {int(code)}){failed}")
-    return list(collected.trials.values())
+    if code or failed or silent or not recorder.trials:
+        names = [f"failed: {name}" for name in failed] + [f"reported nothing: {name}" for name in silent]
+        sys.exit(
+            f"{PAGE.name} is as it was: not all trials went well (pytest ended with {int(code)})"
+            + "\n  ".join(["", *names])
+        )
+    return list(recorder.trials.values())
 
 
 def main() -> None:

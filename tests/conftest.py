@@ -10,6 +10,9 @@ from hypothesis import settings
 # A shell that starts the tests in the background makes them deaf to Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads that wait for each other over small tensors cost more than they bring, here and in child processes. What
+# depends on their number is tested by name (test_determinism, test_threads). It must be set before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("trueup", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("trueup")

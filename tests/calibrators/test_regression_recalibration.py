@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import ndtr
@@ -101,6 +101,7 @@ def test_levels_rise_and_probabilities_undo_quantiles(kind, z, levels):
         np.testing.assert_allclose(back, levels, atol=1e-6)
 
 
+@settings(max_examples=15)
 @given(st.lists(numbers, min_size=1, max_size=6))
 def test_moments_are_those_of_the_law(z):
     curve = IsotonicQuantiles.fit(np.zeros(len(z)), np.ones(len(z)), z)

@@ -1,9 +1,12 @@
 """The benchmark of clamping, in its small form."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "benchmarks/clamping.py"]
@@ -17,8 +20,8 @@ def test_it_runs_small_and_without_data():
     assert "MISS" not in out
 
 
-def test_without_data_it_says_what_it_wants():
-    alone = {name: value for name, value in os.environ.items() if name != "TRUEUP_DATA"}
-    ended = subprocess.run(COMMAND, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("TRUEUP_DATA must name the folder")
+def test_without_data_it_says_what_it_wants(monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["clamping.py"])
+    with pytest.raises(SystemExit, match="^TRUEUP_DATA must name the folder"):
+        runpy.run_path(str(ROOT / "benchmarks" / "clamping.py"), run_name="__main__")

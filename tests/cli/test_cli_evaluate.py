@@ -31,7 +31,7 @@ def test_quiet_is_the_table_alone(folder, command):
 
 
 def test_options_reach_the_library(folder, asked):
-    words = ("--metric", "ece", "--metric", "smooth_ece", "--bins", 7, "--level", 0.8, "--replicates", 50, "--seed", 3)
+    words = ("--metric", "ece", "--metric", "smooth_ece", "--bins", 7, "--level", 0.8, "--resamples", 50, "--seed", 3)
     pair = trueup.load("test.npz")
     wanted = trueup.evaluate(*pair, metrics=("ece", "smooth_ece"), bins=7, level=0.8, n_resamples=50, seed=3)
     assert asked("evaluate", "test.npz", *words)["scores"] == wanted.to_dict()

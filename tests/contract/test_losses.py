@@ -38,7 +38,6 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.0, 3.0])
 
 names = pytest.mark.parametrize("name", LOSSES)
 per_sample_names = pytest.mark.parametrize("name", [n for n, kind in LOSSES.items() if not kind.per_batch])
-reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
 def batch(n=24, classes=4, dtype=torch.float64, seed=0):
@@ -95,8 +94,7 @@ def test_gradient_is_that_of_the_value(name):
 
 
 @pytest.mark.parametrize("name", [n for n, kind in LOSSES.items() if kind.neutral is not None])
-@reductions
-@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize(("reduction", "weight"), [("mean", WEIGHT), ("sum", None), ("none", WEIGHT)])
 def test_neutral_setting_is_cross_entropy(name, reduction, weight):
     logits, labels = batch()
     labels[::5] = -7
@@ -110,8 +108,7 @@ def test_neutral_setting_is_cross_entropy(name, reduction, weight):
 
 
 @names
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize(("dtype", "classes"), [(torch.float32, 2), (torch.float64, 10), (torch.bfloat16, 10)])
 def test_extreme_logits_are_finite(name, dtype, classes):
     rng = np.random.default_rng(0)
     rows = [rng.choice([-1e4, 1e4], size=classes) for _ in range(20)]
@@ -122,7 +119,7 @@ def test_extreme_logits_are_finite(name, dtype, classes):
         values = LOSSES[name].function(logits, labels)
         assert values.isfinite().all()
         assert gradient(LOSSES[name](reduction="sum"), logits, labels).isfinite().all()
-        for i in range(len(rows) if LOSSES[name].per_batch else 0):  # a batch of one
+        for i in range(0, len(rows) if LOSSES[name].per_batch else 0, 4):  # a batch of one
             assert gradient(LOSSES[name](), logits[i : i + 1], labels[i : i + 1]).isfinite().all()
 
 
@@ -161,21 +158,20 @@ def test_autocast_trains(name):
 
 
 @names
-@pytest.mark.parametrize("weight", [None, WEIGHT])
-def test_reductions_agree(name, weight):
+def test_reductions_agree(name):
     logits, labels = batch()
-    none, total, mean = (LOSSES[name](weight=weight, reduction=r)(logits, labels) for r in ("none", "sum", "mean"))
-    assert none.shape == labels.shape
-    close(none.sum(), total)
-    mass = len(labels) if weight is None else weight[labels].sum()
-    close(total / mass, mean)
-    assert mean.dtype == torch.float64
+    for weight, mass in ((None, len(labels)), (WEIGHT, WEIGHT[labels].sum())):
+        none, total, mean = (LOSSES[name](weight=weight, reduction=r)(logits, labels) for r in ("none", "sum", "mean"))
+        assert none.shape == labels.shape
+        close(none.sum(), total)
+        close(total / mass, mean)
+        assert mean.dtype == torch.float64
 
 
 @names
-@reductions
-@pytest.mark.parametrize("weight", [None, WEIGHT])
-@pytest.mark.parametrize("ignore_index", [-100, 1, 255])
+@pytest.mark.parametrize(
+    ("reduction", "weight", "ignore_index"), [("mean", WEIGHT, -100), ("sum", None, 1), ("none", WEIGHT, 255)]
+)
 def test_ignored_rows_count_for_nothing(name, reduction, weight, ignore_index):
     logits, labels = batch()
     labels[::3] = ignore_index
@@ -216,8 +212,9 @@ def test_weight_multiplies_a_row_by_the_weight_of_its_label(name):
 
 
 @names
-@reductions
-@pytest.mark.parametrize("shape", [(6, 4, 5), (2, 4, 3, 5), (2, 4, 1, 3, 2)])
+@pytest.mark.parametrize(
+    ("reduction", "shape"), [("mean", (6, 4, 5)), ("none", (2, 4, 3, 5)), ("sum", (2, 4, 1, 3, 2))]
+)
 def test_further_dimensions_equal_the_flattened_form(name, reduction, shape):
     rng = np.random.default_rng(0)
     logits = torch.tensor(rng.normal(size=shape))
@@ -292,8 +289,8 @@ def test_descent_fits_the_labels(name):
     z = logits.clone().requires_grad_()
     loss = LOSSES[name](reduction="sum")
     start = (z.argmax(dim=1) == labels).double().mean()
-    optimiser = torch.optim.SGD([z], lr=0.05)
-    for _ in range(200):
+    optimiser = torch.optim.SGD([z], lr=0.1)
+    for _ in range(100):
         optimiser.zero_grad()
         loss(z, labels).backward()
         optimiser.step()

@@ -17,7 +17,7 @@ LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
 NEW = calibrated(60, 4, seed=1)[0] * 2
 SLOW = {"order_invariant", "auto", "temperature_ece"}
 names = pytest.mark.parametrize("name", METHODS)
-_fitted = {}
+_fitted, _inputs = {}, {}
 
 
 def fit(name, logits=LOGITS, labels=LABELS):
@@ -27,8 +27,10 @@ def fit(name, logits=LOGITS, labels=LABELS):
 
 
 def fitted(name):
+    """The calibrator of all data, fitted once; `_inputs` keeps the arrays that it was given."""
     if name not in _fitted:
-        _fitted[name] = fit(name)
+        _inputs[name] = LOGITS.copy(), LABELS.copy()
+        _fitted[name] = fit(name, *_inputs[name])
     return _fitted[name]
 
 
@@ -52,12 +54,12 @@ def test_rows_are_finite_and_kinds_are_kept(name):
 
 
 @names
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_single(name, dtype):
-    half = torch.tensor(NEW).to(dtype)
-    out = fitted(name)(half)
-    assert out.dtype == dtype
-    assert torch.equal(out, fitted(name)(half.float()).to(dtype))
+def test_half_precision_is_computed_in_single(name):
+    for dtype in (torch.float16, torch.bfloat16):
+        half = torch.tensor(NEW).to(dtype)
+        out = fitted(name)(half)
+        assert out.dtype == dtype
+        assert torch.equal(out, fitted(name)(half.float()).to(dtype))
 
 
 @names
@@ -135,12 +137,12 @@ def test_gradients_flow_where_it_is_said_so(name):
 
 
 @names
-@pytest.mark.parametrize("scale", [0.02, 50.0, 500.0])
+@pytest.mark.parametrize("scale", [0.02, 500.0])
 def test_scales_of_logits(name, scale):
-    if name in SLOW and scale != 50.0:
+    if name in SLOW and scale < 1:
         pytest.skip("slow: one scale is enough")
-    found = fit(name, LOGITS[:200] * scale, LABELS[:200])(NEW * scale)
-    assert np.isfinite(found).all()
+    calibrator = fit(name, LOGITS[:200] * scale, LABELS[:200])
+    assert np.isfinite(calibrator(NEW * scale)).all()
 
 
 @names
@@ -151,50 +153,45 @@ def test_enormous_logits_after_the_fit(name):
 
 @names
 def test_two_classes_and_a_missing_class(name):
-    two = calibrated(200, 2, temperature=2.0)
+    two = calibrated(100, 2, temperature=2.0)
     assert np.isfinite(fit(name, *two)(two[0])).all()
-    assert np.isfinite(fit(name, LOGITS[:200], np.minimum(LABELS[:200], 2))(NEW)).all()
+    assert np.isfinite(fit(name, LOGITS[:100], np.minimum(LABELS[:100], 2))(NEW)).all()
 
 
 @names
-@pytest.mark.parametrize("n", [1, 3, 12])
+@pytest.mark.parametrize("n", [1, 12])
 def test_tiny_sets_work_or_name_the_number_needed(name, n):
     message = ""
     try:
-        found = fit(name, LOGITS[:n], LABELS[:n])
+        calibrator = fit(name, LOGITS[:n], LABELS[:n])
     except ValueError as error:
         message = str(error)
     if message:
         assert re.search(r"at least \d+|needs \d+", message), message
     else:
-        assert np.isfinite(found(NEW)).all()
+        assert np.isfinite(calibrator(NEW)).all()
 
 
 @names
 def test_the_input_is_untouched(name):
-    logits, labels = LOGITS[:150].copy(), LABELS[:150].copy()
-    found = fit(name, logits, labels)
     new = NEW.copy()
-    found(new)
-    assert np.array_equal(logits, LOGITS[:150])
-    assert np.array_equal(labels, LABELS[:150])
+    fitted(name)(new)
+    logits, labels = _inputs[name]
+    assert np.array_equal(logits, LOGITS)
+    assert np.array_equal(labels, LABELS)
     assert np.array_equal(new, NEW)
 
 
 @names
-@pytest.mark.parametrize(
-    ("logits", "labels", "named"),
-    [
+def test_bad_input_is_named(name):
+    """Once for each argument; all that may be wrong with them is tested with `core.arrays`."""
+    for logits, labels, message in (
         (np.where(LOGITS > 3, np.nan, LOGITS), LABELS, "logits must be finite"),
-        (LOGITS[:, 0], LABELS, "logits must have shape"),
-        (LOGITS, LABELS[:-1], "labels must have 400 entries"),
         (LOGITS, LABELS + 1, "labels must lie in 0..3"),
         (LOGITS[:0], LABELS[:0], "logits must have at least"),
-    ],
-)
-def test_bad_input_is_named(name, logits, labels, named):
-    with pytest.raises(ValueError, match=named):
-        METHODS[name](logits, labels)
+    ):
+        with pytest.raises(ValueError, match=message):
+            METHODS[name](logits, labels)
 
 
 @names

@@ -81,10 +81,10 @@ def test_single_precision_is_close(name):
 
 
 @names
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_equals_single(name, dtype):
-    half = torch.tensor(LOGITS).to(dtype)
-    assert value(name, half) == pytest.approx(value(name, half.float()), rel=1e-12, abs=1e-14)
+def test_half_precision_equals_single(name):
+    for dtype in (torch.float16, torch.bfloat16):
+        half = torch.tensor(LOGITS).to(dtype)
+        assert value(name, half) == pytest.approx(value(name, half.float()), rel=1e-12, abs=1e-14)
 
 
 @names
@@ -93,9 +93,9 @@ def test_nothing_gives_nan(name):
 
 
 @names
-@pytest.mark.parametrize("scale", [0.02, 50.0, 1e4])
-def test_extreme_scales_stay_finite(name, scale):
-    assert math.isfinite(value(name, LOGITS * scale))
+def test_extreme_scales_stay_finite(name):
+    for scale in (0.02, 1e4):
+        assert math.isfinite(value(name, LOGITS * scale))
 
 
 @names
@@ -119,17 +119,10 @@ def test_the_input_is_untouched(name):
 
 
 @names
-@pytest.mark.parametrize(
-    ("logits", "labels", "named"),
-    [
-        (np.where(LOGITS > 3, np.nan, LOGITS), LABELS, "logits must be finite"),
-        (LOGITS[:, 0], LABELS, "logits must have shape"),
-        (LOGITS, LABELS[:-1], "labels must have 300 entries"),
-        (LOGITS, LABELS + 1, "labels must lie in 0..3"),
-    ],
-)
-def test_bad_input_is_named(name, logits, labels, named):
-    if name in ("entropy", "normalised_entropy") and named.startswith("labels"):
-        pytest.skip("the labels are not used")
-    with pytest.raises(ValueError, match=named):
-        value(name, logits, labels)
+def test_bad_input_is_named(name):
+    """Once for each argument; all that may be wrong with them is tested with `core.arrays`."""
+    with pytest.raises(ValueError, match="logits must be finite"):
+        value(name, np.where(LOGITS > 3, np.nan, LOGITS))
+    if name not in ("entropy", "normalised_entropy"):  # which do not use the labels
+        with pytest.raises(ValueError, match="labels must lie in 0..3"):
+            value(name, labels=LABELS + 1)

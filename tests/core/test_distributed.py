@@ -11,11 +11,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from processes import found_by_two
 from trueup.calibrators.temperature import Temperature
 from trueup.core import distributed
 from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
 from trueup.models.calibrated import collect, on_model
+from two_ranks import run_two_ranks
 
 SHARES = (slice(0, 53), slice(53, 90))  # of 90 samples: three batches for one rank and two for the other
 SIZE = 20
@@ -86,7 +86,7 @@ def work(rank):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two processes found."""
-    return found_by_two(__file__, tmp_path_factory.mktemp("ranks"))
+    return run_two_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(params=[0, 1])

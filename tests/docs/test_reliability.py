@@ -19,10 +19,10 @@ def test_every_trial_is_on_the_page(file):
 
 
 def test_tables_are_of_what_was_told():
-    room = runpy.run_path(str(ROOT / "docs" / "reliability.py"))
-    well = room["Trial"]("A | B", "faults", "3 saves", 1.25)
-    skipped = room["Trial"]("C", outcome="skipped", told=["no mount"])
-    page = room["page"]([well, skipped], 7)
+    module = runpy.run_path(str(ROOT / "docs" / "reliability.py"))
+    well = module["Trial"]("A | B", "faults", "3 saves", 1.25)
+    skipped = module["Trial"]("C", outcome="skipped", reasons=["no mount"])
+    page = module["page"]([well, skipped], 7)
     assert "| A \\| B | 3 saves | 1.2 |" in page
     assert "| C | no mount |" in page
     assert "--effort 7" in page

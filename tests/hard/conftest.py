@@ -20,11 +20,11 @@ def tell(record_property):
     A trial that was run together with others, before it is asked, tells its own seconds.
     """
 
-    def told(kind, happened, seconds=None):
+    def record(kind, happened, seconds=None):
         assert kind in KINDS, f"a trial is one of {KINDS}, got {kind!r}"
         record_property("kind", kind)
         record_property("happened", happened)
         if seconds is not None:
             record_property("seconds", seconds)
 
-    return told
+    return record

@@ -22,25 +22,25 @@ def read_pair(path):
     import trueup
     from trueup.io.predictions import load_logits
 
-    heard = []
+    refusals = []
     answers = [
-        _answer(heard, path, lambda: trueup.load(path)),
-        _answer(heard, path, lambda: _joined(trueup.stream(path, rows=7))),
-        _answer(heard, path, lambda: (load_logits(path), None)),
+        _read(refusals, path, lambda: trueup.load(path)),
+        _read(refusals, path, lambda: _joined(trueup.stream(path, rows=7))),
+        _read(refusals, path, lambda: (load_logits(path), None)),
     ]
     whole, streamed, alone = answers
     for pair in filter(None, answers):
         z, y = pair
-        hold(z.ndim == 2 and z.shape[1] >= 2 and np.isfinite(z).all(), f"logits {z.shape} that are not finite")
+        require(z.ndim == 2 and z.shape[1] >= 2 and np.isfinite(z).all(), f"logits {z.shape} that are not finite")
         if y is not None:
-            hold(y.dtype == np.int64 and y.shape == z.shape[:1], f"labels {y.dtype} {y.shape} for logits {z.shape}")
-            hold(not len(y) or (y.min() >= 0 and y.max() < z.shape[1]), "labels out of range")
-    hold(whole is None or alone is not None, "load reads it, load_logits does not")
+            require(y.dtype == np.int64 and y.shape == z.shape[:1], f"labels {y.dtype} {y.shape} for logits {z.shape}")
+            require(not len(y) or (y.min() >= 0 and y.max() < z.shape[1]), "labels out of range")
+    require(whole is None or alone is not None, "load reads it, load_logits does not")
     if whole is not None and streamed is not None:
         same = all(np.array_equal(a, b) for a, b in zip(whole, streamed, strict=True))
-        hold(same and np.array_equal(whole[0], alone[0]), "load, stream and load_logits read different numbers")
-    hold(whole is not None or streamed is None, "stream reads it, load does not")
-    hold(streamed is not None or whole is None or "Fortran" in heard[0], "load reads it, stream does not")
+        require(same and np.array_equal(whole[0], alone[0]), "load, stream and load_logits read different numbers")
+    require(whole is not None or streamed is None, "stream reads it, load does not")
+    require(streamed is not None or whole is None or "Fortran" in refusals[0], "load reads it, stream does not")
     return whole is not None
 
 
@@ -49,30 +49,30 @@ def _joined(parts):
     return tuple(np.concatenate([part[i] for part in parts]) for i in range(2))
 
 
-def _answer(heard, path, read):
+def _read(refusals, path, read):
     try:
         return read()
     except ALLOWED as error:
-        heard.append(told(error, path))
+        refusals.append(check_message(error, path))
         return None
 
 
-def told(error, path):
+def check_message(error, path):
     """An error must name the file, in one line that fits a screen."""
     message = str(error)
-    hold(str(path) in message or path.name in message, f"an error that does not name the file: {message[:200]!r}")
-    hold("\n" not in message and len(message) < 1500, f"an error of {len(message)} characters: {message[:200]!r}")
+    require(str(path) in message or path.name in message, f"an error that does not name the file: {message[:200]!r}")
+    require("\n" not in message and len(message) < 1500, f"an error of {len(message)} characters: {message[:200]!r}")
     return message
 
 
-def hold(true, fact):
-    if not true:
-        raise AssertionError(fact)
+def require(holds, complaint):
+    if not holds:
+        raise AssertionError(complaint)
 
 
-def nonsense(path, read):
+def read_or_refuse(path, read):
     """None if the file is refused."""
-    return _answer([], path, read)
+    return _read([], path, read)
 
 
 def _numbers(found):
@@ -82,10 +82,10 @@ def _numbers(found):
 def read_calibrator(path):
     from trueup.io.artifacts import load_calibrator, read_header
 
-    nonsense(path, lambda: read_header(path))
-    found = nonsense(path, lambda: load_calibrator(path))
+    read_or_refuse(path, lambda: read_header(path))
+    found = read_or_refuse(path, lambda: load_calibrator(path))
     if found is not None:
-        hold(not any(np.isnan(each).any() for each in _numbers(found)), "a calibrator with NaN in it")
+        require(not any(np.isnan(each).any() for each in _numbers(found)), "a calibrator with NaN in it")
         found(np.zeros((2, 3)))
     return found is not None
 
@@ -93,23 +93,23 @@ def read_calibrator(path):
 def read_recalibrator(path):
     from trueup.io.artifacts import load_recalibrator, read_header
 
-    nonsense(path, lambda: read_header(path, "recalibrator"))
-    found = nonsense(path, lambda: load_recalibrator(path))
+    read_or_refuse(path, lambda: read_header(path, "recalibrator"))
+    found = read_or_refuse(path, lambda: load_recalibrator(path))
     if found is not None:
         with np.errstate(all="ignore"):
             ends = found.quantiles([0.0], [1.0], levels=[0.1, 0.5, 0.9])
-        hold(not np.isnan(ends).any(), "a recalibrator that gives NaN")
+        require(not np.isnan(ends).any(), "a recalibrator that gives NaN")
     return found is not None
 
 
 def read_monitor(path):
     from trueup.monitor.checkpoint import load_monitor
 
-    found = nonsense(path, lambda: load_monitor(path))
+    found = read_or_refuse(path, lambda: load_monitor(path))
     if found is not None:
         status = found.update(np.zeros((1, found.classes)), [0])
         numbers = {name: value for name, value in vars(status).items() if isinstance(value, float)}
-        hold(all(math.isfinite(value) for value in numbers.values()), f"a monitor that says {numbers}")
+        require(all(math.isfinite(value) for value in numbers.values()), f"a monitor that says {numbers}")
     return found is not None
 
 
@@ -118,9 +118,9 @@ def read_clamped(path):
 
     from trueup.clamping.clamped_file import load_clamped
 
-    found = nonsense(path, lambda: load_clamped(torch.nn.Identity(), path))
+    found = read_or_refuse(path, lambda: load_clamped(torch.nn.Identity(), path))
     if found is not None:
-        hold(not any(np.isnan(each).any() for each in _numbers(found)), "a clamped network with NaN in it")
+        require(not any(np.isnan(each).any() for each in _numbers(found)), "a clamped network with NaN in it")
         found(torch.zeros(2, 3))
     return found is not None
 
@@ -137,12 +137,12 @@ def read_store(path):
         try:
             store.finish(Cell("demo", 1, {"seed": 1000}), [{"ece": 0.5}], seconds=1.0)
         except OSError as error:  # a file may say that its writers must be newer
-            hold("readonly" in told(error, path), str(error))
+            require("readonly" in check_message(error, path), str(error))
         return store
 
     for other in ("-wal", "-shm", "-journal"):
         path.with_name(path.name + other).unlink(missing_ok=True)
-    return nonsense(path, read) is not None
+    return read_or_refuse(path, read) is not None
 
 
 def read_shards(path):
@@ -152,32 +152,32 @@ def read_shards(path):
 
     shards = Shards.of(path.parent)
     options = {"n_resamples": 2, "metrics": ["ece"], "progress": False}
-    found = nonsense(path, lambda: evaluate_shards(shards, **options))
+    found = read_or_refuse(path, lambda: evaluate_shards(shards, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rest = evaluate_shards(shards, **options, skip_bad=True) if found is None or found.classes == 3 else found
-    heard = any(f"1 bad shards were left out: {path}" in str(warning.message) for warning in caught)
-    hold(found is not None or (heard and rest.rows == 48), f"{rest.rows} rows of the good shards, told: {heard}")
+    named = any(f"1 bad shards were left out: {path}" in str(warning.message) for warning in caught)
+    require(found is not None or (named and rest.rows == 48), f"{rest.rows} rows of the good shards, warned: {named}")
     return found is not None
 
 
 def read_upload(path):
     client = _client()
     answer = client.post("/api/upload", params={"name": path.name}, content=path.read_bytes())
-    hold(answer.status_code in (201, 413, 422), f"status {answer.status_code}: {answer.text[:200]}")
+    require(answer.status_code in (201, 413, 422), f"status {answer.status_code}: {answer.text[:200]}")
     if answer.status_code != 201:
-        message = sentence(answer)
-        hold(path.name in message or "file is empty" in message, f"does not name the file: {message[:200]!r}")
+        message = error_message(answer)
+        require(path.name in message or "file is empty" in message, f"does not name the file: {message[:200]!r}")
     else:
         client.delete(f"/api/data/{answer.json()['id']}")
     return answer.status_code == 201
 
 
-def sentence(answer):
+def error_message(answer):
     """What the server says is wrong: one line, and nothing of where it kept the file."""
     message = answer.json()["error"]
-    hold("\n" not in message and len(message) < 1500, f"{len(message)} characters: {message[:200]!r}")
-    hold(tempfile.gettempdir() not in message, f"tells where it was kept: {message[:200]!r}")
+    require("\n" not in message and len(message) < 1500, f"{len(message)} characters: {message[:200]!r}")
+    require(tempfile.gettempdir() not in message, f"tells where it was kept: {message[:200]!r}")
     return message
 
 
@@ -187,16 +187,16 @@ def read_replay(path):
     id = client.post("/api/monitors", json={"name": "fuzzed", "classes": 3, "block": 10}).json()["id"]
     body = path.read_bytes()
     answer = client.post(f"/api/monitors/{id}/replay", params={"name": path.name, "probs": False}, content=body)
-    hold(answer.status_code in (200, 413, 422), f"status {answer.status_code}: {answer.text[:200]}")
+    require(answer.status_code in (200, 413, 422), f"status {answer.status_code}: {answer.text[:200]}")
     status = client.get(f"/api/monitors/{id}").json()["status"]
     client.delete(f"/api/monitors/{id}")
     if answer.status_code != 200:
-        message = sentence(answer)
+        message = error_message(answer)
         named = path.name in message or "file is empty" in message or "logits must have 3 classes" in message
-        hold(named, f"does not name the file: {message[:200]!r}")
-        hold(status["rows"] == 0, f"{status['rows']} rows of a log that was refused")
+        require(named, f"does not name the file: {message[:200]!r}")
+        require(status["rows"] == 0, f"{status['rows']} rows of a log that was refused")
     else:
-        hold(status["rows"] > 0 and status["evidence"] is not None, f"a monitor that says {status}")
+        require(status["rows"] > 0 and status["evidence"] is not None, f"a monitor that says {status}")
     return answer.status_code == 200
 
 
@@ -204,17 +204,17 @@ def read_restored(path):
     """What is taken for a checkpoint goes on as a monitor does."""
     client = _client()
     answer = client.post("/api/monitors/restore", params={"name": "fuzzed"}, content=path.read_bytes())
-    hold(answer.status_code in (201, 422), f"status {answer.status_code}: {answer.text[:200]}")
+    require(answer.status_code in (201, 422), f"status {answer.status_code}: {answer.text[:200]}")
     if answer.status_code == 422:
-        sentence(answer)
+        error_message(answer)
     else:
         found = answer.json()
         row = {"logits": [[0.0] * found["settings"]["classes"]], "labels": [0]}
         after = client.post(f"/api/monitors/{found['id']}/update", json=row)
         client.delete(f"/api/monitors/{found['id']}")
-        hold(after.status_code == 200, f"it does not go on: {after.text[:200]}")
+        require(after.status_code == 200, f"it does not go on: {after.text[:200]}")
         rows = after.json()["status"]["rows"]
-        hold(rows == found["status"]["rows"] + 1, f"{rows} rows after {found['status']['rows']} and one")
+        require(rows == found["status"]["rows"] + 1, f"{rows} rows after {found['status']['rows']} and one")
     return answer.status_code == 201
 
 
@@ -241,13 +241,13 @@ def read_cli(path):
         "temperature": ["apply", path, beside, "--output", path.with_name("out.npz"), "--quiet"],
         "monitor": ["monitor", beside, "--state", path],
         "packed": ["fit", path, "-m", "temperature", "--output", path.with_name("out.safetensors")],
-    }.get(path.stem, ["evaluate", path, "--replicates", "2"])
+    }.get(path.stem, ["evaluate", path, "--resamples", "2"])
     result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exit_code not in (0, ALARM):
-        hold(result.exit_code == 2, f"code {result.exit_code}: {result.stderr[:300]}")
+        require(result.exit_code == 2, f"code {result.exit_code}: {result.stderr[:300]}")
         lines = [line for line in result.stderr.splitlines() if not line.startswith("trueup: warning:")]
-        hold(len(lines) == 1 and lines[0].startswith("trueup: "), f"no single line: {result.stderr[:300]!r}")
+        require(len(lines) == 1 and lines[0].startswith("trueup: "), f"no single line: {result.stderr[:300]!r}")
         # A damaged temperature may be a temperature still, with which logits overflow.
         named = path.name in lines[0] or (path.stem == "temperature" and "logits must be finite" in lines[0])
-        hold(named and "Traceback" not in result.output, f"said {lines[0][:300]!r}")
+        require(named and "Traceback" not in result.output, f"said {lines[0][:300]!r}")
     return result.exit_code in (0, ALARM)

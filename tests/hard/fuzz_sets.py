@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from fuzz_readers import hold, nonsense
+from fuzz_readers import read_or_refuse, require
 from mutations.sets import archive_of
 
 FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
@@ -17,13 +17,16 @@ FOLDERS = {"train": "20news-bydate-train", "test": "20news-bydate-test"}
 def read_set(read, path):
     """Nothing of the file is run, and labels are whole numbers."""
     sys.modules.pop("evil", None)
-    found = nonsense(path, lambda: read(path))
-    hold("evil" not in sys.modules, "code was run that the file holds")
+    found = read_or_refuse(path, lambda: read(path))
+    require("evil" not in sys.modules, "code was run that the file holds")
     for part in found.values() if isinstance(found, Mapping) else [found]:
         if isinstance(part, tuple):
             inputs, labels = part
-            hold(isinstance(inputs, np.ndarray) or all(type(text) is str for text in inputs), "inputs of another kind")
-            hold(labels.ndim == 1 and labels.dtype.kind in "if", f"labels {labels.dtype} {labels.shape}")
+            require(
+                isinstance(inputs, np.ndarray) or all(type(text) is str for text in inputs),
+                "inputs are of another kind",
+            )
+            require(labels.ndim == 1 and labels.dtype.kind in "if", f"labels {labels.dtype} {labels.shape}")
     return found is not None
 
 

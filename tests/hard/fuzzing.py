@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fuzz_good import good
-from mutations import broken, dice_of
+from mutations import break_file, dice_of
 
 LONGEST = 10
 """Seconds a reader may take for one file."""
@@ -28,7 +28,7 @@ FILES = {
     **{"pairs": 75, "parquet": 70, "headers": 60, "clamped": 60, "shards": 16, "store": 60, "web": 24, "monitors": 16},
     **{"cli": 5, "images": 40, "texts": 40},
 }
-"""How many broken files each group of readers gets, of each good one, at effort 1."""
+"""How many broken files each group of readers gets, of each good one, times the effort; at effort 1, a third."""
 NOW = Path("now.txt")
 """Which file is being read, in case nobody is left to tell."""
 
@@ -62,29 +62,29 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def tried(path, read, count, seed, findings):
+def read_broken(path, read, count, seed, findings):
     """Break a file `count` times and read each; how many were read, and the longest time."""
     whole, content = 0, path.read_bytes()
     slowest = 0.0
     for i in range(count):
-        way, bad = broken(content, path.suffix, dice_of(path.name, seed, i))
+        way, bad = break_file(content, path.suffix, dice_of(path.name, seed, i))
         path.write_bytes(bad)
         NOW.write_text(f"{path}\n{way} (seed {seed}, file {i})")
         start = time.perf_counter()
-        fact = None
+        complaint = None
         try:
             with in_time():
                 whole += read(path)
         except Slow:
-            fact = f"took more than {LONGEST} s"
+            complaint = f"took more than {LONGEST} s"
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            fact = f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}:{place.lineno})"
+            complaint = f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}:{place.lineno})"
         slowest = max(slowest, time.perf_counter() - start)
-        if fact:
+        if complaint:
             kept = path.with_name(f"kept-{path.stem}-{seed}-{i}{path.suffix}")
             kept.write_bytes(bad)
-            findings.append(f"{kept}: {path.name}, {way}: {fact}")
+            findings.append(f"{kept}: {path.name}, {way}: {complaint}")
     path.write_bytes(content)
     return whole, slowest
 
@@ -97,12 +97,12 @@ def group(files, count, report):
     for path, read in files:
         if not read(path):
             findings.append(f"{path}: the good file is refused")
-        tried(path, read, max(8, count // 4), "warm-up", findings)
+        read_broken(path, read, max(8, count // 4), "warm-up", findings)
     before, peak = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST, resource.RLIM_INFINITY))
     for path, read in files:
-        good, longest = tried(path, read, count, 0, findings)
+        good, longest = read_broken(path, read, count, 0, findings)
         whole, slowest, total = whole + good, max(slowest, longest), total + count + max(8, count // 4)
     facts = {
         "files": total,
@@ -137,7 +137,7 @@ def main(folder, effort, *wanted):
         else:
             code = 1
             try:
-                group(files[name], FILES[name] * effort, report)
+                group(files[name], FILES[name] * effort if effort > 1 else -(-FILES[name] // 3), report)
                 code = 0
             except BaseException:
                 traceback.print_exc()

@@ -139,6 +139,6 @@ WRITTEN = {
 """All of them by name."""
 
 
-def beside(path):
+def file_contents(path):
     """All files that belong to a path, with their bytes."""
     return {file.name: file.read_bytes() for file in path.parent.iterdir() if file.name != "filler" and file.is_file()}

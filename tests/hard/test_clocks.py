@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from asked import overconfident
+from commands import overconfident
 
 import trueup
 from trueup.report.audit import audit

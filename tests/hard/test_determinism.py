@@ -42,7 +42,7 @@ def numbers(value):
     return [float(value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
-def apart(one, other):
+def largest_difference(one, other):
     """The worst difference between two lists of numbers, relative to their size."""
     a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
     assert a.shape == b.shape
@@ -75,7 +75,7 @@ def test_tables_by_thread_count(effort, tell):
     for count in (1, 2, 4):
         with threads(count):
             found[count] = tables(rows)
-    gaps = {name: max(apart(found[1][name], found[n][name]) for n in (2, 4)) for name in found[1]}
+    gaps = {name: max(largest_difference(found[1][name], found[n][name]) for n in (2, 4)) for name in found[1]}
     worst = max(gaps, key=gaps.get)
     assert gaps[worst] <= TABLE, gaps
     same = sum(gap == 0 for gap in gaps.values())
@@ -105,17 +105,17 @@ def test_environment(tell):
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, text=True) as process:
         with threads(1):
-            one = told()
+            one = child_results()
         two = json.loads(process.communicate(timeout=120)[0])
     count = two.pop("threads")
-    gaps = {name: apart(one[name], two[name]) for name in one}
+    gaps = {name: largest_difference(one[name], two[name]) for name in one}
     worst = max(gaps, key=gaps.get)
     assert gaps[worst] <= FIT, gaps
     tell("numbers", f"{len(gaps)} results by {count} threads and by one: worst relative difference {gaps[worst]:.1e} "
          f"({worst}); at most {FIT:.0e} is promised")  # fmt: skip
 
 
-def told():
+def child_results():
     """What a new process tells: a table and some fits, on enough rows for threads to share the work."""
     z, y = calibrated(110_000, 10, temperature=2.0)
     found = {name: probabilities(name, 1000)[:5].ravel().tolist() for name in ("vector", "dirichlet_odir")}
@@ -153,7 +153,7 @@ def test_compiled_and_torch(effort, monkeypatch, tell):
     compiled = tables(rows), {name: probabilities(name, few) for name in fits}
     monkeypatch.setattr(native, "compiled", None)
     plain = tables(rows), {name: probabilities(name, few) for name in fits}
-    gaps = {name: apart(compiled[0][name], plain[0][name]) for name in plain[0]}
+    gaps = {name: largest_difference(compiled[0][name], plain[0][name]) for name in plain[0]}
     of_fits = {name: float(np.abs(compiled[1][name] - plain[1][name]).max()) for name in fits}
     worst_fit = max(of_fits, key=of_fits.get)
     single = gaps.pop("tally of float32")
@@ -170,4 +170,4 @@ if __name__ == "__main__":
     import warnings
 
     warnings.simplefilter("ignore")
-    print(json.dumps({"threads": torch.get_num_threads(), **told()}))
+    print(json.dumps({"threads": torch.get_num_threads(), **child_results()}))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from asked import ask, overconfident
-from saves import SAVES, WRITTEN, beside
+from commands import invoke, overconfident
+from saves import SAVES, WRITTEN, file_contents
 
 import trueup
 from trueup.study import STUDIES, Cell, Options, Store, run
@@ -64,9 +64,9 @@ def limited(bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def attempt(kind, path, cramped):
+def save_is_refused(kind, path, cramped):
     """Save the next version where there is too little space; True if it was refused, as it should be."""
-    before = beside(path)
+    before = file_contents(path)
     old = kind.read(path)
     refusal = None
     try:
@@ -76,15 +76,15 @@ def attempt(kind, path, cramped):
         refusal = error
     if refusal is None:
         assert kind.read(path) == old + 1
-        assert set(beside(path)) == set(before)
+        assert set(file_contents(path)) == set(before)
         return False
     assert refusal.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO), refusal
     assert refusal.filename == str(path), f"the error does not name the file: {refusal}"
-    assert beside(path) == before, "the old file changed, or a draft is left"
+    assert file_contents(path) == before, "the old file changed, or a draft is left"
     return True
 
 
-def spread(most, effort):
+def free_space(most, effort):
     """How much space to leave: none, and as much as takes the writer to some other place of its work."""
     return [0, *np.random.default_rng(effort).integers(1, max(2, most), size=3 * effort)]
 
@@ -95,12 +95,12 @@ def test_full_disk(disk, effort, tell):
     for name, kind in WRITTEN.items():
         path = disk / kind.file
         kind.write(path, 1)
-        size = sum(map(len, beside(path).values()))
-        for pages in spread(size // PAGE, effort):
-            full = attempt(kind, path, filled(disk, int(pages)))
+        size = sum(map(len, file_contents(path).values()))
+        for pages in free_space(size // PAGE, effort):
+            full = save_is_refused(kind, path, filled(disk, int(pages)))
             assert full or pages, f"{name} was saved where there was no space"
             tried, refused = tried + 1, refused + full
-        for file in beside(path):
+        for file in file_contents(path):
             (disk / file).unlink()
     tell(
         "faults",
@@ -117,8 +117,8 @@ def test_file_size_limit(tmp_path, effort, tell):
         folder.mkdir()
         path = folder / kind.file
         kind.write(path, 1)
-        for size in spread(path.stat().st_size - 1, effort):
-            full = attempt(kind, path, limited(int(size)))
+        for size in free_space(path.stat().st_size - 1, effort):
+            full = save_is_refused(kind, path, limited(int(size)))
             assert full, f"{name} was saved beyond the limit"
             tried, refused = tried + 1, refused + full
     tell("faults", f"{tried} saves of {len(WRITTEN)} kinds, {refused} refused by name, every old file byte for byte")
@@ -131,7 +131,7 @@ def test_study_on_a_full_disk(disk, tmp_path, tell):
     run(study, store, options=options, progress=False)
     study_page.save_page(study, store, options, page.parent)
     shutil.copy(store.path, tmp_path / "copy.sqlite")  # from which the page is made where the store cannot be opened
-    cells, files = study.cells(options), beside(page)
+    cells, files = study.cells(options), file_contents(page)
     rows, long, refused = store.rows(cells), [{"text": "x" * 1000}] * 100, 0
     for pages in (0, 3, 12):
         with filled(disk, pages), pytest.raises(OSError, match="results.sqlite"):
@@ -142,10 +142,10 @@ def test_study_on_a_full_disk(disk, tmp_path, tell):
         refused += 2
         assert store.rows(cells) == rows
         assert store.known("other") == []
-        assert beside(page) == files
+        assert file_contents(page) == files
     assert store.finish(Cell("other", 1, {"n": 0}), long, seconds=0)
     study_page.save_page(study, store, options, page.parent)
-    assert beside(page) == files
+    assert file_contents(page) == files
     tell("faults", f"{refused} writes refused by name, all {len(rows)} rows and {len(files)} files as before; with "
          "space again it goes on")  # fmt: skip
     for file in (*page.parent.iterdir(), *disk.glob("results.sqlite*")):
@@ -163,17 +163,17 @@ def test_commands_on_a_full_disk(disk, tmp_path, tell):
         f"{out}/report.html": ["report", "{val}", "-m", "temperature", "-o", "{out}"],
         f"{out}/watch.safetensors": ["monitor", "{val}", "--state", "{out}"],
     }
-    ask("fit", tmp_path / "val.npz", "-m", "temperature", "-o", fit)
+    invoke("fit", tmp_path / "val.npz", "-m", "temperature", "-o", fit)
     for path, words in commands.items():
         line = [word.format(val=tmp_path / "val.npz", out=path) for word in words]
-        first = ask(*line)
+        first = invoke(*line)
         assert first.exit_code in (0, 3), first.output
-        before = beside(Path(path))
+        before = file_contents(Path(path))
         with filled(disk, 0):
-            told = ask(*line)
+            told = invoke(*line)
         assert told.exit_code == 1, told.output
         assert told.stderr == f"trueup: {path}: No space left on device\n"
-        assert beside(Path(path)) == before
+        assert file_contents(Path(path)) == before
     tell("faults", f"{len(commands)} commands: code 1 and one line that names the file; old results byte for byte")
     for file in out.iterdir():
         file.unlink()
@@ -206,13 +206,13 @@ def test_no_permission_to_write(shared, tell):
     for name, kind in WRITTEN.items():
         path = shared / kind.file
         kind.write(path, 1)
-        before = beside(path)
+        before = file_contents(path)
         os.chmod(shared, 0o555)
         with powerless(), pytest.raises(PermissionError) as caught:
             kind.write(path, 2)
         os.chmod(shared, 0o755)
         assert caught.value.filename == str(path), name
-        assert beside(path) == before
+        assert file_contents(path) == before
     tell("faults", f"{len(WRITTEN)} kinds: PermissionError that names the file; old files byte for byte, no draft")
 
 
@@ -232,7 +232,7 @@ def test_no_permission_to_read(shared, tell):
     for path in (pair_file, store):
         path.chmod(0)
     with powerless():
-        told = ask("evaluate", pair_file)
+        told = invoke("evaluate", pair_file)
         with pytest.raises(PermissionError, match="results.sqlite"):
             Store(store)
     assert (told.exit_code, told.stderr) == (2, f"trueup: {pair_file}: Permission denied\n")

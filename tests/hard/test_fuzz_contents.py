@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trueup
-from parts import Evil
+from small_datasets import CodeInPickle
 from trueup.io.predictions import load_logits
 
 ALLOWED = (ValueError, FileNotFoundError, ImportError)
@@ -53,23 +53,23 @@ def arrays(draw, labels):
     if dtype.kind == "f" and array.size and draw(st.booleans()):
         array.flat[draw(st.integers(0, array.size - 1))] = draw(st.sampled_from([np.nan, np.inf, -np.inf, 6e4, -0.0]))
     if dtype.hasobject and array.size:
-        array.flat[0] = Evil()
+        array.flat[0] = CodeInPickle()
     if draw(st.integers(0, 5)) == 0 and not dtype.hasobject:
         array = np.array(list(zip(array.ravel(), array.ravel(), strict=True)), [("a", dtype), ("b", dtype)])
     return np.asfortranarray(array) if draw(st.booleans()) else array
 
 
-def judged(path):
+def read_all_ways(path):
     """Whether the file is read; if it is, all must be sound, and if not, one line must name it."""
     sys.modules.pop("evil", None)
-    answers, told = [], []
+    answers, refusals = [], []
     for read in (trueup.load, lambda p: list(trueup.stream(p, rows=4)), load_logits):
         try:
             answers.append(read(path))
         except ALLOWED as error:
-            told.append(str(error))
+            refusals.append(str(error))
             answers.append(None)
-    assert all(str(path) in message and "\n" not in message for message in told), told
+    assert all(str(path) in message and "\n" not in message for message in refusals), refusals
     assert "evil" not in sys.modules, "a pickle was run"
     whole, parts, logits = answers
     if whole is not None:
@@ -117,7 +117,7 @@ def test_arrays_of_any_type_and_shape(tmp_path, effort, tell):
             path = tmp_path / "net.npy"
             np.save(path, logits)
             np.save(tmp_path / "net.labels.npy", labels)
-        found = judged(path)
+        found = read_all_ways(path)
         if found is not None:
             np.testing.assert_array_equal(found.logits, logits)
             np.testing.assert_array_equal(found.labels, labels)
@@ -176,7 +176,7 @@ def test_tables_of_any_content(tmp_path, effort, tell):
         table["label"] = data.draw(columns(rows, pa.int64()))
         path = tmp_path / "net.parquet"
         pq.write_table(pa.table(table), path, row_group_size=4)
-        count(judged(path))
+        count(read_all_ways(path))
 
     trial()
     assert 0 < count.read < count.files
@@ -203,7 +203,7 @@ def test_text_of_any_content(tmp_path, effort, tell):
         text = end.join(comma.join(line) for line in (header, *lines))
         path = tmp_path / "net.csv"
         path.write_bytes(text.encode(encoding, "replace"))
-        count(judged(path))
+        count(read_all_ways(path))
 
     trial()
     assert 0 < count.read < count.files

@@ -26,7 +26,8 @@ def fuzzed(tmp_path_factory, effort):
     if not hasattr(os, "fork"):
         pytest.skip("processes cannot be forked here")
     folder = tmp_path_factory.mktemp("fuzzed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "PYTHONFAULTHANDLER": "1"}
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, HERE / "fuzzing.py", folder, str(effort)]
     limit = 300 + 60 * effort
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)

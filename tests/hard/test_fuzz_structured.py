@@ -119,15 +119,15 @@ print(peak() - before)
 """
 
 
-def apart(lines, told="", seconds=60):
+def refuse_in_child(lines, beginning="", seconds=60):
     """Have files read by a process of its own, since it may hang or crash; each must be refused. Gives its peak."""
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=seconds, check=True)
     *answers, peak = done.stdout.splitlines()
     assert len(answers) == len(lines)
-    for path, kind, *said in (answer.split("\t") for answer in answers):
-        assert kind in ("ValueError", "InputError"), (path, kind, said)
-        assert said[0].startswith(f"{path}: {told}"), said
+    for path, kind, *message in (answer.split("\t") for answer in answers):
+        assert kind in ("ValueError", "InputError"), (path, kind, message)
+        assert message[0].startswith(f"{path}: {beginning}"), message
     return int(peak)
 
 
@@ -135,7 +135,7 @@ def test_files_that_stand_for_gigabytes(tmp_path, tell):
     """Small files that unpack to, or speak of, gigabytes: archives, headers, numbers of classes and of bins."""
     for name, (made, _) in BOMBS.items():
         Path(tmp_path, name).write_bytes(made())
-    peak = apart([f"{reader} {tmp_path / name}" for name, (_, reader) in BOMBS.items()])
+    peak = refuse_in_child([f"{reader} {tmp_path / name}" for name, (_, reader) in BOMBS.items()])
     assert peak < MEMORY, f"{peak / 2**20:.0f} MB were needed"
     size = sum(Path(tmp_path, name).stat().st_size for name in BOMBS)
     tell("files", f"{len(BOMBS)} files of {size / 2**20:.1f} MB refused by name, with {peak / 2**20:.0f} MB of memory")
@@ -166,7 +166,7 @@ def test_parquet_files_that_lost_their_beginning(tmp_path, tell):
         path.write_bytes(content[lost:])
         lines.append(f"load_logits {path}")
     # Which of them it never ends with depends on what is in memory, so none may reach it.
-    apart(lines, "the file lost its beginning", seconds=30)
+    refuse_in_child(lines, "the file lost its beginning", seconds=30)
     tell("files", f"{len(lines)} files, each refused by name")
 
 

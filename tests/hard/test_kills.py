@@ -12,8 +12,8 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from asked import ask, overconfident
 from child_processes import FORKS, command, die_soon, save_for_ever
+from commands import invoke, overconfident
 from saves import WRITTEN, pair
 
 import trueup
@@ -88,7 +88,7 @@ def test_worker_killed(tmp_path, tell):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("trueup.core.executors"), "executor_for", executor_for)
         started = time.monotonic()
-        told = ask("evaluate", tmp_path, "--cluster", "processes:2")
+        told = invoke("evaluate", tmp_path, "--cluster", "processes:2")
     seconds = time.monotonic() - started
     assert told.exit_code == 1, told.output
     assert told.stderr.startswith("trueup: BrokenProcessPool: ")

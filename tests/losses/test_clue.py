@@ -19,10 +19,10 @@ from torch import distributed as dist
 from torch import nn
 
 import reference
-from processes import found_by_two
 from trueup.losses.clue import CLUE, clue, error_and_entropy, error_and_variance, training_passes
 from trueup.models.dropout import insert_dropout, mc_dropout
 from trueup.models.networks import CNN, MLP
+from two_ranks import run_two_ranks
 
 LEVELS = ("batch", "group", "sample")
 levels = pytest.mark.parametrize("level", LEVELS)
@@ -515,7 +515,7 @@ def distributed_steps(share, wrap):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What each of two processes found."""
-    return found_by_two(__file__, tmp_path_factory.mktemp("ranks"))
+    return run_two_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 def test_two_processes_are_one_with_the_doubled_batch(two):

@@ -95,8 +95,9 @@ def test_every_record_is_drawn_in_a_column_and_leaves_no_trace(record):
     assert ax.get_title(loc="left")
 
 
-def test_the_given_axes_are_drawn_on(record):
-    figure = Figure()
+@pytest.mark.parametrize("name", [name for name in RECORDS if " " not in name] + ["greatest logits"])
+def test_the_given_axes_are_drawn_on(name):
+    figure, record = Figure(), made(name)
     others, given = figure.subplots(1, 2)
     assert draw(record, given, title="mine") is given
     assert given.get_title(loc="left") == "mine"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from parts import names
+from small_datasets import split_sizes
 from trueup.training.data import DATASETS, load_data, sources
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 def test_digits_need_no_folder_and_split_by_seed():
     one, two = load_data("digits", seed=1), load_data(seed=2)
-    assert names(one) == [1078, 360, 359]
+    assert split_sizes(one) == [1078, 360, 359]
     for part in (one.train, one.val, one.test):
         x, y = part.tensors
         assert x.dtype == torch.float32
@@ -108,7 +108,7 @@ def table(n=40):
 
 
 def check_table(data, x, y):
-    assert names(data) == [29, 7, 4]
+    assert split_sizes(data) == [29, 7, 4]
     train, targets = data.train.tensors
     assert train.dtype == targets.dtype == torch.float32
     torch.testing.assert_close(train.mean(dim=0), torch.zeros(4), atol=1e-6, rtol=0)
@@ -180,7 +180,7 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(data, name):
     found = load_data(name, data)
-    assert tuple(names(found)) == REAL[name]
+    assert tuple(split_sizes(found)) == REAL[name]
     x = found.train.tensors[0]
     if found.kind == "image" and name == "fashion_mnist":
         mean, std = found.normalisation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from parts import Evil, Saved, names, numbered, numbers, saved
+from small_datasets import CodeInPickle, FakeSplit, fake_hugging_face, image_numbers, numbered_images, split_sizes
 from trueup.training.data import image_folder as folder
 from trueup.training.data import load_data, sources
 from trueup.training.data.class_names import HUNDRED
@@ -23,10 +23,13 @@ def test_arrays_with_their_own_split(tmp_path, place):
     (tmp_path / place).mkdir(exist_ok=True)
     arrays = {}
     for key, n, first in (("train", 6, 0), ("val", 3, 100), ("test", 2, 200)):
-        arrays |= {f"{key}_images": numbered(n, 28, 28, first=first), f"{key}_labels": np.arange(n, dtype=np.uint8)}
+        arrays |= {
+            f"{key}_images": numbered_images(n, 28, 28, first=first),
+            f"{key}_labels": np.arange(n, dtype=np.uint8),
+        }
     np.savez(tmp_path / place / "fashion_mnist.npz", **arrays)
     data = load_data("fashion_mnist", tmp_path, seed=5)
-    assert [numbers(p) for p in (data.train, data.val, data.test)] == [[*range(6)], [100, 101, 102], [200, 201]]
+    assert [image_numbers(p) for p in (data.train, data.val, data.test)] == [[*range(6)], [100, 101, 102], [200, 201]]
     assert data.val.tensors[1].tolist() == [0, 1, 2]
     assert data.train.tensors[0].shape == (6, 1, 28, 28)
 
@@ -41,26 +44,26 @@ def test_fashion_in_its_own_format(tmp_path, inner, ending):
     place.mkdir(parents=True, exist_ok=True)
     for name, n, first in (("train", 24, 0), ("t10k", 4, 200)):
         for what, array in (
-            ("images-idx3", numbered(n, 28, 28, first=first)),
+            ("images-idx3", numbered_images(n, 28, 28, first=first)),
             ("labels-idx1", np.arange(n, dtype=np.uint8) % 10),
         ):
             content = as_idx(array)
             (place / f"{name}-{what}-ubyte{ending}").write_bytes(gzip.compress(content) if ending else content)
     data = load_data("fashion_mnist", tmp_path)
-    assert names(data) == [22, 2, 4]
-    assert sorted(numbers(data.train) + numbers(data.val)) == [*range(24)]
-    assert numbers(data.test) == [200, 201, 202, 203]
+    assert split_sizes(data) == [22, 2, 4]
+    assert sorted(image_numbers(data.train) + image_numbers(data.val)) == [*range(24)]
+    assert image_numbers(data.test) == [200, 201, 202, 203]
     for image, label in data.train:
         assert round(float(image[0, 0, 0]) * 255) % 10 == label
 
 
 def test_strange_idx_files_are_refused(tmp_path):
     for name in ("train", "t10k"):
-        (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(as_idx(numbered(2, 28, 28))[:-1])
+        (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(as_idx(numbered_images(2, 28, 28))[:-1])
         (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(b"\x01" + as_idx(np.zeros(2, np.uint8))[1:])
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte: the sizes \(2, 28, 28\) need 1568 bytes, got 1567"):
         load_data("fashion_mnist", tmp_path)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(as_idx(numbered(2, 28, 28)))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(as_idx(numbered_images(2, 28, 28)))
     with pytest.raises(ValueError, match="labels-idx1-ubyte: an IDX file of bytes must begin with 0 0 8, got"):
         load_data("fashion_mnist", tmp_path)
 
@@ -68,13 +71,13 @@ def test_strange_idx_files_are_refused(tmp_path):
 def planes(n, first):
     """Rows of red, green and blue planes: red all the image's number, green its rows, blue its columns."""
     grid = np.arange(32, dtype=np.uint8)
-    red = numbered(n, 32, 32, first=first)
+    red = numbered_images(n, 32, 32, first=first)
     green, blue = (np.broadcast_to(g, (n, 32, 32)) for g in (grid[:, None], grid[None]))
     return np.stack([red, green, blue], axis=1).reshape(n, 3072).astype(np.uint8)
 
 
 def check_cifar(data, total):
-    assert sorted(numbers(data.train) + numbers(data.val)) == [*range(total)]
+    assert sorted(image_numbers(data.train) + image_numbers(data.val)) == [*range(total)]
     image, label = data.test[0]
     torch.testing.assert_close(image[1, :, 0] * 255, torch.arange(32.0))
     torch.testing.assert_close(image[2, 0] * 255, torch.arange(32.0))
@@ -97,7 +100,7 @@ def test_cifar10_in_its_own_formats(tmp_path, form):
         else:
             (inner / name).write_bytes(python_batch(rows, labels, "labels", 2))
     data = load_data("cifar10", tmp_path)
-    assert names(data) == [18, 2, 2]
+    assert split_sizes(data) == [18, 2, 2]
     check_cifar(data, 20)
     for image, label in data.train:
         assert round(float(image[0, 0, 0]) * 255) % 10 == label
@@ -144,8 +147,8 @@ def test_cifar_as_python_2_pickled_it(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"data": Evil(), "labels": [1]}, "a batch must hold plain arrays, got a call of __builtin__.exec"),
-        ({"data": np.array([Evil()], dtype=object), "labels": [1]}, "arrays must be of bytes, got type O8"),
+        ({"data": CodeInPickle(), "labels": [1]}, "a batch must hold plain arrays, got a call of __builtin__.exec"),
+        ({"data": np.array([CodeInPickle()], dtype=object), "labels": [1]}, "arrays must be of bytes, got type O8"),
         ({"data": np.zeros((1, 3072)), "labels": [1]}, "arrays must be of bytes, got type f8"),
         ({"data": np.zeros((1, 9), np.uint8), "labels": [1]}, r"data must have shape \(n, 3072\), got \(1, 9\)"),
         ({"data": [1, 2], "labels": [1]}, "a batch must be a mapping with data and labels"),
@@ -172,21 +175,23 @@ def test_cifar_binary_of_a_wrong_size(tmp_path):
 
 def test_cifar10_in_numbered_arrays(tmp_path):
     for name, first in (("train1", 0), ("train2", 10), ("test", 200)):
-        np.savez(tmp_path / f"cifar10_{name}.npz", images=numbered(10, 32, 32, 3, first=first), labels=np.arange(10))
+        np.savez(
+            tmp_path / f"cifar10_{name}.npz", images=numbered_images(10, 32, 32, 3, first=first), labels=np.arange(10)
+        )
     data = load_data("cifar10", tmp_path)
-    assert names(data) == [18, 2, 10]
-    assert sorted(numbers(data.train) + numbers(data.val)) == [*range(20)]
+    assert split_sizes(data) == [18, 2, 10]
+    assert sorted(image_numbers(data.train) + image_numbers(data.val)) == [*range(20)]
     other = load_data("cifar10", tmp_path, seed=1)
-    assert numbers(other.val) != numbers(data.val)
-    assert numbers(other.test) == numbers(data.test)
+    assert image_numbers(other.val) != image_numbers(data.val)
+    assert image_numbers(other.test) == image_numbers(data.test)
 
 
 def test_svhn_keeps_the_last_tenth_and_ten_means_zero(tmp_path):
     for name, n, first in (("train", 20, 0), ("test", 3, 200)):
-        images = np.moveaxis(numbered(n, 32, 32, 3, first=first), 0, 3)
+        images = np.moveaxis(numbered_images(n, 32, 32, 3, first=first), 0, 3)
         savemat(tmp_path / f"{name}_32x32.mat", {"X": images, "y": np.arange(1, n + 1).reshape(-1, 1) % 10 + 1})
     data = load_data("svhn", tmp_path)
-    assert (numbers(data.train), numbers(data.val)) == ([*range(18)], [18, 19])
+    assert (image_numbers(data.train), image_numbers(data.val)) == ([*range(18)], [18, 19])
     assert data.test.tensors[1].tolist() == [2, 3, 4]
     assert data.train.tensors[1][8] == 0  # written as 10
     assert data.train.tensors[0].shape == (18, 3, 32, 32)
@@ -203,7 +208,7 @@ def test_svhn_keeps_the_last_tenth_and_ten_means_zero(tmp_path):
 def test_damaged_matlab_files_are_named(tmp_path, damage, message):
     for name in ("train", "test"):
         path = tmp_path / f"{name}_32x32.mat"
-        savemat(path, {"X": np.moveaxis(numbered(20, 32, 32, 3), 0, 3), "y": np.ones((20, 1))})
+        savemat(path, {"X": np.moveaxis(numbered_images(20, 32, 32, 3), 0, 3), "y": np.ones((20, 1))})
         path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=message) as error:
         load_data("svhn", tmp_path)
@@ -213,14 +218,14 @@ def test_damaged_matlab_files_are_named(tmp_path, damage, message):
 def blood(path):
     arrays = {}
     for key, n in (("train", 9), ("val", 3), ("test", 4)):
-        arrays |= {f"{key}_images": numbered(n, 28, 28, 3), f"{key}_labels": np.arange(n).reshape(-1, 1) % 8}
+        arrays |= {f"{key}_images": numbered_images(n, 28, 28, 3), f"{key}_labels": np.arange(n).reshape(-1, 1) % 8}
     np.savez(path, **arrays)
 
 
 def test_bloodmnist(tmp_path):
     blood(tmp_path / "bloodmnist.npz")
     data = load_data("bloodmnist", tmp_path)
-    assert names(data) == [9, 3, 4]
+    assert split_sizes(data) == [9, 3, 4]
     assert data.train.tensors[1].shape == (9,)
     assert len(data.classes) == 8
 
@@ -244,7 +249,9 @@ def test_wrong_arrays_are_refused(tmp_path, change, message):
 
 
 def test_arrays_that_are_pickles_are_refused(tmp_path):
-    np.savez(tmp_path / "bloodmnist.npz", train_images=np.array([Evil()], dtype=object), train_labels=np.zeros(1))
+    np.savez(
+        tmp_path / "bloodmnist.npz", train_images=np.array([CodeInPickle()], dtype=object), train_labels=np.zeros(1)
+    )
     with pytest.raises(ValueError, match="bloodmnist.npz: train_images holds pickled Python objects"):
         load_data("bloodmnist", tmp_path)
     assert "evil" not in sys.modules
@@ -256,9 +263,9 @@ def test_medmnist_fetches(tmp_path, monkeypatch):
         blood(f"{root}/bloodmnist.npz")
 
     monkeypatch.setitem(sys.modules, "medmnist", types.SimpleNamespace(BloodMNIST=make))
-    assert names(load_data("bloodmnist", tmp_path)) == [9, 3, 4]
+    assert split_sizes(load_data("bloodmnist", tmp_path)) == [9, 3, 4]
     monkeypatch.setitem(sys.modules, "medmnist", None)
-    assert names(load_data("bloodmnist", tmp_path)) == [9, 3, 4]  # it is there now
+    assert split_sizes(load_data("bloodmnist", tmp_path)) == [9, 3, 4]  # it is there now
 
 
 def test_a_failed_fetch_leaves_nothing(tmp_path, monkeypatch):
@@ -290,12 +297,12 @@ def test_torchvision_fetches(tmp_path, monkeypatch):
 
 def test_saved_datasets_of_images(tmp_path, monkeypatch):
     def part(n, first):
-        return Saved({"img": list(numbered(n, 32, 32, 3, first=first)), "label": [1] * n}, "label", None)
+        return FakeSplit({"img": list(numbered_images(n, 32, 32, 3, first=first)), "label": [1] * n}, "label", None)
 
-    saved(monkeypatch, tmp_path, "cifar10", {"train": part(20, 0), "test": part(3, 200)})
+    fake_hugging_face(monkeypatch, tmp_path, "cifar10", {"train": part(20, 0), "test": part(3, 200)})
     data = load_data("cifar10", tmp_path)
-    assert names(data) == [18, 2, 3]
-    assert numbers(data.test) == [200, 201, 202]
+    assert split_sizes(data) == [18, 2, 3]
+    assert image_numbers(data.test) == [200, 201, 202]
 
 
 def test_imagenet_folders(tmp_path, monkeypatch):
@@ -306,7 +313,7 @@ def test_imagenet_folders(tmp_path, monkeypatch):
                 (tmp_path / key / name / f"{name}_{i}.JPEG").write_bytes(b"picture")
     (tmp_path / "train" / "n01" / "notes.txt").write_text("no picture")
     data = load_data("imagenet", tmp_path, seed=1)
-    assert names(data) == [6, 4, 4]
+    assert split_sizes(data) == [6, 4, 4]
     assert data.classes == ("n01", "n02")
     files = {path for part in (data.val, data.test) for path in part.files}
     assert len(files) == 8

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import numpy as np
@@ -113,34 +112,31 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 SCRIPT = """
-import sys, torch
+import sys
 sys.path.insert(0, {tests!r})
-from training.test_loop import DATA, network
-from trueup import losses
-from trueup.training.loop import train
-done = train(network(dropout=0.3), DATA, losses.CrossEntropy(), 30, batch_size=8, checkpoint={file!r}, progress=False)
-torch.save([p.detach() for p in done.model.parameters()], {out!r})
+from training.test_loop import train_with_checkpoint
+train_with_checkpoint({file!r})
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_result_bit_for_bit(tmp_path):
-    def script(file, out):
-        text = SCRIPT.format(tests=os.path.dirname(os.path.dirname(__file__)), file=str(file), out=str(out))
-        return [sys.executable, "-c", textwrap.dedent(text)]
+def train_with_checkpoint(file):
+    model = train(
+        network(dropout=0.3), DATA, losses.CrossEntropy(), 20, batch_size=8, checkpoint=file, progress=False
+    ).model
+    return [parameter.detach() for parameter in model.parameters()]
 
-    subprocess.run(script(tmp_path / "whole.pt", tmp_path / "whole.out"), check=True)
-    file, out = tmp_path / "killed.pt", tmp_path / "killed.out"
-    process = subprocess.Popen(script(file, out))
+
+def test_a_killed_run_goes_on_to_the_same_result_bit_for_bit(tmp_path):
+    whole, file = train_with_checkpoint(tmp_path / "whole.pt"), tmp_path / "killed.pt"
+    text = SCRIPT.format(tests=os.path.dirname(os.path.dirname(__file__)), file=str(file))
+    process = subprocess.Popen([sys.executable, "-c", text])
     while not file.exists():
         time.sleep(0.01)
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not out.exists()
-    assert 1 <= len(torch.load(file, weights_only=True)["history"]["epochs"]) < 30
-    subprocess.run(script(file, out), check=True)
-    whole, killed = (torch.load(path, weights_only=True) for path in (tmp_path / "whole.out", out))
-    assert all(torch.equal(a, b) for a, b in zip(whole, killed, strict=True))
+    assert process.wait() == -signal.SIGKILL
+    assert 1 <= len(torch.load(file, weights_only=True)["history"]["epochs"]) < 20
+    assert all(torch.equal(a, b) for a, b in zip(whole, train_with_checkpoint(file), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -153,18 +149,13 @@ def test_wrong_settings_are_named(options, named):
 
 
 TOGETHER = """
-import os, sys, torch, json
+import os, sys, json
 sys.path.insert(0, {tests!r})
 from lightning.fabric import Fabric
-from training.test_loop import DATA, network
-from trueup import losses
-from trueup.training.loop import train
-fabric = Fabric(accelerator="cpu", devices={devices}, strategy="ddp" if {devices} > 1 else "auto")
+from training.test_loop import loss_curves
+fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()
-rows = []
-for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0), losses.CLUE(passes=1)):
-    done = train(network(), DATA, loss, 3, batch_size={batch}, fabric=fabric, lr=0.05, progress=False)
-    rows += [[e.loss, e.nll, e.train_accuracy] for e in done.history.epochs]
+rows = loss_curves(16, fabric)
 if fabric.is_global_zero:
     with open({out!r}, "w") as file:
         json.dump(rows, file)
@@ -173,14 +164,18 @@ os._exit(0)  # an ordinary end may abort in a thread of gloo's that is still the
 """
 
 
-def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
+def loss_curves(batch, fabric=None):
     rows = []
-    for devices, batch in ((1, 32), (2, 16)):
-        out, script = tmp_path / f"{devices}.json", tmp_path / f"{devices}.py"
-        tests = os.path.dirname(os.path.dirname(__file__))
-        script.write_text(TOGETHER.format(tests=tests, devices=devices, batch=batch, out=str(out)))
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-        done = subprocess.run([*run, str(script)], check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        rows.append(json.loads(out.read_text()))
-    assert np.allclose(*rows, atol=1e-4)
+    for loss in (losses.CrossEntropy(), losses.Focal(gamma=2.0), losses.CLUE(passes=1)):
+        done = train(network(), DATA, loss, 3, batch_size=batch, fabric=fabric, lr=0.05, progress=False)
+        rows += [[epoch.loss, epoch.nll, epoch.train_accuracy] for epoch in done.history.epochs]
+    return rows
+
+
+def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
+    out, script = tmp_path / "two.json", tmp_path / "two.py"
+    script.write_text(TOGETHER.format(tests=os.path.dirname(os.path.dirname(__file__)), out=str(out)))
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(run, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert np.allclose(json.loads(out.read_text()), loss_curves(32), atol=1e-4)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from parts import Saved, names, saved
+from small_datasets import FakeSplit, fake_hugging_face, split_sizes
 from trueup.training.data import load_data
 from trueup.training.data.class_names import GROUPS, QUESTIONS
 
@@ -24,7 +24,7 @@ def test_trec_in_both_formats(tmp_path):
                 text = "".join(f"{QUESTIONS[y]}:any {x}\n" for y, x in rows)
             (place / file).write_bytes(text.encode("latin-1"))
     one, two = (load_data("trec", tmp_path / form) for form in ("all", "label"))
-    assert names(one) == [18, 2, 3]
+    assert split_sizes(one) == [18, 2, 3]
     for a, b in ((one.train, two.train), (one.test, two.test)):
         assert all(x.equal(y) for x, y in zip(a.tensors, b.tensors, strict=True))
     assert one.vocabulary[:2] == ("<padding>", "<other>")
@@ -52,7 +52,7 @@ def test_sst5_keeps_its_split_and_its_words(tmp_path):
     for name, lines in rows.items():
         (tmp_path / "text" / f"stsa.fine.{name}").write_text("\n".join(lines) + "\n")
     data = load_data("sst5", tmp_path)
-    assert names(data) == [2, 1, 1]
+    assert split_sizes(data) == [2, 1, 1]
     assert data.vocabulary == ("<padding>", "<other>", "a", "film")  # of the training part, at least twice
     assert data.train.tensors[0].tolist() == [[2, 1, 3], [2, 1, 3]]
     assert data.val.tensors[0].tolist() == [[1, 3, 1]]  # cut to the longest text of the training part
@@ -79,7 +79,7 @@ def news(tmp_path, packed):
 def test_newsgroups(tmp_path, packed):
     news(tmp_path, packed)
     data = load_data("newsgroups20", tmp_path)
-    assert names(data) == [18, 2, 4]
+    assert split_sizes(data) == [18, 2, 4]
     assert sorted(data.train.tensors[1].tolist() + data.val.tensors[1].tolist()) == [0] * 10 + [3] * 10
     assert data.test.tensors[1].tolist() == [0, 0, 3, 3]
     words = [data.vocabulary[w] for w in data.test.tensors[0][0]]
@@ -104,7 +104,7 @@ def test_newsgroups_by_scikit_learn(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sklearn.datasets.fetch_20newsgroups", fetch)
     data = load_data("newsgroups20", tmp_path)
-    assert names(data) == [9, 1, 2]
+    assert split_sizes(data) == [9, 1, 2]
     assert set(data.train.tensors[1].tolist()) == {GROUPS.index("sci.med")}
 
 
@@ -116,7 +116,7 @@ def test_characters_predict_the_next(tmp_path, file):
     data = load_data("tinyshakespeare", tmp_path)
     assert data.kind == "characters"
     assert data.classes == tuple("\nabcdefg")
-    assert names(data) == [70, 3, 3]
+    assert split_sizes(data) == [70, 3, 3]
     read = "".join(data.vocabulary[c] for row, _ in data.train for c in row)
     assert text.startswith(read)
     for part in (data.train, data.val, data.test):
@@ -134,10 +134,10 @@ def test_short_books_are_refused(tmp_path):
 def test_saved_datasets_keep_our_order_of_classes(tmp_path, monkeypatch):
     theirs = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
     texts = [f"what is {i}" for i in range(12)]
-    part = Saved({"text": texts, "coarse_label": [2] * 12}, "coarse_label", theirs)
-    saved(monkeypatch, tmp_path, "trec", {"train": part, "test": part, "validation": part})
+    part = FakeSplit({"text": texts, "coarse_label": [2] * 12}, "coarse_label", theirs)
+    fake_hugging_face(monkeypatch, tmp_path, "trec", {"train": part, "test": part, "validation": part})
     data = load_data("trec", tmp_path)
-    assert names(data) == [12, 12, 12]
+    assert split_sizes(data) == [12, 12, 12]
     assert set(data.test.tensors[1].tolist()) == {QUESTIONS.index("DESC")}
     part.features["coarse_label"].names = ["no", "yes"]
     with pytest.raises(ValueError, match="coarse_label must have 6 classes, got 2"):

@@ -1,6 +1,7 @@
 """The benchmark of training, in its small form."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_it_runs_small_and_without_data():
     assert "MISS" not in out
 
 
-def test_without_data_it_says_what_it_wants():
-    ended = subprocess.run(COMMAND, cwd=ROOT, env=ALONE, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("TRUEUP_DATA must name the folder")
+def test_without_data_it_says_what_it_wants(monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["training.py"])
+    with pytest.raises(SystemExit, match="^TRUEUP_DATA must name the folder"):
+        runpy.run_path(str(ROOT / "benchmarks" / "training.py"), run_name="__main__")

@@ -45,7 +45,7 @@ def evaluate(
     level: o.Level = None,
     n_resamples: Annotated[
         int | None,
-        typer.Option("--resamples", "--replicates", metavar="N", help="Number of bootstrap resamples (default 1000)."),
+        typer.Option("--resamples", metavar="N", help="Number of bootstrap resamples (default 1000)."),
     ] = None,
     seed: o.Seed = None,
     cluster: o.Cluster = None,

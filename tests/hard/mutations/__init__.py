@@ -1,6 +1,6 @@
 """How good files are broken: any bytes in any way, and each format where it hurts most.
 
-`broken(content, suffix, dice)` gives a broken copy and says what was done to it; the same dice give the same copy.
+`break_file(content, suffix, dice)` gives a broken copy and says what was done to it; the same dice give the same copy.
 """
 
 import random
@@ -9,7 +9,7 @@ from mutations import arrays, sets, tables, tensors
 from mutations.anything import OF_ANY, flip
 from mutations.arrays import npy, promised
 
-__all__ = ["broken", "dice_of", "npy", "promised"]
+__all__ = ["break_file", "dice_of", "npy", "promised"]
 
 OF_FORMAT = {
     ".npy": (arrays.npy_header, arrays.npy_values),
@@ -39,7 +39,7 @@ OF_FORMAT = {
 }
 
 
-def broken(content, suffix, dice):
+def break_file(content, suffix, dice):
     """What was done, and the broken copy."""
     own = OF_FORMAT.get(suffix, ())
     ways = OF_ANY if not own or dice.random() < 0.5 else own

@@ -12,5 +12,5 @@ def overconfident(rows, seed=0):
     return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
 
 
-def ask(*words):
+def invoke(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
