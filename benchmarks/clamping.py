@@ -32,7 +32,7 @@ from torch.nn import functional as F
 import trueup
 from trueup import metrics
 from trueup.clamping import clamp
-from trueup.clamping.published import code, paper
+from trueup.clamping.published_recipes import code, paper
 from trueup.clamping.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS

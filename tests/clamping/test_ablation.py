@@ -10,7 +10,7 @@ from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
 from trueup.clamping.ablation import GAMMAS, SEEDS, ablate, compare_starts
-from trueup.clamping.published import paper
+from trueup.clamping.published_recipes import paper
 from trueup.models.calibrated import collect
 from trueup.models.networks import MLP
 

@@ -12,7 +12,7 @@ from torch import nn
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import RECIPES, Clamped, FitRecord, Shift, clamp
-from trueup.clamping.published import code, paper
+from trueup.clamping.published_recipes import code, paper
 from trueup.models.calibrated import Calibrated, collect
 
 SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch_size=64), "code": partial(code, epochs=2, batch_size=64)}

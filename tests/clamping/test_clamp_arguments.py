@@ -11,7 +11,7 @@ from overconfident import sample
 from torch import nn
 
 from trueup.clamping import RECIPES, clamp
-from trueup.clamping.published import code, paper
+from trueup.clamping.published_recipes import code, paper
 from trueup.core.optimize import FitError
 from trueup.models.calibrated import on_model
 from trueup.registry import METHODS

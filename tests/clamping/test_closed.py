@@ -8,7 +8,7 @@ import torch
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
-from trueup.clamping.published import SCALES, closed_form
+from trueup.clamping.published_recipes import SCALES, closed_form
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.networks import MLP
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import reference
 from trueup.clamping import clamp
-from trueup.clamping.published import augment_images, code, focal_losses, paper
+from trueup.clamping.published_recipes import augment_images, code, focal_losses, paper
 from trueup.core.optimize import FitError
 from trueup.models.networks import MLP
 

@@ -34,7 +34,7 @@ from trueup.clamping.problem import (
     Solution,
     sample_order,
 )
-from trueup.clamping.published import closed_form, code, paper
+from trueup.clamping.published_recipes import closed_form, code, paper
 from trueup.clamping.subspace import subspace
 from trueup.clamping.theory import lemma_residual
 from trueup.clamping.varpro import varpro

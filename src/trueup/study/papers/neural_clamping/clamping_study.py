@@ -20,7 +20,7 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.ablation import ablate, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
-from trueup.clamping.published import SCALES, closed_form, code, paper
+from trueup.clamping.published_recipes import SCALES, closed_form, code, paper
 from trueup.core.arrays import as_tensors
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
