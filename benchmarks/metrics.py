@@ -164,8 +164,8 @@ def judge_ece(sizes: Sizes, data: Pair) -> None:
 def judge_resampling(sizes: Sizes, data: Pair) -> None:
     """Judge the bootstrap interval of ECE and the consistency test, each against a second."""
     runs: dict[str, Run] = {
-        "ece interval": lambda: intervals.bootstrap(*data, replicates=sizes.replicates),
-        "ece consistency": lambda: hypothesis_tests.consistency(*data, resamples=sizes.replicates),
+        "ece interval": lambda: intervals.bootstrap(*data, n_resamples=sizes.replicates),
+        "ece consistency": lambda: hypothesis_tests.consistency(*data, n_resamples=sizes.replicates),
     }
     for name, run in runs.items():
         ours = race({OURS: run}, min(3, sizes.rounds), 0.0)[OURS]

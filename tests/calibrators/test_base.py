@@ -60,8 +60,8 @@ def test_the_raw_confidence_stays_available_and_rows_raised_are_counted():
     low = Fixed(0.1)
     z = np.random.default_rng(0).normal(size=(7, 4))
     assert low.confidence(z) == pytest.approx(np.full(7, 0.1))
-    assert low.raised(z) == 7
-    assert Fixed(0.5).raised(z) == 0
+    assert low.count_clipped(z) == 7
+    assert Fixed(0.5).count_clipped(z) == 0
     assert np.exp(low(z)).max(axis=1) == pytest.approx(np.full(7, (1 + TIE_MARGIN) / 4))
 
 

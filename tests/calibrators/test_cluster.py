@@ -10,8 +10,8 @@ import pytest
 
 import trueup
 from trueup.calibrators.sharded import fit
-from trueup.io.shards import Shards
-from trueup.metrics.sharded import evaluate_shards, map_shards
+from trueup.io.shards import Shards, map_shards
+from trueup.metrics.sharded import evaluate_shards
 
 distributed = pytest.importorskip("distributed", reason="dask distributed is not installed")
 

@@ -10,13 +10,13 @@ from sklearn.isotonic import IsotonicRegression
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.isotonic import Isotonic, IsotonicOvR, IsotonicPooled, pooled
+from trueup.calibrators.isotonic import Isotonic, IsotonicOvR, IsotonicPooled, pool_adjacent_violators
 from trueup.calibrators.temperature import Temperature
 
 
 def test_a_near_miss_below_the_lowest_positive_is_a_block_of_its_own():
     below = 0.5 * (1 - 5e-15)  # further than rounding, nearer than anything else
-    knots, values = pooled(np.array([0.1, below, 0.5]), np.array([0.5]))
+    knots, values = pool_adjacent_violators(np.array([0.1, below, 0.5]), np.array([0.5]))
     assert knots.tolist() == [0.1, below, 0.5]
     assert values.tolist() == [0.0, 0.0, 1.0]
 
@@ -46,7 +46,7 @@ def slow_isotonic(scores, hits):
 def test_pooling_equals_the_slow_loop(drawn):
     scores, hits = np.array([s / 8 for s, _ in drawn]), np.array([h for _, h in drawn])
     places, values = slow_isotonic(list(scores), list(hits))
-    knots, at_knots = pooled(scores, scores[hits])
+    knots, at_knots = pool_adjacent_violators(scores, scores[hits])
     assert (np.diff(knots) > 0).all()
     between = np.concatenate([places, (places[1:] + places[:-1]) / 2, [-1.0, 2.0]])
     np.testing.assert_allclose(np.interp(between, knots, at_knots), np.interp(between, places, values), atol=1e-12)

@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from trueup.calibrators.penalties import PENALTIES, choose_penalty
 
 from strategies import calibrated
 from trueup import METHODS, load, metrics
 from trueup.calibrators import curvature
 from trueup.calibrators.likelihood import Penalty, Problem
 from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
-from trueup.calibrators.penalties import PENALTIES, best_of
 from trueup.calibrators.temperature import Temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums
@@ -48,7 +48,7 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch,
     if not native:
         monkeypatch.setattr(room, "compiled", None)
     problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), on=on, scale=scale, vector=vector)
-    x = problem.settled(np.random.default_rng(0).normal(size=8 if vector else 20))
+    x = problem.canonical(np.random.default_rng(0).normal(size=8 if vector else 20))
     value, gradient = problem._objective()(x)
     expected, slopes = autograd(problem, x)
     assert value == pytest.approx(expected, rel=1e-10)
@@ -62,12 +62,12 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(monkeypatch,
 def test_settling_changes_no_probability_and_lowers_the_penalty(vector):
     problem = Problem(Z, Y, Penalty(off=0.3, diagonal=0.2, bias=0.1, centre=1.0), vector=vector)
     x = np.random.default_rng(0).normal(size=8 if vector else 20)
-    settled = problem.settled(x)
+    settled = problem.canonical(x)
     (before, _), (after, slopes) = autograd(problem, x), autograd(problem, settled)
     assert after <= before
     free = Problem(Z, Y, Penalty(), vector=vector)
     assert autograd(free, settled)[0] == pytest.approx(autograd(free, x)[0], abs=1e-12)
-    assert np.array_equal(problem.settled(settled).round(12), settled.round(12))
+    assert np.array_equal(problem.canonical(settled).round(12), settled.round(12))
     assert slopes[-4:].sum() == pytest.approx(0, abs=1e-12)  # nothing to gain from a constant in the bias
 
 
@@ -86,7 +86,7 @@ def hessian(problem, x):
 def test_the_curvature_is_about_that_of_each_class(monkeypatch, vector, pooled):
     monkeypatch.setattr(curvature, "_FEW_CLASSES", 0 if pooled else 32)
     problem = Problem(Z, Y, Penalty(off=0.03, diagonal=0.01, bias=0.02), on="log_probs", vector=vector)
-    x = problem.point(1.0)
+    x = problem.start_point(1.0)
     inverse = problem.inverse(problem.blocks(x))
     exact, unit = hessian(problem, x), np.eye(len(x))
     applied = np.stack([inverse(row) for row in unit])
@@ -121,8 +121,8 @@ def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data
     z, y = (torch.as_tensor(x) for x in val)
     problem = Problem(z, y, Penalty(), on=on)
     path = [Penalty.odir(strength, 10) for strength in sorted(PENALTIES, reverse=True)]
-    each = [best_of([penalty], problem, 0.35, 5) for penalty in path]
-    assert best_of(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
+    each = [choose_penalty([penalty], problem, 0.35, 5) for penalty in path]
+    assert choose_penalty(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
 def test_vector_sums_agree_between_passes():

@@ -177,7 +177,7 @@ def test_blocks_change_nothing(monkeypatch):
     monkeypatch.setattr("trueup.core.chunks.BLOCK", 50)
     assert ratio(fresh, features=fresh_features) == pytest.approx(whole)
     x = torch.as_tensor(features)
-    assert closeness(x, x, neighbours=10, own=True).numpy() == pytest.approx(near)
+    assert closeness(x, x, neighbours=10, exclude_self=True).numpy() == pytest.approx(near)
 
 
 def test_wrong_parameters_are_named():

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from trueup.calibrators.regression import Recalibrator, VarianceScaling, load_recalibrator, save_recalibrator
-from trueup.calibrators.regression_file import KNOWN, header
 from trueup.calibrators.temperature import Temperature
+from trueup.io.artifacts import RECALIBRATORS, read_header
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def forecasts():
     return rng.normal(size=40), rng.uniform(0.5, 2, size=40), rng.normal(size=40)
 
 
-@pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("kind", RECALIBRATORS.values(), ids=RECALIBRATORS)
 def test_it_comes_back_bit_for_bit(kind, forecasts, tmp_path):
     file = tmp_path / "net.safetensors"
     fitted = kind.fit(*forecasts)
@@ -29,7 +29,7 @@ def test_it_comes_back_bit_for_bit(kind, forecasts, tmp_path):
         assert torch.equal(loaded.config()[name], value)
     for a, b in zip(loaded(*forecasts[:2]), fitted(*forecasts[:2]), strict=True):
         np.testing.assert_array_equal(a, b)
-    said = header(file)
+    said = read_header(file, "recalibrator")
     assert said.method == kind.__name__
     assert said.summary == {"rmse": 0.5, "parts": [1, 2]}
     assert set(said.versions) == {"trueup", "torch"}
@@ -37,7 +37,9 @@ def test_it_comes_back_bit_for_bit(kind, forecasts, tmp_path):
 
 
 def test_every_recalibrator_of_the_package_can_be_saved():
-    assert {kind.__name__ for kind in Recalibrator.__subclasses__() if kind.__module__.startswith("trueup")} == {*KNOWN}
+    assert {kind.__name__ for kind in Recalibrator.__subclasses__() if kind.__module__.startswith("trueup")} == {
+        *RECALIBRATORS
+    }
 
 
 def test_what_cannot_be_saved_is_named(tmp_path):
@@ -87,7 +89,7 @@ def test_files_that_hold_something_else_are_named(tmp_path, content, tensors, me
 def test_files_that_are_none_of_ours(tmp_path):
     file = tmp_path / "x.safetensors"
     save_file({"weight": torch.ones(1)}, file)
-    with pytest.raises(ValueError, match="holds no recalibrator but weight"):
+    with pytest.raises(ValueError, match="must hold a recalibrator, got weight"):
         load_recalibrator(file)
     file.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="not a readable .safetensors file"):

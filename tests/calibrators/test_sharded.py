@@ -10,8 +10,8 @@ import trueup
 from trueup import metrics
 from trueup.calibrators.sharded import FITS, _Data, _Sample, fit
 from trueup.io import shards as source
-from trueup.io.shards import Shards
-from trueup.metrics.sharded import BadShard, evaluate_shards
+from trueup.io.shards import BadShard, Shards
+from trueup.metrics.sharded import evaluate_shards
 
 CLASSES = 4
 
@@ -178,7 +178,7 @@ def test_a_sample_is_drawn_from_all_shards_and_stays_small(tmp_path):
     z[:, 0] = np.arange(5000)
     from functools import partial
 
-    from trueup.metrics.sharded import map_shards
+    from trueup.io.shards import map_shards
 
     shards = Shards.of(written(tmp_path / "g", z, y, parts=10), rows=100)
     joined = partial(_Sample.join, max_rows=500)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from strategies import calibrated
 from trueup import load, metrics
-from trueup.calibrators.temperature import FINE, WIDE, Temperature, grid_errors
+from trueup.calibrators.temperature import FINE_GRID, WIDE_GRID, Temperature, grid_errors
 from trueup.calibrators.temperature_search import inverse_temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import temperature_sums
@@ -132,7 +132,7 @@ def test_a_temperature_is_one_positive_number(temperature):
 class TestGrid:
     def test_the_minimum_is_that_of_the_naive_loop(self):
         logits, labels = calibrated(700, 5, temperature=1.6)
-        grid = np.array(FINE[99:4000:25])
+        grid = np.array(FINE_GRID[99:4000:25])
         naive = np.array([metrics.ece(logits / t, labels) for t in grid])
         quick = grid_errors(torch.tensor(logits), torch.tensor(labels), grid, 15)
         assert quick.min() == pytest.approx(naive.min(), abs=1e-12)
@@ -141,8 +141,8 @@ class TestGrid:
         assert Temperature.fit_ece(logits, labels, temperatures=grid.tolist()).temperature.item() == nearest
 
     def test_the_grids_of_the_papers(self):
-        assert (FINE[0], FINE[-1], len(FINE)) == (0.001, 5.0, 5000)
-        assert (WIDE[0], WIDE[-1], len(WIDE)) == (0.01, 10.0, 1000)
+        assert (FINE_GRID[0], FINE_GRID[-1], len(FINE_GRID)) == (0.001, 5.0, 5000)
+        assert (WIDE_GRID[0], WIDE_GRID[-1], len(WIDE_GRID)) == (0.01, 10.0, 1000)
 
     def test_equal_errors_fall_to_the_temperature_nearest_to_one(self):
         # Constant rows: every temperature gives the same confidence.

@@ -58,11 +58,11 @@ def test_another_model_is_refused_by_what_differs(tmp_path):
 def test_files_that_hold_something_else(tmp_path):
     path = tmp_path / "net.safetensors"
     save_file({"weight": torch.ones(2)}, path)
-    with pytest.raises(ValueError, match="holds no clamped network but weight"):
+    with pytest.raises(ValueError, match="must hold a clamped network, got weight"):
         load_clamped(network(), path)
     save_clamped(clamp(network(), [sample()], lam=1e-3, progress=False), path)
     wish = (
-        r"net.safetensors: this file holds no calibrator but a clamped network, which load_clamped\(model, path\) reads"
+        r"net.safetensors: the file must hold a calibrator, got a clamped network; load_clamped\(model, path\) reads it"
     )
     for read in (load_calibrator, read_header):
         with pytest.raises(ValueError, match=wish):

@@ -36,10 +36,10 @@ def line_of(result):
         (["evaluate", "test.npz", "--bins", "0"], "bins must"),
         (["evaluate", "test.npz", "--metric", "ecce"], "no metric is called 'ecce'; did you mean ece"),
         (["evaluate", "nowhere.npz"], "nowhere.npz: no such file"),
-        (["evaluate", "."], "both.npz: wanted logits and labels, found 'val_logits'"),
-        (["evaluate", "."], "choose --split val or --split test"),
+        (["evaluate", "."], "both.npz: the file must have logits and labels, got 'val_logits'"),
+        (["evaluate", "."], "choose --split val or test"),
         (["evaluate", "net.pkl"], "pickles are never read"),
-        (["evaluate", "both.npz", "--logits", "z"], "found 'val_logits' (300, 3) float32"),
+        (["evaluate", "both.npz", "--logits", "z"], "got 'val_logits' (300, 3) float32"),
         (["compare", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
         (["compare", "val.npz", "--folds", "1"], "folds must be a whole number of at least 2, got 1"),
         (["compare", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
@@ -113,7 +113,7 @@ def test_bad_files_are_one_line(folder, command):
         "pickled": "pickles are never read",
         "cut": "not a readable .npz file",
         "empty": "the file is empty",
-        "words": "wanted logits and labels, found nothing",
+        "words": "the file must have logits and labels, got nothing",
     }.items():
         assert said in line_of(command("evaluate", f"{name}.npz", code=2))
     assert "noise.csv" in line_of(command("evaluate", "noise.csv", code=2))
@@ -133,7 +133,7 @@ def idle(monkeypatch):
 
     for work in (
         "trueup.report.audit.audit",
-        "trueup.io.predictions.load",
+        "trueup.io.predictions.open_predictions",
         "trueup.training.data.load_data",
         "trueup.study.run",
         "trueup.cli.resolve.load_model",
@@ -243,12 +243,12 @@ def test_files_of_another_kind_name_the_verb_that_reads_them(folder, command):
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
 
     def applied(name):
-        return line_of(command("apply", name, "test.npz", "-o", "out.npz", code=2)).partition("holds ")[2]
+        return line_of(command("apply", name, "test.npz", "-o", "out.npz", code=2)).partition("must hold ")[2]
 
-    assert applied("re.safetensors") == "no calibrator but a recalibrator\n"
-    assert applied("watch.safetensors") == "no calibrator but a monitor, which `trueup monitor --state` reads\n"
+    assert applied("re.safetensors") == "a calibrator, got a recalibrator\n"
+    assert applied("watch.safetensors") == "a calibrator, got a monitor; `trueup monitor --state` reads it\n"
     said = line_of(command("monitor", "val.npz", "--state", "cal.safetensors", code=2))
-    assert said.endswith("this file holds no monitor but a calibrator, which `trueup apply` reads\n")
+    assert said.endswith("the file must hold a monitor, got a calibrator; `trueup apply` reads it\n")
 
 
 def test_other_failures_are_code_1(folder, command, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_stop_is_code_130(folder, command, monkeypatch):
     def stopped(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueup.io.predictions.load", stopped)
+    monkeypatch.setattr("trueup.io.predictions.open_predictions", stopped)
     assert line_of(command("evaluate", "test.npz", code=130)) == "trueup: interrupted\n"
 
 

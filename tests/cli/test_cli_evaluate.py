@@ -33,7 +33,7 @@ def test_quiet_is_the_table_alone(folder, command):
 def test_options_reach_the_library(folder, asked):
     words = ("--metric", "ece", "--metric", "smooth_ece", "--bins", 7, "--level", 0.8, "--replicates", 50, "--seed", 3)
     pair = trueup.load("test.npz")
-    wanted = trueup.evaluate(*pair, metrics=("ece", "smooth_ece"), bins=7, level=0.8, replicates=50, seed=3)
+    wanted = trueup.evaluate(*pair, metrics=("ece", "smooth_ece"), bins=7, level=0.8, n_resamples=50, seed=3)
     assert asked("evaluate", "test.npz", *words)["scores"] == wanted.to_dict()
 
 
@@ -67,7 +67,7 @@ def test_probabilities_are_read_when_asked_for(folder, asked, command):
 
 def test_halves_of_a_file(folder, asked, command):
     assert asked("evaluate", "both.npz", "--split", "test")["scores"] == asked("evaluate", "test.npz")["scores"]
-    assert "choose --split val or --split test" in command("evaluate", "both.npz", code=2).stderr
+    assert "choose --split val or test" in command("evaluate", "both.npz", code=2).stderr
     assert (
         "--split must be val or test, got 'train'" in command("evaluate", "both.npz", "--split", "train", code=2).stderr
     )

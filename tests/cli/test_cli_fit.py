@@ -83,7 +83,9 @@ def test_the_labels_beside_an_array_are_an_input_too(folder, command):
 
 
 def test_a_calibrator_is_no_file_of_logits(folder, command):
-    assert "holds no calibrator" in command("apply", _safetensors(), "test.npz", "-o", "after.npz", code=2).stderr
+    assert (
+        "must hold a calibrator, got" in command("apply", _safetensors(), "test.npz", "-o", "after.npz", code=2).stderr
+    )
 
 
 def _safetensors():

@@ -51,7 +51,12 @@ def test_every_verb_has_examples(verb):
 
 LIBRARY = {
     "evaluate": {
-        "trueup.metrics.table:evaluate": {"bins": "bins", "level": "level", "n_resamples": "replicates", "seed": "seed"}
+        "trueup.metrics.table:evaluate": {
+            "bins": "bins",
+            "level": "level",
+            "n_resamples": "n_resamples",
+            "seed": "seed",
+        }
     },
     "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
     "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},

@@ -22,7 +22,7 @@ Y = np.array([0, 1, 3])
 @pytest.mark.parametrize(
     ("message", "logits", "labels"),
     [
-        ("logits must have shape (n, classes), got (3,); a binary score (n,) goes through from_binary", Z[:, 0], Y),
+        ("logits must have shape (n, classes), got (3,); a binary score goes through from_binary", Z[:, 0], Y),
         ("logits must have shape (n, classes), got (3, 4, 1); tokens or pixels go through flatten", Z[..., None], Y),
         ("logits must have at least 2 classes, got shape (3, 1)", Z[:, :1], Y),
         ("logits must be floating point, got int64", Z.astype(np.int64), Y),

@@ -69,7 +69,7 @@ def test_lbfgs_solves_an_ill_conditioned_quadratic(preconditioned):
     scales = np.logspace(0, 4, 30)
     objective = counted(lambda x: (0.5 * float(scales @ (x - 1) ** 2), scales * (x - 1)))
     precondition = (lambda g: g / scales) if preconditioned else None
-    x, certificate = lbfgs(objective, np.zeros(30), precondition=precondition, most=2000)
+    x, certificate = lbfgs(objective, np.zeros(30), precondition=precondition, max_iter=2000)
     assert x == pytest.approx(np.ones(30), abs=1e-6)
     assert certificate.passes == objective.calls
     assert objective.calls <= (3 if preconditioned else 1000)
@@ -77,7 +77,7 @@ def test_lbfgs_solves_an_ill_conditioned_quadratic(preconditioned):
 
 def test_lbfgs_names_its_failures():
     with pytest.raises(FitError, match="no minimum was found in 5 steps"):
-        lbfgs(rosenbrock, np.array([-1.2, 1.0]), most=5)
+        lbfgs(rosenbrock, np.array([-1.2, 1.0]), max_iter=5)
     with pytest.raises(FitError, match="not finite"):
         lbfgs(lambda x: (math.nan, x), np.ones(2))
     with pytest.raises(FitError, match="no descent is possible"):
@@ -103,7 +103,7 @@ def test_a_rough_objective_does_the_descent_and_the_exact_one_the_end():
         value, gradient = valley(x)
         return float(np.float32(value)), gradient.astype(np.float32).astype(float)
 
-    x, certificate = lbfgs(exact, np.array([-1.2, 1.0]), rough=Stage(rough, 1e-6, 1e-6))
+    x, certificate = lbfgs(exact, np.array([-1.2, 1.0]), coarse=Stage(rough, 1e-6, 1e-6))
     assert x == pytest.approx([1, 1], abs=1e-6)
     assert seen["rough"] > 3 * seen["exact"]
     assert certificate.passes == seen["rough"] + seen["exact"]
@@ -111,7 +111,7 @@ def test_a_rough_objective_does_the_descent_and_the_exact_one_the_end():
 
 def test_a_rough_objective_that_leads_nowhere_hands_over():
     stuck = Stage(lambda x: (0.0, np.ones(2)), 1e-6, 0.0)
-    x, _ = lbfgs(valley, np.array([-1.2, 1.0]), rough=stuck)
+    x, _ = lbfgs(valley, np.array([-1.2, 1.0]), coarse=stuck)
     assert x == pytest.approx([1, 1], abs=1e-6)
 
 
@@ -129,8 +129,8 @@ def test_a_long_search_takes_its_curvature_anew():
 
     start = np.full(60, 0.5)
     with pytest.raises(FitError, match="no minimum was found in 70 steps"):
-        lbfgs(objective, start, memory=2, most=70, tolerance=1e-3)
-    lbfgs(objective, start, memory=2, most=70, tolerance=1e-3, renew=renew)
+        lbfgs(objective, start, memory=2, max_iter=70, tolerance=1e-3)
+    lbfgs(objective, start, memory=2, max_iter=70, tolerance=1e-3, refresh=renew)
     assert len(at) == 1
 
 
@@ -144,7 +144,7 @@ def test_a_rough_stage_that_only_shows_rounding_hands_over():
         return 1 - 1e-10 * calls, 1e-3 * np.array([math.cos(calls), math.sin(calls), 0.3])
 
     x, certificate = lbfgs(
-        lambda x: (float(x @ x) + 1, 2 * x), np.ones(3), rough=Stage(rough, decrement=1e-9, noise=1e-8)
+        lambda x: (float(x @ x) + 1, 2 * x), np.ones(3), coarse=Stage(rough, ftol=1e-9, f_noise=1e-8)
     )
     assert np.abs(x).max() < 1e-7
     assert calls < 20

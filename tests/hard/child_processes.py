@@ -16,7 +16,7 @@ FORKS.set_forkserver_preload(
         "trueup.clamping",
         "trueup.monitor",
         "trueup.io.predictions",
-        "trueup.calibrators.regression_file",
+        "trueup.io.artifacts",
         "trueup.report.page",
         "trueup.metrics.table",
         "trueup.calibrators.sharded",

@@ -14,8 +14,7 @@ def good(folder):
 
     import trueup
     from trueup.calibrators.regression import IsotonicQuantiles, VarianceScaling
-    from trueup.calibrators.regression_file import save_recalibrator
-    from trueup.io.artifacts import save_calibrator
+    from trueup.io.artifacts import save_calibrator, save_recalibrator
     from trueup.monitor.checkpoint import save_monitor
     from trueup.monitor.monitor import Monitor
 

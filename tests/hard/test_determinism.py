@@ -55,8 +55,8 @@ def tables(rows):
     few = [(z[:3000], y[:3000]), (z[:300], y[:300])]  # the slowest metrics go over all pairs of rows
     tally = trueup.Tally.of(z.astype(np.float32), y)
     return {
-        "evaluate": numbers(trueup.evaluate(z, y, replicates=200).to_dict()),
-        "compare": numbers(trueup.compare(raw=(z, y), cooler=(z / 2, y), replicates=50).to_dict()),
+        "evaluate": numbers(trueup.evaluate(z, y, n_resamples=200).to_dict()),
+        "compare": numbers(trueup.compare(raw=(z, y), cooler=(z / 2, y), n_resamples=50).to_dict()),
         "tally of float32": [tally.n, tally.nll.value, *tally.classes.confidence.ravel(), *tally.top.confidence],
         **{name: [metric(*few[: 2 if "skce" in name else 1][-1])] for name, metric in trueup.METRICS.items()},
     }
@@ -120,7 +120,7 @@ def told():
     z, y = calibrated(110_000, 10, temperature=2.0)
     found = {name: probabilities(name, 1000)[:5].ravel().tolist() for name in ("vector", "dirichlet_odir")}
     large = {f"{name} of many": probabilities(name, 220_000)[:5].ravel().tolist() for name in LARGE[:1]}
-    return {"evaluate": numbers(trueup.evaluate(z, y, replicates=100).to_dict()), **found, **large}
+    return {"evaluate": numbers(trueup.evaluate(z, y, n_resamples=100).to_dict()), **found, **large}
 
 
 def test_same_seed(effort, tell):
@@ -132,7 +132,7 @@ def test_same_seed(effort, tell):
     def all_of_it():
         np.random.rand(3), torch.rand(3)  # noqa: NPY002
         fits = [probabilities(name, rows, 6) for name in tasks]
-        scores = trueup.evaluate(z, y, replicates=200, seed=7).to_json()
+        scores = trueup.evaluate(z, y, n_resamples=200, seed=7).to_json()
         metrics = [metric(z, y) for metric in trueup.METRICS.values()]
         return fits, scores, metrics
 
@@ -140,7 +140,7 @@ def test_same_seed(effort, tell):
     assert all(np.array_equal(a, b) for a, b in zip(fits, fits_again, strict=True))
     assert scores == scores_again
     assert np.array_equal(metrics, metrics_again, equal_nan=True)
-    other = trueup.evaluate(z, y, replicates=200, seed=8).to_json()
+    other = trueup.evaluate(z, y, n_resamples=200, seed=8).to_json()
     assert other != scores, "the seed does nothing"
     tell("numbers", f"{len(fits)} fits, {len(metrics)} metrics and a table with its intervals: bit for bit")
 

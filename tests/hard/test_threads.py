@@ -96,8 +96,8 @@ def test_tables_in_threads(effort, tell):
     def table(seed):
         z, y = calibrated(500, 5, temperature=1.5, seed=seed)
         if seed % 2:
-            return trueup.evaluate(z, y, replicates=50).to_json()
-        return trueup.compare(raw=(z, y), cooler=(z / 1.5, y), replicates=50).to_json()
+            return trueup.evaluate(z, y, n_resamples=50).to_json()
+        return trueup.compare(raw=(z, y), cooler=(z / 1.5, y), n_resamples=50).to_json()
 
     alone = [table(seed) for seed in tasks]
     with as_before():

@@ -17,7 +17,7 @@ from trueup import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.core.optimize import Certificate
-from trueup.io import artifacts as artifact
+from trueup.io import artifacts
 from trueup.io.artifacts import load_calibrator, read_header, save_calibrator
 from trueup.registry import CALIBRATORS
 
@@ -69,7 +69,7 @@ class Nest(Calibrator):
 
 @pytest.fixture
 def nest(monkeypatch):
-    monkeypatch.setattr(artifact, "CALIBRATORS", dict(CALIBRATORS) | {"Nest": Nest})
+    monkeypatch.setattr(artifacts, "CALIBRATORS", dict(CALIBRATORS) | {"Nest": Nest})
 
 
 numbers = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"]))
@@ -87,7 +87,7 @@ plain = st.recursive(
 @given(anything=plain)
 def test_plain_data_comes_back_as_it_was(tmp_path_factory, anything):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact, "known", lambda: {"Nest": Nest})
+        patch.setattr(artifacts, "CALIBRATORS", {"Nest": Nest})
         file = tmp_path_factory.mktemp("plain") / "x.safetensors"
         save_calibrator(Nest(anything), file, summary={"same": anything})
         assert equal(load_calibrator(file).anything, anything)
@@ -259,9 +259,9 @@ def test_other_files_are_refused(file, tmp_path):
     file.write_bytes(b"")
     refused(file, "the file is empty")
     trueup.save(file, ([[1.0, 2.0]], [0]))
-    refused(file, "this file holds no calibrator but .*logits")
+    refused(file, "the file must hold a calibrator, got .*logits")
     write(file, content(), key="format")
-    refused(file, "this file holds no calibrator but temperature")
+    refused(file, "the file must hold a calibrator, got temperature")
     with pytest.raises(FileNotFoundError, match="other: no such file"):
         load_calibrator(tmp_path / "other")
 

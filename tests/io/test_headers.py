@@ -9,8 +9,7 @@ from torch import nn
 from trueup.calibrators.regression import VarianceScaling, load_recalibrator, save_recalibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp, load_clamped, save_clamped
-from trueup.io.artifacts import load_calibrator, save_calibrator
-from trueup.io.headers import KINDS
+from trueup.io.artifacts import KINDS, load_calibrator, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
 
@@ -43,22 +42,22 @@ READ = {
 def test_every_reader_knows_the_files_of_the_others(tmp_path, held):
     path = tmp_path / "x.safetensors"
     WRITE[held](path)
-    name, reader = KINDS[held]
+    name, hint = KINDS[held]
     for wanted, read in READ.items():
         if wanted == held:
             read(path)
             continue
         with pytest.raises(ValueError) as error:
             read(path)
-        wish = KINDS[wanted][0]
-        assert str(error.value) == f"{path}: this file holds no {wish} but a {name}, which {reader} reads"
+        assert str(error.value) == f"{path}: the file must hold a {KINDS[wanted][0]}, got a {name}; {hint}"
+        assert error.value.hint is hint
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_files_are_told_by_what_they_hold(tmp_path, kind):
     path = tmp_path / "x.safetensors"
     save_file({"weight": torch.ones(2)}, path)
-    with pytest.raises(ValueError, match=f"this file holds no {KINDS[kind][0]} but weight"):
+    with pytest.raises(ValueError, match=f"the file must hold a {KINDS[kind][0]}, got weight"):
         READ[kind](path)
     save_file({"weight": torch.ones(2)}, path, metadata={"trueup": "[]"})
     with pytest.raises(ValueError, match="the schema must be 1, got None; a newer version of trueup may read it"):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from trueup.core.errors import Hint, InputError
 from trueup.io import formats
 from trueup.io.predictions import Predictions, load, save, stream
 
@@ -156,11 +157,13 @@ def test_split_reads_one_half(tmp_path, suffix):
     same(load(path, split="val"), val)
     same(load(path, split="test"), test)
     same(joined(stream(path, rows=2, split="test")), test)
-    with pytest.raises(ValueError, match=r"a\.\w+: wanted logits and labels, found .*'val_logits' \(5, 12\)") as caught:
+    with pytest.raises(
+        ValueError, match=r"a\.\w+: the file must have logits and labels, got .*'val_logits' \(5, 12\)"
+    ) as caught:
         load(path)
-    assert "split='val'" in str(caught.value)
-    assert "split='test'" in str(caught.value)
-    with pytest.raises(ValueError, match="wanted train_logits and train_labels"):
+    assert caught.value.hint is Hint.SPLIT
+    assert sorted(caught.value.choices) == ["test", "val"]
+    with pytest.raises(ValueError, match="the file must have train_logits and train_labels"):
         load(path, split="train")
 
 
@@ -169,9 +172,9 @@ def test_probabilities_only_when_asked_for(tmp_path, suffix):
     probs = np.array([[0.25, 0.75], [0.5, 0.5]])
     path = arrays_in(tmp_path / f"a{suffix}", probs=probs, labels=np.array([1, 0]))
     np.testing.assert_allclose(load(path, probs=True).logits, np.log(probs), rtol=1e-15)
-    with pytest.raises(ValueError, match=r"wanted logits, found .*'probs'.*; say probs=True"):
+    with pytest.raises(ValueError, match=r"the file must have logits, got .*'probs'.*; say probs=True"):
         load(path)
-    with pytest.raises(ValueError, match="probs holds probabilities by its name; say probs=True"):
+    with pytest.raises(ValueError, match="probs must hold logits, got probabilities by its name; say probs=True"):
         load(path, logits="probs")
 
 
@@ -217,7 +220,7 @@ def test_probability_columns(tmp_path, suffix):
         extra=np.array([7]),
     )
     np.testing.assert_allclose(load(path, probs=True).logits, np.log([[0.2, 0.8]]))
-    with pytest.raises(ValueError, match=r"wanted logits, found 'prob_0'.*say probs=True"):
+    with pytest.raises(ValueError, match=r"the file must have logits, got 'prob_0'.*say probs=True"):
         load(path)
 
 
@@ -228,9 +231,9 @@ def test_other_names(tmp_path, suffix):
     expected = Predictions(np.stack([z, -z], axis=1), y)
     same(load(path, logits=["cat", "dog"], labels="truth"), expected)
     same(load(path, logits=["cat", "dog"]), expected._replace(labels=1 - y))
-    with pytest.raises(ValueError, match="wanted bird and gold, found 'cat'"):
+    with pytest.raises(ValueError, match="the file must have bird and gold, got 'cat'"):
         load(path, logits=["cat", "bird"], labels="gold")
-    with pytest.raises(ValueError, match="wanted logits, found"):
+    with pytest.raises(ValueError, match="the file must have logits, got"):
         load(path, logits=[])
 
 
@@ -271,7 +274,7 @@ def test_parquet_lists(tmp_path, lists):
         ([[1.0, 2.0], None], [0, 1], "logits must have no missing values, got 1"),
         ([[1.0, 2.0], [1.0, None]], [0, 1], "logits must have no missing values, got 1"),
         ([[1.0, 2.0], [1.0, 2.0]], [0, None], "label must have no missing values, got 1"),
-        ([[1.0, 2.0], [1.0, 2.0]], ["a", "b"], "labels must be an array of real numbers"),
+        ([[1.0, 2.0], [1.0, 2.0]], ["a", "b"], "label must be an array of real numbers"),
         ([["a", "b"], ["c", "d"]], [0, 1], "logits must be an array of real numbers"),
     ],
 )
@@ -309,8 +312,8 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     [
         ("1.5,2.5,0\n0.5,1,1\n", "the first line must be a header of column names, got '1.5,2.5,0'"),
         ("\n", "the first line must be a header"),
-        ("logit_0;logit_1;label\n1;2;0\n", "wanted logits and labels, found 'logit_0;logit_1;label'"),
-        ("logit_0,logit_1\n1,2\n", "wanted labels, found 'logit_0', 'logit_1'"),
+        ("logit_0;logit_1;label\n1;2;0\n", "the file must have logits and labels, got 'logit_0;logit_1;label'"),
+        ("logit_0,logit_1\n1,2\n", "the file must have labels, got 'logit_0', 'logit_1'"),
         ("logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: 3 fields wanted, got 2"),
         ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: 3 fields wanted, got 4"),
         ("logit_0,logit_1,label\n1,,0\n", "line 2: could not convert string to float: ''"),
@@ -461,7 +464,7 @@ def complain(path, *, match=None, **options):
             read()
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
-        assert type(caught.value) is ValueError
+        assert type(caught.value) in (ValueError, InputError)
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
@@ -641,7 +644,7 @@ def test_wrong_shapes_and_values(tmp_path, suffix):
     refused(r"logits must be floating point", logits=z.astype(int), labels=y)
     refused(r"labels must lie in 0\.\.2", logits=z, labels=y + 3)
     refused(r"logits must be finite, got nan", logits=np.where(z == z[0, 0], np.nan, z), labels=y)
-    refused(r"wanted logits and labels, found 'other' \(6, 3\)", other=z)
+    refused(r"the file must have logits and labels, got 'other' \(6, 3\)", other=z)
 
 
 def test_npz_that_lies_about_its_size(tmp_path):
@@ -652,7 +655,7 @@ def test_npz_that_lies_about_its_size(tmp_path):
                 np.lib.format.write_array_header_1_0(file, header)
     complain(tmp_path / "a.npz", match="takes 24000000000000000 bytes, got 0")
     (tmp_path / "b.npz").write_bytes(b"PK\x05\x06" + bytes(18))
-    complain(tmp_path / "b.npz", match="wanted logits and labels, found nothing")
+    complain(tmp_path / "b.npz", match="the file must have logits and labels, got nothing")
 
 
 # Saving is all or nothing
@@ -771,7 +774,7 @@ def test_real_logits(logits_folder, name, split, rows, accuracy):
     assert whole.logits.shape == (rows, 10)
     assert np.mean(whole.logits.argmax(1) == whole.labels) == pytest.approx(accuracy, abs=5e-5)
     same(joined(stream(logits_folder / f"{name}.npz", split=split, rows=777)), whole)
-    with pytest.raises(ValueError, match="choose split='val' or split='test'"):
+    with pytest.raises(ValueError, match="choose the split val or test"):
         load(logits_folder / f"{name}.npz")
 
 
@@ -797,7 +800,7 @@ def test_real_probabilities(logits_folder, name, classes, accuracy):
 def test_seven_networks_in_one_file(logits_folder):
     path = logits_folder / "cifar10_seven_nets_probs.npz"
     with pytest.raises(
-        ValueError, match=r"wanted logits, found 'labels' \(10000,\) uint8, 'densenet121' \(10000, 10\)"
+        ValueError, match=r"the file must have logits, got 'labels' \(10000,\) uint8, 'densenet121' \(10000, 10\)"
     ):
         load(path)
     accuracies = [

@@ -8,7 +8,7 @@ import torch
 
 from trueup import metrics
 from trueup.losses import AvUC, SoftBinnedECE, avuc, cross_entropy, dca, entropy_threshold, soft_binned_ece
-from trueup.losses.soft_binned import soft_error
+from trueup.losses.soft_binned import soft_binned_error
 
 rng = torch.Generator().manual_seed(0)
 Z = torch.randn(400, 5, generator=rng, dtype=torch.float64) * 3
@@ -83,7 +83,7 @@ def test_soft_error_by_hand():
     """Rows of confidence ¼ and ¾, in bins around ¼ and ¾, share e⁰ : e^(−¼/τ) = 2 : 1 at τ = ¼/ln 2."""
     confidence, correct = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([True, False])
     # Each bin counts 1; the first has accuracy ⅔ and confidence 5/12, the second ⅓ and 7/12: gaps of ¼.
-    found = soft_error(confidence, correct, 2, 0.25 / math.log(2), 1.0)
+    found = soft_binned_error(confidence, correct, 2, 0.25 / math.log(2), 1.0)
     assert float(found) == pytest.approx(0.25)
 
 

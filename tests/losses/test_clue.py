@@ -20,7 +20,7 @@ from torch import nn
 
 import reference
 from processes import found_by_two
-from trueup.losses.clue import CLUE, classified, clue, regressed, training_passes
+from trueup.losses.clue import CLUE, clue, error_and_entropy, error_and_variance, training_passes
 from trueup.models.networks import CNN, MLP
 from trueup.models.uncertainty import insert_dropout, mc_dropout
 
@@ -112,7 +112,7 @@ def best_forecast(loss):
 def pair_at(q, hits, rows):
     """Errors and entropies of forecasts q of class 1, `hits` of the rows being of that class."""
     y = (torch.arange(rows) < hits).to(torch.int64)
-    return classified(torch.stack([1 - q, q]).log().expand(1, rows, 2), y)
+    return error_and_entropy(torch.stack([1 - q, q]).log().expand(1, rows, 2), y)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_options_are_checked():
 @given(passes=st.integers(1, 4), n=st.integers(1, 6), classes=st.integers(2, 4), seed=st.integers(0, 99))
 def test_classified_equals_the_slow_loop(passes, n, classes, seed):
     samples, y = draws(passes, n, classes, seed=seed), labels_of(n, classes=classes, seed=seed)
-    error, uncertainty = classified(samples, y)
+    error, uncertainty = error_and_entropy(samples, y)
     wanted = reference.forecast_of_passes(samples.tolist())
     np.testing.assert_allclose(error, [-math.log(row[0][k]) for row, k in zip(wanted, y, strict=True)], atol=1e-9)
     np.testing.assert_allclose(uncertainty, [row[1] for row in wanted], atol=1e-9)
@@ -193,7 +193,7 @@ def test_a_calibrated_forecast_has_the_error_it_expects():
     """Weighted by its own probabilities, the error of a forecast is its entropy."""
     samples = draws(4, 1, 5)
     probs = samples.softmax(dim=2).mean(dim=0)[0]
-    error, uncertainty = classified(samples.expand(4, 5, 5), torch.arange(5))
+    error, uncertainty = error_and_entropy(samples.expand(4, 5, 5), torch.arange(5))
     torch.testing.assert_close((probs * error).sum(), uncertainty[0])
 
 
@@ -279,20 +279,20 @@ def test_regressed_by_hand():
     """Means 1 and 3 of a target 5: error 9, variance 1; with variances ln 2 each, 1 + ln 2."""
     for samples in (torch.tensor([[1.0], [3.0]]), torch.tensor([[[1.0]], [[3.0]]])):
         for targets in (torch.tensor([5.0]), torch.tensor([[5.0]]), torch.tensor([5])):
-            assert [part.tolist() for part in regressed(samples, targets)] == [[9.0], [1.0]]
+            assert [part.tolist() for part in error_and_variance(samples, targets)] == [[9.0], [1.0]]
     both = torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]])
-    error, uncertainty = regressed(both, torch.tensor([5.0]), variance_head=True)
+    error, uncertainty = error_and_variance(both, torch.tensor([5.0]), variance_head=True)
     assert error.tolist() == [9.0]
     assert uncertainty.item() == pytest.approx(1 + math.log(2), abs=1e-5)
     two = torch.stack([both[..., 0], both[..., 0] * 2], dim=2)
-    assert [part.tolist() for part in regressed(two, torch.tensor([[5.0, 4.0]]))] == [[9.0, 0.0], [1.0, 4.0]]
+    assert [part.tolist() for part in error_and_variance(two, torch.tensor([[5.0, 4.0]]))] == [[9.0, 0.0], [1.0, 4.0]]
 
 
 def test_targets_are_checked():
     with pytest.raises(ValueError, match=r"targets must have shape \(4,\) for samples \(3, 4, 1\), got \(3,\)"):
-        regressed(torch.zeros(3, 4, 1), torch.zeros(3))
+        error_and_variance(torch.zeros(3, 4, 1), torch.zeros(3))
     with pytest.raises(ValueError, match=r"targets must have shape \(4,\)"):
-        regressed(torch.zeros(3, 4, 2), torch.zeros(4, 2), variance_head=True)
+        error_and_variance(torch.zeros(3, 4, 2), torch.zeros(4, 2), variance_head=True)
 
 
 def test_a_variance_head_learns_the_noise():
@@ -306,7 +306,7 @@ def test_a_variance_head_learns_the_noise():
         optimiser.zero_grad()
         loss.of_samples(free.expand(1, 1000, 2), y).backward()
         optimiser.step()
-    error, uncertainty = regressed(free.detach().expand(1, 1000, 2), y, variance_head=True)
+    error, uncertainty = error_and_variance(free.detach().expand(1, 1000, 2), y, variance_head=True)
     assert float(uncertainty[0]) == pytest.approx(float(error.mean()), rel=0.01)
     assert float(uncertainty[0]) == pytest.approx(4, rel=0.15)
 
@@ -316,7 +316,7 @@ def test_a_variance_head_learns_the_noise():
 
 def test_ramp_grows_over_its_steps_and_is_kept():
     samples, y = draws(3, 6, 4), labels_of(6)
-    error, uncertainty = classified(samples, y)
+    error, uncertainty = error_and_entropy(samples, y)
     loss = CLUE(alpha=0.2, ramp=4)
 
     def alpha_now():
@@ -454,7 +454,7 @@ def test_it_trains():
             optimiser.zero_grad()
             loss(model, x, y).backward()
             optimiser.step()
-    error, uncertainty = classified(mc_dropout(model, x, 20), y)
+    error, uncertainty = error_and_entropy(mc_dropout(model, x, 20), y)
     assert error.mean() < 0.55
     assert abs(error.mean() - uncertainty.mean()) < 0.05
 

@@ -7,7 +7,7 @@ from trueup import Tally, metrics
 from trueup.core.bins import Bins, equal_width
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
-from trueup.metrics.resampling import Classwise, Noisy, solve
+from trueup.metrics.resampling import BootstrapBins, Classwise, solve
 
 
 def true_ece(temperature, classes=5, scale=2.0, n=400_000):
@@ -27,7 +27,7 @@ def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
     covered = {"ece": 0, "sce": 0}
     for seed in range(100):
         tally = Tally.of(*calibrated(n, 5, temperature=temperature, seed=seed))
-        for name, found in intervals(tally, ("ece", "sce"), replicates=200, seed=seed).items():
+        for name, found in intervals(tally, ("ece", "sce"), n_resamples=200, seed=seed).items():
             covered[name] += found.low <= {"ece": ece, "sce": sce}[name] <= found.high
     assert covered["ece"] >= 88  # 95 expected; 88 is three standard deviations below
     assert covered["sce"] >= 88
@@ -53,7 +53,7 @@ def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
     logits, labels = calibrated(1500, 4, temperature=1.5)
     c, a = top_label(logits, labels)
     grid = Tally.of(logits, labels).grid
-    noisy = Noisy.of_grid(grid, adaptive, 4000, 0)
+    noisy = BootstrapBins.of_grid(grid, adaptive, 4000, 0)
     index = equal_mass_index(c, 15) if adaptive else np.ceil(c * 15).astype(int) - 1
     rng = np.random.default_rng(1)
     sums = np.stack(
@@ -78,7 +78,7 @@ def test_low_end_is_zero_exactly_when_the_test_does_not_reject():
 
 
 def test_p_values_are_uniform_under_calibration_and_small_without():
-    p = np.sort([metrics.consistency(*calibrated(500, 4, seed=s), resamples=199, seed=s).p_value for s in range(200)])
+    p = np.sort([metrics.consistency(*calibrated(500, 4, seed=s), n_resamples=199, seed=s).p_value for s in range(200)])
     distance = np.abs(p - (np.arange(200) + 0.5) / 200).max()
     assert distance < 1.63 / np.sqrt(200)  # Kolmogorov–Smirnov at 1 %
     assert metrics.consistency(*calibrated(2000, 4, temperature=1.5)).p_value == pytest.approx(1 / 1001)
@@ -132,7 +132,7 @@ class TestPaired:
             logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
             one = Scored.of(logits, labels)
             two = Scored.of(logits / 1.6, labels, beside=one)
-            found = differences(one, two, ("ece", "sce", "nll"), replicates=200, seed=seed)
+            found = differences(one, two, ("ece", "sce", "nll"), n_resamples=200, seed=seed)
             # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
             covered["ece"] += found["ece"].low <= truth <= found["ece"].high
             covered["sce"] += found["sce"].low <= sce_truth <= found["sce"].high
@@ -243,9 +243,9 @@ def test_repeated_rows_do_not_blow_up_the_class_wise_interval():
 def test_resamples_must_be_a_number_of_them(number):
     pair = calibrated(50, 3)
     for call in (
-        lambda: metrics.bootstrap(*pair, replicates=number),
-        lambda: metrics.paired_bootstrap(pair, pair, replicates=number),
-        lambda: metrics.consistency(*pair, resamples=number),
+        lambda: metrics.bootstrap(*pair, n_resamples=number),
+        lambda: metrics.paired_bootstrap(pair, pair, n_resamples=number),
+        lambda: metrics.consistency(*pair, n_resamples=number),
     ):
         with pytest.raises(ValueError, match=f"must be a whole number of at least 1, got {number}"):
             call()

@@ -71,11 +71,11 @@ def test_skce_by_hand():
 @given(pairs, st.integers(1, 4))
 def test_skce_is_the_same_in_tiles_of_any_size(pair, half):
     z, y = pair
-    whole = [metric(z, y) for metric in (skce, skce_biased, skce_linear)], skce_test(z, y, resamples=20)
+    whole = [metric(z, y) for metric in (skce, skce_biased, skce_linear)], skce_test(z, y, n_resamples=20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trueup.core.chunks.TILE_ROWS", 2 * half)
         assert [metric(z, y) for metric in (skce, skce_biased, skce_linear)] == pytest.approx(whole[0], abs=1e-9)
-        assert skce_test(z, y, resamples=20).p_value == whole[1].p_value
+        assert skce_test(z, y, n_resamples=20).p_value == whole[1].p_value
 
 
 def test_skce_keeps_its_digits_with_a_tiny_bandwidth():
@@ -193,14 +193,14 @@ def test_precision_and_far_logits(metric):
 @pytest.mark.parametrize("method", ["quadratic", "linear"])
 def test_p_values_of_calibrated_predictions_are_uniform(method):
     rng = np.random.default_rng(11)
-    p = [skce_test(*draw(rng, 120, 3), method=method, resamples=199, seed=i).p_value for i in range(300)]
+    p = [skce_test(*draw(rng, 120, 3), method=method, n_resamples=199, seed=i).p_value for i in range(300)]
     assert kstest(p, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(np.array(p) <= 0.05) < 0.09
 
 
 def test_few_calibrated_rows_are_not_rejected_too_often():
     rng = np.random.default_rng(12)
-    p = [skce_test(*draw(rng, 12, 3, scale=1.0), resamples=199, seed=i).p_value for i in range(500)]
+    p = [skce_test(*draw(rng, 12, 3, scale=1.0), n_resamples=199, seed=i).p_value for i in range(500)]
     assert np.mean(np.array(p) <= 0.05) < 0.065
 
 
@@ -212,14 +212,14 @@ def test_overconfidence_is_found(method, n):
 
 def test_the_test_equals_the_slow_loop():
     z, y = draw(np.random.default_rng(4), 20, 3)
-    found = skce_test(z, y, bandwidth=0.5, resamples=50, seed=7)
+    found = skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7)
     h = skce_matrix(z, y, 0.5)
     np.fill_diagonal(h, 0)
     signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(20, 50))
     exceeding = sum(w @ h @ w >= h.sum() for w in signs.T)
     assert found.p_value == (1 + exceeding) / 51
     assert found.statistic == pytest.approx(h.sum() / (20 * 19)) == pytest.approx(skce(z, y, bandwidth=0.5))
-    assert skce_test(z, y, bandwidth=0.5, resamples=50, seed=7) == found
+    assert skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7) == found
     assert 1 / 51 <= found.p_value <= 1
 
 
@@ -250,5 +250,5 @@ def test_edges_of_the_test():
         skce_test(z, range(4)).p_value = 0.5
     with pytest.raises(ValueError, match='method must be "quadratic", "linear" or None, got \'cubic\''):
         skce_test(z, range(4), method="cubic")
-    with pytest.raises(ValueError, match="resamples must be a whole number of at least 1, got 0"):
-        skce_test(z, range(4), resamples=0)
+    with pytest.raises(ValueError, match="n_resamples must be a whole number of at least 1, got 0"):
+        skce_test(z, range(4), n_resamples=0)

@@ -104,8 +104,8 @@ def test_no_rows():
         ("bins must be a whole number", lambda: evaluate(*PAIR, bins=0)),
         ("bins must be a whole number of at least 1, got 15.0", lambda: evaluate(*PAIR, bins=15.0)),
         ("bins must be a whole number of at least 1, got None", lambda: evaluate(*PAIR, bins=None)),
-        ("replicates must be a whole number of at least 1, got 0", lambda: evaluate(*PAIR, replicates=0)),
-        ("replicates must be a whole number of at least 1, got 2.5", lambda: evaluate(*PAIR, replicates=2.5)),
+        ("n_resamples must be a whole number of at least 1, got 0", lambda: evaluate(*PAIR, n_resamples=0)),
+        ("n_resamples must be a whole number of at least 1, got 2.5", lambda: evaluate(*PAIR, n_resamples=2.5)),
         ("metrics must be several names, such as ('ece',), got 'ece'", lambda: evaluate(*PAIR, metrics="ece")),
         (
             "b must have the 4 classes that a has, got 6",
@@ -149,5 +149,5 @@ def test_no_interval_reaches_below_zero():
 
 
 def test_too_few_resamples_judge_nothing():
-    assert "18 resamples are too few" in evaluate(*PAIR, replicates=18).verdict()
-    assert "miscalibrated" in evaluate(*PAIR, replicates=19).verdict()
+    assert "18 resamples are too few" in evaluate(*PAIR, n_resamples=18).verdict()
+    assert "miscalibrated" in evaluate(*PAIR, n_resamples=19).verdict()

@@ -130,7 +130,7 @@ def test_bad_checkpoints_are_refused(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(2)}, bad)
-    with pytest.raises(ValueError, match="holds no monitor"):
+    with pytest.raises(ValueError, match="must hold a monitor"):
         load_monitor(bad)
 
 

@@ -26,7 +26,7 @@ MANY = np.random.default_rng(0).normal(size=(60, 1000)), np.arange(60) * 7
 
 def methods(count, metric="ece"):
     pairs = {f"method {k}": (LOGITS / (1 + k / 8), LABELS) for k in range(count)}
-    return r.comparison(compare(pairs, metrics=(metric,), replicates=50), metric)
+    return r.comparison(compare(pairs, metrics=(metric,), n_resamples=50), metric)
 
 
 RECORDS = {

@@ -217,7 +217,7 @@ def test_torch_and_lists_and_halves_are_welcome(make):
     ("call", "said"),
     [
         (lambda z, y: reliability(z, y, level=1.5), "level must lie between 0 and 1, got 1.5"),
-        (lambda z, y: reliability(z, y, resamples=0), "resamples must be a whole number of at least 1, got 0"),
+        (lambda z, y: reliability(z, y, resamples=0), "n_resamples must be a whole number of at least 1, got 0"),
         (lambda z, y: reliability(z, y, bins=0), "bins must be a whole number of at least 1, got 0"),
         (
             lambda z, y: confidence_histogram(z, y[:-1]),

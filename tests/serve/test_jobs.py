@@ -97,7 +97,7 @@ def test_an_unwanted_fit_stops(gate):
                 break
             time.sleep(0.01)
         assert job.state == "stopped"
-        assert job.found is None
+        assert job.result is None
 
 
 def test_users_at_the_same_time_get_their_own_answers(client):

@@ -10,7 +10,7 @@ from monitored import error, made, replay, state, stream, update, updated
 from serving import npz, of, served
 
 from trueup.monitor import Monitor
-from trueup.serve.monitors import History, Watch
+from trueup.serve.monitors import History, MonitorSession
 
 
 def broken(change):
@@ -84,9 +84,9 @@ def test_foreign_pages_are_refused_here_too(client, watched):
 
 
 def test_an_update_that_fails_halfway_is_undone(monkeypatch):
-    watch = Watch("id", "name", Monitor(3, block=10), History(500))
-    watch.update(*stream(55))
-    before, points = watch.monitor.status(), watch.history.columns()
+    session = MonitorSession("id", "name", Monitor(3, block=10), History(500))
+    session.update(*stream(55))
+    before, points = session.monitor.status(), session.history.columns()
     whole, calls = Monitor.update, []
 
     def tired(self, *pair):
@@ -97,17 +97,17 @@ def test_an_update_that_fails_halfway_is_undone(monkeypatch):
 
     monkeypatch.setattr(Monitor, "update", tired)
     with pytest.raises(MemoryError):
-        watch.update(*stream(500))
-    assert watch.monitor.status() == before
-    assert watch.history.columns() == points
-    assert watch.replaying is None
+        session.update(*stream(500))
+    assert session.monitor.status() == before
+    assert session.history.columns() == points
+    assert session.replaying is None
 
 
 def test_no_rows_are_no_news():
-    watch = Watch("id", "name", Monitor(3), History(500))
-    watch.update(np.zeros((0, 3)), np.zeros(0, int))
-    assert watch.monitor.rows == 0
-    assert watch.history.columns() == {"rows": []}
+    session = MonitorSession("id", "name", Monitor(3), History(500))
+    session.update(np.zeros((0, 3)), np.zeros(0, int))
+    assert session.monitor.rows == 0
+    assert session.history.columns() == {"rows": []}
 
 
 def test_eight_threads_lose_no_rows(client):
@@ -124,19 +124,19 @@ def test_eight_threads_lose_no_rows(client):
 
 def test_one_monitor_does_not_wait_for_another(client, monkeypatch):
     slow, fast = made(client, "slow"), made(client, "fast")
-    go, update_one = threading.Event(), Watch.update
+    go, update_one = threading.Event(), MonitorSession.update
 
     def held(self, *pair):
         if self.name == "slow":
             assert go.wait(20)
         update_one(self, *pair)
 
-    monkeypatch.setattr(Watch, "update", held)
+    monkeypatch.setattr(MonitorSession, "update", held)
     with ThreadPoolExecutor(60) as pool:  # more than the server has threads
         waiting = [pool.submit(updated, client, slow, stream(5)) for _ in range(50)]
         try:
             deadline = time.monotonic() + 20
-            while client.app.state.watches.get(slow).waiting < 50:
+            while client.app.state.monitors.get(slow).waiting < 50:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert updated(client, fast, stream(5))["status"]["rows"] == 5
@@ -147,27 +147,27 @@ def test_one_monitor_does_not_wait_for_another(client, monkeypatch):
 
 
 def test_an_update_that_waited_for_a_deleted_monitor_is_told(client, monkeypatch):
-    id, go, entered, update_one = made(client, "doomed"), threading.Event(), threading.Event(), Watch.update
+    id, go, entered, update_one = made(client, "doomed"), threading.Event(), threading.Event(), MonitorSession.update
 
     def held(self, *pair):
         entered.set()
         assert go.wait(20)
         update_one(self, *pair)
 
-    monkeypatch.setattr(Watch, "update", held)
-    watch = client.app.state.watches.get(id)
+    monkeypatch.setattr(MonitorSession, "update", held)
+    session = client.app.state.monitors.get(id)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(update, client, id, stream(5)) for _ in range(2)]
         try:
             deadline = time.monotonic() + 20
-            while watch.waiting < 2 or not entered.is_set():
+            while session.waiting < 2 or not entered.is_set():
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert client.delete(f"/api/monitors/{id}").status_code == 204
         finally:
             go.set()
         assert sorted(job.result().status_code for job in jobs) == [200, 404]
-    assert watch.monitor.rows == 5
+    assert session.monitor.rows == 5
 
 
 def test_too_many_updates_at_once_are_told(monkeypatch):
@@ -177,7 +177,7 @@ def test_too_many_updates_at_once_are_told(monkeypatch):
         entered.set()
         assert go.wait(20)
 
-    monkeypatch.setattr(Watch, "update", held)
+    monkeypatch.setattr(MonitorSession, "update", held)
     with served(waiting=1) as client, ThreadPoolExecutor(1) as pool:
         id = made(client, "busy")
         first = pool.submit(update, client, id, stream(5))

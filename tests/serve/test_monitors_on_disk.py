@@ -9,7 +9,7 @@ from serving import of, served
 
 from trueup import METHODS, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
-from trueup.serve import monitors as watches
+from trueup.serve import monitors
 from trueup.serve.app import create_app
 from trueup.serve.settings import Settings
 
@@ -56,11 +56,11 @@ def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
 
     with served(monitors_folder=tmp_path, checkpoint_seconds=0) as client:
         id = made(client, "kept")
-        monkeypatch.setattr(watches, "save_monitor", full)
+        monkeypatch.setattr(monitors, "save_monitor", full)
         found = updated(client, id, stream(20))
         assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 0, "No space left on device")
         refused = client.post("/api/monitors", json={"name": "another", "classes": 3})
-        assert error(refused, 507) == "the monitor was not made, for it cannot be kept: No space left on device"
+        assert error(refused, 507) == "the monitor was not made, since it cannot be kept: No space left on device"
         assert len(client.get("/api/monitors").json()) == 1
         assert "trueup_failed_checkpoints_total 2.0" in client.get("/metrics").text
         monkeypatch.undo()
@@ -73,10 +73,10 @@ def test_a_deleted_monitor_does_not_come_back(tmp_path):
     with served(monitors_folder=tmp_path, checkpoint_seconds=0.02) as client:
         id = made(client, "gone")
         updated(client, id, stream(20))
-        watch = client.app.state.watches.get(id)
+        session = client.app.state.monitors.get(id)
         assert client.delete(f"/api/monitors/{id}").status_code == 204
-        watch.update(*stream(20))  # one that was on its way
-        client.app.state.watches.write(watch)
+        session.update(*stream(20))  # one that was on its way
+        client.app.state.monitors.write(session)
         time.sleep(0.1)
         for answer in (client.get(f"/api/monitors/{id}"), client.delete(f"/api/monitors/{id}")):
             assert error(answer, 404) == "no monitor is kept here under that id"
@@ -89,7 +89,7 @@ def test_a_folder_belongs_to_one_server(tmp_path):
     pytest.importorskip("fcntl", reason="there are no such locks here")
     with served(monitors_folder=tmp_path), pytest.raises(ValueError, match="another server keeps its monitors there"):
         create_app(Settings(monitors_folder=tmp_path))
-    create_app(Settings(monitors_folder=tmp_path)).state.watches.close()
+    create_app(Settings(monitors_folder=tmp_path)).state.monitors.close()
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path):
@@ -160,7 +160,7 @@ def checkpoint(tmp_path, change):
         (rb"\"bins\": 15", rb"\"bins\": 100000000", "bins"),
         (rb"\"rows\": 40", rb"\"rows\": \"x\"", "the checkpoint"),
         (rb"\"begun\": 1", rb"\"begun\": -9", "begun"),
-        (b"trueup_monitor", b"trueup_marmalad", "holds no monitor"),
+        (b"trueup_monitor", b"trueup_marmalad", "must hold a monitor"),
         (rb"\"settings\"", rb"\"sittings\"", "settings must be named values, got None"),
         (rb"\"settings\": ", rb"\"settings\": [[1, 2]], \"others\": ", "settings must be named values, got [[1, 2]]"),
         (rb"\"seen\": ", rb"\"seen\": 7, \"others\": ", "seen must be named values, got 7"),

@@ -11,7 +11,7 @@ from trueup.core.arrays import as_tensors
 CHOICES = ("identity", "temperature", "svs", "diagonal_sms", "dirichlet_odir")
 """What `auto` chooses from, the simplest first: few, since of near equals the luck of the folds would choose."""
 MANY_CLASSES = 200
-LEAN = ("identity", "temperature", "ets", "svs")
+MANY_CLASSES_CHOICES = ("identity", "temperature", "ets", "svs")
 """What it chooses from where there are more than that many classes: a matrix of them would take hours."""
 
 
@@ -40,7 +40,7 @@ def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
 
 
 def auto(logits: Any, labels: Any) -> Calibrator:
-    """Automatic choice: choose among `CHOICES`, or `LEAN` for many classes, by cross-validated likelihood.
+    """Automatic choice: the best of `CHOICES`, or of `MANY_CLASSES_CHOICES`, by cross-validated likelihood.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -50,4 +50,4 @@ def auto(logits: Any, labels: Any) -> Calibrator:
     'temperature'
     """
     z, y = as_tensors(logits, labels, at_least=10)
-    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else LEAN)(z, y)
+    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else MANY_CLASSES_CHOICES)(z, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -54,6 +54,11 @@ class Calibrator(ParametricModule):
     def map(self, logits: Tensor) -> Tensor:
         """Map logits in float32 or float64."""
 
+    def with_certificate(self, certificate: Certificate | None) -> Self:
+        """This calibrator, with a note of how its fit ended."""
+        self.certificate = certificate
+        return self
+
     def _check_classes(self, logits: Tensor, classes: int) -> None:
         if logits.shape[1] != classes:
             raise ValueError(f"logits must have the {classes} classes of the fit, got {logits.shape[1]}")
@@ -71,7 +76,7 @@ class TopLabel(Calibrator):
         top = torch.softmax(upcast_half(z).double(), dim=1).amax(dim=1)
         return match_kind(self.calibrated(top).to(upcast_half(z).dtype), logits)
 
-    def raised(self, logits: Any) -> int:
+    def count_clipped(self, logits: Any) -> int:
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
         confidence = torch.as_tensor(self.confidence(logits))
         return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())

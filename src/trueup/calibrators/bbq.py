@@ -10,7 +10,7 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import BEYOND, keep_curve, members, one_vs_rest, step, table
+from trueup.calibrators.per_class import PADDING, keep_curve, one_vs_rest, pad_curves, rows_by_class, step
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import class_probs
@@ -61,14 +61,14 @@ class BBQ(Calibrator):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
         z, y = as_tensors(logits, labels, at_least=1)
-        of_class, binnings = members(y, z.shape[1]), _binnings(len(z))
+        of_class, binnings = rows_by_class(y, z.shape[1]), _binnings(len(z))
         curves = [
             _average(scores, scores[of_class[k]], binnings)
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
         cuts, values = zip(*curves, strict=True)
-        return cls(table(cuts, BEYOND), table(values))
+        return cls(pad_curves(cuts, PADDING), pad_curves(values))
 
 
 class _Binnings(NamedTuple):

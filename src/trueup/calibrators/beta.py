@@ -10,12 +10,12 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
     class_blocks,
-    drawn_in,
-    joined,
-    keep_classes,
+    fit_logistic,
+    join_certificates,
+    keep_class_vectors,
+    log_normalise,
     log_probs_and_rests,
-    logistic,
-    normalised,
+    platt_targets,
 )
 from trueup.core.arrays import as_tensors
 from trueup.core.optimize import Certificate
@@ -47,7 +47,7 @@ class Beta(Calibrator):
 
     def __init__(self, a: Any, b: Any, c: Any) -> None:
         super().__init__()
-        keep_classes(self, a=a, b=b, c=c)
+        keep_class_vectors(self, a=a, b=b, c=c)
         if bool((self.a < 0).any()) or bool((self.b < 0).any()):
             raise ValueError(f"a and b must not be negative, got a = {a} and b = {b}")
 
@@ -55,7 +55,7 @@ class Beta(Calibrator):
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.a))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        return normalised(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
+        return log_normalise(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
@@ -65,12 +65,10 @@ class Beta(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
-            found, certificate = _rising(log_p, -log_rest, drawn_in(y, classes))
+            found, certificate = _rising(log_p, -log_rest, platt_targets(y, classes))
             parts.append(found)
             certificates.append(certificate)
-        fitted = cls(*torch.cat(parts, dim=1))
-        fitted.certificate = joined(certificates)
-        return fitted
+        return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
 
 
 def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Certificate]:
@@ -79,7 +77,7 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Cer
     The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it
     is the better of the two curves with one coefficient; of one that is negative too, the constant.
     """
-    weights, offset, certificate = logistic([first, second], targets)
+    weights, offset, certificate = fit_logistic([first, second], targets)
     found = torch.cat([weights, offset[None]])
     falling = (weights < 0).any(dim=0).nonzero()[:, 0]
     if not len(falling):
@@ -88,7 +86,7 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Cer
     least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
     ends = [certificate]
     for only in (0, 1):
-        weight, offset, end = logistic([x[only]], t)
+        weight, offset, end = fit_logistic([x[only]], t)
         rises = weight[0] > 0
         candidate = torch.zeros(3, len(falling), dtype=t.dtype, device=t.device)
         candidate[only] = torch.where(rises, weight[0], 0.0)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.platt import log_probs_and_rests
 from trueup.core.arrays import as_logits, as_tensors, take_rows, upcast_half
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
@@ -68,7 +67,7 @@ def chain(*fits: Fit | str) -> Fit:
     >>> [type(step).__name__ for step in chain("temperature", "histogram")(z, y).steps]
     ['Temperature', 'Histogram']
     """
-    methods = [_named(fit) for fit in fits]
+    methods = [_resolve(fit) for fit in fits]
 
     def fit(logits: Any, labels: Any) -> Chain:
         z, y = as_tensors(logits, labels, at_least=1)
@@ -113,7 +112,7 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     >>> one_vs_rest("temperature")(z, y)(z).shape
     (200, 3)
     """
-    method = _named(fit)
+    method = _resolve(fit)
 
     def fitted(logits: Any, labels: Any) -> OneVsRest:
         z, y = as_tensors(logits, labels, at_least=1)
@@ -124,6 +123,8 @@ def one_vs_rest(fit: Fit | str) -> Fit:
 
 
 def _log_odds(logits: Tensor) -> Tensor:
+    from trueup.calibrators.platt import log_probs_and_rests
+
     log_p, log_rest = log_probs_and_rests(logits)
     return log_p - log_rest
 
@@ -135,7 +136,7 @@ def _binary(odds: Tensor) -> Tensor:
 def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
-    Rows are dealt to folds by what they hold, so their order does not matter, and copies of a row share a fold.
+    Rows go to folds by a hash of what they hold: their order does not matter, and copies of a row share a fold.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))
@@ -143,7 +144,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
     >>> cross_fit("temperature")(z, y).shape
     (200, 3)
     """
-    method = _named(fit)
+    method = _resolve(fit)
 
     def calibrated(logits: Any, labels: Any) -> np.ndarray:
         z, y = as_tensors(logits, labels, at_least=folds)
@@ -156,7 +157,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
 
 
 def grid(fit: Fit | str, *, folds: int = 5, score: str = "nll", **options: Sequence[Any]) -> Fit:
-    """Try every value of the options and keep the one of least cross-validated score.
+    """Fit with every combination of the options and keep that of the lowest cross-validated score.
 
     >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
     >>> type(grid("matrix", penalty=[1e-3, 1.0])(z, y)).__name__
@@ -165,16 +166,16 @@ def grid(fit: Fit | str, *, folds: int = 5, score: str = "nll", **options: Seque
     combinations: list[dict[str, Any]] = [{}]
     for name, values in options.items():
         combinations = [{**known, name: value} for known in combinations for value in values]
-    named = {str(chosen): partial(_named(fit), **chosen) for chosen in combinations}
+    named = {str(chosen): partial(_resolve(fit), **chosen) for chosen in combinations}
     return choose(named, folds=folds, score=score, standard_errors=0.0)
 
 
 class Choice(NamedTuple):
-    """What cross-validation found of each method."""
+    """The cross-validated score of each method, and which was chosen."""
 
     chosen: str
     scores: Mapping[str, float]
-    """Mean score on rows not fitted on; infinite where a method could not be fitted."""
+    """Mean score on held-out rows; infinite where a method could not be fitted."""
     reasons: Mapping[str, str]
     """Why a method could not be fitted."""
 
@@ -207,10 +208,10 @@ def choose(
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
         name = simplest(losses, standard_errors=standard_errors)
-        found: Calibrator = methods[name](z, y)
+        fitted: Calibrator = methods[name](z, y)
         means = {key: float(losses[key].mean()) if key in losses else float("inf") for key in methods}
-        found.choice = Choice(name, means, reasons)  # type: ignore[assignment]
-        return found
+        fitted.choice = Choice(name, means, reasons)  # type: ignore[assignment]
+        return fitted
 
     return fit
 
@@ -225,8 +226,8 @@ def simplest(losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0) 
     ('identity', 'temperature')
     """
     best = min(losses, key=lambda name: float(losses[name].mean()))
-    for name, found in losses.items():
-        behind = found - losses[best]
+    for name, loss in losses.items():
+        behind = loss - losses[best]
         if behind.mean() <= standard_errors * behind.std() / np.sqrt(len(behind)):
             return name
     return best
@@ -258,14 +259,14 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     return Refinement(float(before), float(before - after), float(after))
 
 
-def _named(fit: Fit | str) -> Fit:
+def _resolve(fit: Fit | str) -> Fit:
     return METHODS[fit] if isinstance(fit, str) else fit
 
 
 def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
-    found = np.empty(len(z))
+    scores = np.empty(len(z))
     for train, test in k_fold(z, y, folds):
         calibrated = method(*take_rows(z, y, train))(z[test])
-        found[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
-    return found
+        scores[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
+    return scores

@@ -54,7 +54,7 @@ class Diagonal(Calibrator):
 
     def map(self, logits: Tensor) -> Tensor:
         """Apply g, taken to be 0 at the first knot."""
-        u = centred(logits.double())
+        u = centre_rows(logits.double())
         result = torch.zeros_like(u)
         for slope, integral in zip(self.slopes, _integrals(u, self.knots), strict=True):
             result = result + slope * integral
@@ -70,14 +70,12 @@ class Diagonal(Calibrator):
         temperature = float(start.temperature)
         at = _knots(z, temperature, knots)
         slopes, certificate = _increasing(z, y, at, 1 / temperature)
-        fitted = cls(at, slopes)
         if start.certificate is not None:
             certificate = dataclasses.replace(certificate, status=start.certificate.status)
-        fitted.certificate = certificate
-        return fitted
+        return cls(at, slopes).with_certificate(certificate)
 
 
-def centred(z: Tensor) -> Tensor:
+def centre_rows(z: Tensor) -> Tensor:
     """Rows less their mean: a constant added to a row of logits means nothing."""
     # Less the largest first: the mean of logits far from zero would lose their last digits.
     z = z - z.amax(dim=1, keepdim=True)
@@ -99,7 +97,7 @@ def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
-        u = centred(upcast_half(z[rows]).double())
+        u = centre_rows(upcast_half(z[rows]).double())
         p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
         weights.append((p * (1 - p)).flatten())
@@ -120,7 +118,7 @@ def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tens
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
-            yield torch.stack(list(_integrals(centred(upcast_half(z[rows]).double()), knots)), dim=2), y[rows]
+            yield torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2), y[rows]
 
     cache = list(pieces()) if size <= chunks.KEPT else None
 

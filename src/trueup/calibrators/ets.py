@@ -12,11 +12,11 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import (
-    HOT,
+    MAX_BRIER_RATIO,
     brier_inverse_temperature,
-    chunks_of,
     inverse_temperature,
     scale_of,
+    shifted_chunks,
 )
 from trueup.core.arrays import as_tensors
 from trueup.core.optimize import FitError, warn_at_bound
@@ -78,7 +78,7 @@ class EnsembleTemperature(Calibrator):
         elif loss == "nll":
             weigh = _nll_weights
             beta, certificate = inverse_temperature(z, y)
-            beta = max(beta, 1 / (HOT * scale)) if scale else beta
+            beta = max(beta, 1 / (MAX_BRIER_RATIO * scale)) if scale else beta
         else:
             raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
         weights = weigh(z, y, beta)
@@ -90,9 +90,7 @@ class EnsembleTemperature(Calibrator):
             weights = weights if weights[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
         elif certificate.status == "bound" and weights[0] > 0:
             warn_at_bound("temperature", 1 / beta, "the loss falls beyond it")
-        fitted = cls(1 / beta, weights)
-        fitted.certificate = certificate
-        return fitted
+        return cls(1 / beta, weights).with_certificate(certificate)
 
 
 def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
@@ -123,22 +121,22 @@ def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
     n, classes = z.shape
     square, linear = np.full((3, 3), 1 / classes), np.array([0.0, 0.0, 1 / classes])
     square[:2, :2] = 0.0
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
         square[:2, :2] += (torch.einsum("ank,bnk->ab", both, both) / n).cpu().numpy()
         linear[:2] += (both.gather(2, labels.expand(2, -1, -1)).sum(dim=(1, 2)) / n).cpu().numpy()
     return simplex_minimum(square, linear)
 
 
-def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarray:
+def _nll_weights(z: Tensor, y: Tensor, beta: float, max_iter: int = 100) -> np.ndarray:
     """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
     columns = [
-        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in chunks_of(z, y)])
+        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in shifted_chunks(z, y)])
         for b in (beta, 1.0)
     ]
     a = torch.cat([*columns, torch.full_like(columns[0], 1 / z.shape[1])], dim=1).cpu().numpy()
     w = np.full(3, 1 / 3)
-    for _ in range(most):
+    for _ in range(max_iter):
         mixed = a @ w
         scaled = a / mixed[:, None]
         slope, bend = -scaled.mean(axis=0), scaled.T @ scaled / len(a)
@@ -153,4 +151,4 @@ def _nll_weights(z: Tensor, y: Tensor, beta: float, most: int = 100) -> np.ndarr
                     return w
         w = np.maximum(w + length * step, 0.0)
         w /= w.sum()
-    raise FitError(f"no weights were found in {most} steps: the loss can still fall by {-slope @ step:g}")
+    raise FitError(f"no weights were found in {max_iter} steps: the loss can still fall by {-slope @ step:g}")

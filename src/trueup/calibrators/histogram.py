@@ -8,7 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, TopLabel
-from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, on_top, one_vs_rest, step
+from trueup.calibrators.per_class import (
+    check_margin,
+    clip_frequencies,
+    keep_curve,
+    map_top_confidence,
+    one_vs_rest,
+    step,
+)
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
 from trueup.core.row_scores import confidences_and_hits, top_label_tally
@@ -38,11 +45,11 @@ class Histogram(TopLabel):
     def __init__(self, edges: Any, values: Any, margin: float = 0.0) -> None:
         super().__init__()
         keep_curve(self, "edges", edges, values, more=-1)
-        self.margin = checked_margin(margin)
+        self.margin = check_margin(margin)
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its bin's accuracy and share the rest."""
-        return on_top(logits, self.calibrated, self.margin)
+        return map_top_confidence(logits, self.calibrated, self.margin)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The bin's accuracy."""
@@ -70,10 +77,10 @@ class Histogram(TopLabel):
         else:
             places = slack_edges(bins, z)
             count, _, hits = top_label_tally(z, y, places[1:-1].copy())
-        return cls.counted(count, hits, places, empty)
+        return cls.from_counts(count, hits, places, empty)
 
     @classmethod
-    def counted(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_counts(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From trusted counts of rows and hits in bins."""
         return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2))
 
@@ -126,12 +133,12 @@ class HistogramOvR(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         places = slack_edges(bins, z)
         tally = Bins.of(z, y, bins=bins, classwise=True)
-        return cls.counted(tally, places, empty)
+        return cls.from_counts(tally, places, empty)
 
     @classmethod
-    def counted(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From a class-wise tally."""
-        return cls(edges, clipped(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
+        return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
 
 
 def slack_edges(bins: int, z: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from scipy.special import expit, xlogy
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, TopLabel, set_top_confidence
-from trueup.calibrators.per_class import checked_margin, clipped, keep_curve, one_vs_rest, step
+from trueup.calibrators.per_class import check_margin, clip_frequencies, keep_curve, one_vs_rest, step
 from trueup.calibrators.platt import log_probs_and_rests
 from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
@@ -49,7 +49,7 @@ class IMax(TopLabel):
     def __init__(self, cuts: Any, values: Any, margin: float = 0.0) -> None:
         super().__init__()
         keep_curve(self, "cuts", cuts, values, more=1)
-        self.margin = checked_margin(margin)
+        self.margin = check_margin(margin)
 
     def confidence(self, logits: Any) -> Any:
         """The calibrated confidence itself, (n,)."""
@@ -116,7 +116,7 @@ class IMaxShared(Calibrator):
         all_odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks])
         odds, positive = (x.cpu().numpy() for x in (all_odds.ravel(), all_odds.gather(1, y[:, None])[:, 0]))
         cuts, values = _binned(odds, positive, bins, seed)
-        return cls(cuts, clipped(values, len(odds)))
+        return cls(cuts, clip_frequencies(values, len(odds)))
 
 
 def _odds(z: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, TopLabel
 from trueup.calibrators.per_class import (
-    BEYOND,
-    clipped,
+    PADDING,
+    clip_frequencies,
     interpolate,
     keep_curve,
-    members,
-    on_top,
+    map_top_confidence,
     one_vs_rest,
-    table,
+    pad_curves,
+    rows_by_class,
 )
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, upcast_half
@@ -52,7 +52,7 @@ class Isotonic(TopLabel):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class the curve's value and share the rest."""
-        return on_top(logits, self.calibrated)
+        return map_top_confidence(logits, self.calibrated)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The curve."""
@@ -63,8 +63,8 @@ class Isotonic(TopLabel):
         """Isotonic regression: pool adjacent violators."""
         z, y = as_tensors(logits, labels, at_least=1)
         confidence, hits = confidences_and_hits(z, y, quick=True)
-        knots, values = pooled(confidence, confidence[hits > 0])
-        return cls(knots, clipped(values, len(z)))
+        knots, values = pool_adjacent_violators(confidence, confidence[hits > 0])
+        return cls(knots, clip_frequencies(values, len(z)))
 
 
 class IsotonicOvR(Calibrator):
@@ -117,16 +117,15 @@ class IsotonicOvR(Calibrator):
 
     @classmethod
     def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:
-        of_class = members(y, z.shape[1])
+        of_class = rows_by_class(y, z.shape[1])
         curves = [
-            pooled(scores, scores[of_class[k]])
+            pool_adjacent_violators(scores, scores[of_class[k]])
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
         knots, values = zip(*curves, strict=True)
-        found = cls(table(knots, BEYOND), clipped(table(values), len(z)), temperature)
-        found.certificate = certificate
-        return found
+        fitted = cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), len(z)), temperature)
+        return fitted.with_certificate(certificate)
 
 
 class IsotonicPooled(Calibrator):
@@ -170,15 +169,15 @@ class IsotonicPooled(Calibrator):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
         z, y = as_tensors(logits, labels, at_least=1)
-        of_class = members(y, z.shape[1])
+        of_class = rows_by_class(y, z.shape[1])
         blocks = list(class_probs(z))
         positive = [block[k - first, of_class[k]] for first, block in blocks for k in range(first, first + len(block))]
         scores = np.concatenate([block.ravel() for _, block in blocks])
-        knots, values = pooled(scores, np.concatenate(positive))
-        return cls(knots, clipped(values, z.numel()))
+        knots, values = pool_adjacent_violators(scores, np.concatenate(positive))
+        return cls(knots, clip_frequencies(values, z.numel()))
 
 
-def pooled(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pool_adjacent_violators(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Isotonic regression of what came true, given all scores and those that did: first and last score of each block.
 
     The curve can only rise where a run of equal scores that holds a positive begins. So a group reaches from one such

@@ -20,14 +20,14 @@ from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
 from trueup.core.row_scores import log_sum_exp
 
 _SMALL_PROBLEM = 1 << 23
-_ROWS = 1 << 19  # numbers among which the curvature is taken
-_DECREMENT = 1e-10  # by so much at most could a further step lower the mean loss
-_HANDOVER = 1e-9  # and by so much where single precision gives over to double
-_ROUGH = 1e-6  # and by so much in a fold, where only which penalty is better matters
-_SINGLE = 1e-8  # relative rounding of a mean over many rows in single precision
-TINY = 1e-8
+_CURVATURE_NUMBERS = 1 << 19  # numbers among which the curvature is taken
+_FTOL = 1e-10  # by so much at most could a further step lower the mean loss
+_COARSE_FTOL = 1e-9  # and by so much where single precision gives over to double
+_FOLD_FTOL = 1e-6  # and by so much in a fold, where only which penalty is better matters
+_FLOAT32_NOISE = 1e-8  # relative rounding of a mean over many rows in single precision
+VECTOR_PENALTY = 1e-8
 """The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
-SMALL = 1e-6
+MATRIX_PENALTY = 1e-6
 """That of matrix scaling where none is asked for: separable data have no finite optimum without it."""
 
 Likelihood = Callable[[np.ndarray], np.ndarray]
@@ -51,13 +51,13 @@ class Penalty:
         """
         off = strength / (classes * (classes - 1)) if normalise else strength
         mu = strength if bias is None else bias
-        return cls(off=off, diagonal=SMALL, bias=mu / classes if normalise else mu)
+        return cls(off=off, diagonal=MATRIX_PENALTY, bias=mu / classes if normalise else mu)
 
     @classmethod
     def l2(cls, strength: float, classes: int, *, normalise: bool = True) -> Penalty:
         """The same weight on every entry of the matrix, none on the bias but a trace."""
         each = strength / classes**2 if normalise else strength
-        return cls(off=each, diagonal=each, bias=TINY)
+        return cls(off=each, diagonal=each, bias=VECTOR_PENALTY)
 
 
 @dataclass(frozen=True)
@@ -79,42 +79,44 @@ class Problem:
     ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         classes = self.z.shape[1]
-        x = self.point(start)
+        x = self.start_point(start)
         if self.vector and not isinstance(start, np.ndarray):
             x = self._with_frequencies(x)
-        quick = Stage(self._objective(quick=True), _HANDOVER, _SINGLE) if self._noise < _SINGLE else None
+        quick = (
+            Stage(self._objective(quick=True), _COARSE_FTOL, _FLOAT32_NOISE) if self._noise < _FLOAT32_NOISE else None
+        )
         with one_thread(self.z.numel()):
             x, certificate = lbfgs(
                 self._objective(),
                 x,
                 tolerance=tolerance,
-                decrement=max(_DECREMENT, self._noise),
-                noise=self._noise,
-                most=3000,
+                ftol=max(_FTOL, self._noise),
+                f_noise=self._noise,
+                max_iter=3000,
                 precondition=self.inverse(self.blocks(x)),
-                renew=lambda x: self.inverse(self.blocks(x, careful=True)),
-                rough=quick,
+                refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
+                coarse=quick,
             )
-        x = self.settled(x)
+        x = self.canonical(x)
         found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
         return found if self.vector else found.reshape(classes, classes), bias, certificate
 
-    def solve_roughly(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
+    def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
-        objective = self.penalised(likelihood, len(self.z))
+        objective = self.penalise(likelihood, len(self.z))
         with one_thread(self.z.numel()):
             found, _ = lbfgs(
                 objective,
                 start,
-                decrement=_ROUGH,
-                noise=_SINGLE,
-                most=3000,
+                ftol=_FOLD_FTOL,
+                f_noise=_FLOAT32_NOISE,
+                max_iter=3000,
                 precondition=self.inverse(blocks),
-                renew=lambda x: self.inverse(self.blocks(x, careful=True)),
+                refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
             )
-        return self.settled(found)
+        return self.canonical(found)
 
-    def point(self, start: float | np.ndarray) -> np.ndarray:
+    def start_point(self, start: float | np.ndarray) -> np.ndarray:
         """Weights and bias where a search begins: those given, or a multiple of the identity."""
         if isinstance(start, np.ndarray):
             return start
@@ -125,20 +127,20 @@ class Problem:
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
         n, classes = self.z.shape
-        said = torch.softmax(self._some(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
+        said = torch.softmax(self._subsample(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * said + 0.5))])
 
     @cached_property
     def _counts(self) -> np.ndarray:
         return np.bincount(self.y.cpu().numpy(), minlength=self.z.shape[1])
 
-    def _some(self, rows: int) -> Tensor:
+    def _subsample(self, rows: int) -> Tensor:
         """Every so many-th row of u."""
         n, classes = self.z.shape
-        u = self.scale * self.z[:: max(1, n // max(64, min(rows, _ROWS // classes)))].float().cpu()
+        u = self.scale * self.z[:: max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes)))].float().cpu()
         return torch.log_softmax(u, dim=1) if self.on == "log_probs" else u
 
-    def settled(self, x: np.ndarray) -> np.ndarray:
+    def canonical(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
 
         A row of numbers added to every row of W, or a number to every bias, changes no probability. Taking the best
@@ -156,7 +158,7 @@ class Problem:
     @property
     def _noise(self) -> float:
         """Relative rounding of the objective."""
-        return 1e-15 if self.vector or self._small or self.z.dtype == torch.float64 else _SINGLE
+        return 1e-15 if self.vector or self._small or self.z.dtype == torch.float64 else _FLOAT32_NOISE
 
     @property
     def _small(self) -> bool:
@@ -174,8 +176,8 @@ class Problem:
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, from some rows."""
         classes = self.z.shape[1]
-        u = self._some(2048 if self.vector else 4096)
-        x = self.settled(self.point(start))
+        u = self._subsample(2048 if self.vector else 4096)
+        x = self.canonical(self.start_point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
             return vector_blocks(u, weight, bias, self._counts)
@@ -187,13 +189,13 @@ class Problem:
 
     def _objective(self, *, quick: bool = False) -> Objective:
         """The penalised loss and its gradient; quickly, in single precision."""
-        return self.penalised(self.likelihood(quick=quick), len(self.z))
+        return self.penalise(self.likelihood(quick=quick), len(self.z))
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
         """The loss summed over the rows, followed by its gradient."""
         return self._by_rows(quick) if self.vector else self._by_products(quick)
 
-    def penalised(self, likelihood: Likelihood, rows: int) -> Objective:
+    def penalise(self, likelihood: Likelihood, rows: int) -> Objective:
         """The mean of a likelihood's sums over so many rows, which need not be these, with the penalty."""
         classes = self.z.shape[1]
         p = self.penalty
@@ -201,7 +203,7 @@ class Problem:
         weights = p.diagonal if self.vector else self._weights().ravel()
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            x = self.settled(x)
+            x = self.canonical(x)
             bias = x[-classes:]
             sums = likelihood(x) / rows
             off_centre = x[:-classes] - centre

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
-from trueup.calibrators.penalties import regularised
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_tensors
+from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate
+from trueup.core.splits import k_fold
 
-L = TypeVar("L", bound="Linear")
+PENALTIES = tuple(10.0**power for power in range(-2, 5))
+"""Seven coefficients from 1e-2 to 1e4, as the literature searches."""
 
 
 class Linear(Calibrator):
@@ -31,8 +36,8 @@ class Linear(Calibrator):
         self.keep("bias", bias)
         classes = len(self.bias)
         if tuple(self.weight.shape) not in ((classes,), (classes, classes)):
-            wish = f"({classes},) or ({classes}, {classes})"
-            raise ValueError(f"weight must have shape {wish}, got {tuple(self.weight.shape)}")
+            shapes = f"({classes},) or ({classes}, {classes})"
+            raise ValueError(f"weight must have shape {shapes}, got {tuple(self.weight.shape)}")
 
     weight: Tensor
     bias: Tensor
@@ -67,9 +72,9 @@ class Vector(Linear):
     def fit(cls, logits: Any, labels: Any) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
         z, y = as_tensors(logits, labels, at_least=1)
-        problem = Problem(z, y, Penalty(diagonal=TINY, bias=TINY), vector=True)
+        problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
-        return _certified(cls(weight, bias), certificate)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Matrix(Linear):
@@ -88,19 +93,19 @@ class Matrix(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, penalty: float = SMALL) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y = as_tensors(logits, labels, at_least=1)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty))
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
-        return _certified(cls(weight, bias), certificate)
+        return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = _fit_penalised(z, y, **options)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Dirichlet(Linear):
@@ -128,15 +133,15 @@ class Dirichlet(Linear):
     def fit(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, on="log_probs", l2=True, **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = _fit_penalised(z, y, on="log_probs", l2=True, **options)
+        return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
         z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = regularised(z, y, on="log_probs", **options)
-        return _certified(cls(weight, bias), certificate)
+        weight, bias, certificate = _fit_penalised(z, y, on="log_probs", **options)
+        return cls(weight, bias).with_certificate(certificate)
 
 
 class Structured(Linear):
@@ -185,9 +190,69 @@ class Structured(Linear):
         penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
         problem = Problem(z, y, penalty, on="log_probs", scale=beta, vector=diagonal)
         weight, bias, certificate = problem.solve(start=1.0)
-        return _certified(cls(1 / beta, weight, bias), certificate)
+        return cls(1 / beta, weight, bias).with_certificate(certificate)
 
 
-def _certified(found: L, certificate: Certificate) -> L:
-    found.certificate = certificate
-    return found
+def _fit_penalised(
+    z: Tensor,
+    y: Tensor,
+    *,
+    on: Literal["logits", "log_probs"] = "logits",
+    l2: bool = False,
+    penalty: float | None = None,
+    penalties: Sequence[float] = PENALTIES,
+    bias_penalties: Sequence[float] | None = None,
+    normalise: bool = True,
+    folds: int = 5,
+) -> tuple[Tensor, Tensor, Certificate]:
+    """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
+    classes = z.shape[1]
+    start = near_inverse_temperature(z, y)
+
+    def made(strength: float, mu: float | None) -> Penalty:
+        if l2:
+            return Penalty.l2(strength, classes, normalise=normalise)
+        return Penalty.odir(strength, classes, bias=mu, normalise=normalise)
+
+    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
+    if penalty is not None:
+        return whole.solve(start)
+    offsets: Sequence[float | None] = bias_penalties or [None]
+    paths = [[made(strength, mu) for strength in sorted(penalties, reverse=True)] for mu in offsets]
+    best, x = min((_choose_penalty(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
+    return replace(whole, penalty=best).solve(x)
+
+
+def _choose_penalty(
+    path: Sequence[Penalty], whole: Problem, start: float, folds: int
+) -> tuple[float, Penalty, float | np.ndarray]:
+    """The penalty of least cross-validated loss, that loss, and about where its minimum is.
+
+    Each penalty starts where the one before ended. The path is left once two penalties in a row did worse than the best
+    in every fold: with less and less of a penalty the fit to few rows only gets wilder.
+    """
+    # Folds by content, so that the order of the rows does not matter.
+    parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
+    n = len(whole.z)
+    share = np.array([len(test.z) for _, test in parts]) / n
+    found = [whole.start_point(start)] * len(parts)
+    best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
+    least, worse = np.full(len(parts), np.inf), 0
+    # What is made of the rows is the same for every penalty.
+    learnt, asked = ([half.likelihood(quick=True) for half in halves] for halves in zip(*parts, strict=True))
+    with one_thread(whole.z.numel()):
+        blocks = whole.blocks(start)
+    for penalty in path:
+        found = [
+            replace(train, penalty=penalty).solve_coarse(x, blocks, likelihood)
+            for (train, _), x, likelihood in zip(parts, found, learnt, strict=True)
+        ]
+        with one_thread(whole.z.numel()):
+            sums = [likelihood(x)[0] for likelihood, x in zip(asked, found, strict=True)]
+        losses = np.array(sums) / (share * n)
+        if losses @ share < best[0]:
+            best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
+        worse = worse + 1 if (losses > least).all() else 0
+        if worse == 2:
+            break
+    return best

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.diagonal import centred
+from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.onnx_ops import softplus
@@ -86,7 +86,7 @@ class OrderInvariant(Calibrator):
 
 def _stretched(ordered: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
     """Sorted logits with stretched gaps, from 0 down, at temperature 1."""
-    x = centred(ordered)
+    x = centre_rows(ordered)
     for layer in layers[:-1]:
         x = torch.relu(x @ layer[:, :-1].T + layer[:, -1])
     slopes = _LEAST + softplus(x @ layers[-1][:, :-1].T + layers[-1][:, -1] + _NEUTRAL)
@@ -103,7 +103,7 @@ class _Trainer:
     ) -> None:
         self.ordered, self.rank, self.temperature, self.batch = ordered, rank, temperature, batch
         self.generator = torch.Generator().manual_seed(seed)
-        x = centred(ordered)
+        x = centre_rows(ordered)
         self.middle, width = x.mean(dim=0), x.std(dim=0, correction=0)
         self.width = torch.where(width > 0, width, 1.0)
         classes = ordered.shape[1]

@@ -13,13 +13,13 @@ from trueup.calibrators.base import Calibrator, set_top_confidence
 from trueup.core import chunks
 from trueup.core.onnx_ops import count_below
 
-ORDER = 1e-9
+ORDER_WEIGHT = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
-BEYOND = 2.0
+PADDING = 2.0
 """Where places that only fill up a row of a table lie: above every probability."""
 
 
-def on_top(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
+def map_top_confidence(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
     """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin].
 
     The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
@@ -36,7 +36,7 @@ def one_vs_rest(
     With `score`, which takes logits, the curve is of that instead of the probabilities.
     """
     # In single precision 1e-9 would vanish beside the curve's value; eight units of rounding do not.
-    weight = max(ORDER, 8 * torch.finfo(logits.dtype).eps)
+    weight = max(ORDER_WEIGHT, 8 * torch.finfo(logits.dtype).eps)
 
     def part(z: Tensor) -> Tensor:
         p = torch.softmax(z.double(), dim=1)
@@ -65,14 +65,14 @@ def step(x: Tensor, cuts: Tensor, values: Tensor, *, right: bool = False) -> Ten
     return _take(values, count_below(cuts, x, right=right))
 
 
-def members(y: Tensor, classes: int) -> list[np.ndarray]:
+def rows_by_class(y: Tensor, classes: int) -> list[np.ndarray]:
     """The rows of each class."""
     labels = y.cpu().numpy()
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
-def table(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
+def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
     """Curves of different lengths as one array, filled up with a number or with each one's last value."""
     width = max(len(curve) for curve in curves)
     rows = np.empty((len(curves), width))
@@ -95,14 +95,14 @@ def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int
         raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")
 
 
-def checked_margin(margin: float) -> float:
+def check_margin(margin: float) -> float:
     """How far a row's confidence stays from 0 and 1."""
     if not 0 <= margin < 0.5:
         raise ValueError(f"margin must lie in [0, 0.5), got {margin!r}")
     return float(margin)
 
 
-def clipped(values: np.ndarray, n: int) -> np.ndarray:
+def clip_frequencies(values: np.ndarray, n: int) -> np.ndarray:
     """Keep frequencies among n samples off 0 and 1: at least 1/(n+2), at most 1 − 1/(n+2)."""
     return np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))
 

@@ -42,13 +42,13 @@ class Platt(Calibrator):
 
     def __init__(self, slope: Any, offset: Any) -> None:
         super().__init__()
-        keep_classes(self, slope=slope, offset=offset)
+        keep_class_vectors(self, slope=slope, offset=offset)
 
     def map(self, logits: Tensor) -> Tensor:
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.slope))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        return normalised(self.slope * (log_p - log_rest) + self.offset).to(logits.dtype)
+        return log_normalise(self.slope * (log_p - log_rest) + self.offset).to(logits.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
@@ -56,13 +56,11 @@ class Platt(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         slopes, offsets, certificates = [], [], []
         for classes, log_p, log_rest in class_blocks(z):
-            weights, offset, certificate = logistic([log_p - log_rest], drawn_in(y, classes))
+            weights, offset, certificate = fit_logistic([log_p - log_rest], platt_targets(y, classes))
             slopes.append(weights[0])
             offsets.append(offset)
             certificates.append(certificate)
-        fitted = cls(torch.cat(slopes), torch.cat(offsets))
-        fitted.certificate = joined(certificates)
-        return fitted
+        return cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
 
 
 def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +82,7 @@ def _columns(z: Tensor, classes: Tensor, total: Tensor, best: Tensor, rest_of_be
     return log_p, torch.where(best == classes, rest_of_best, rest)
 
 
-def normalised(odds: Tensor) -> Tensor:
+def log_normalise(odds: Tensor) -> Tensor:
     """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds that the classes have one by one."""
     return torch.log_softmax(-softplus(-odds), dim=1)
 
@@ -99,14 +97,14 @@ def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield every[at], *_columns(upcast_half(z[:, at]).double(), every[at], *sums)
 
 
-def drawn_in(y: Tensor, classes: Tensor) -> Tensor:
+def platt_targets(y: Tensor, classes: Tensor) -> Tensor:
     """Platt's targets of each class, (n, classes): (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others."""
     mine = y[:, None] == classes
     positive = mine.sum(dim=0).double()
     return torch.where(mine, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
 
 
-def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[Tensor, Tensor, Certificate]:
+def fit_logistic(features: list[Tensor], targets: Tensor, max_iter: int = 100) -> tuple[Tensor, Tensor, Certificate]:
     """Fit σ(Σ_f w_f x_f + offset) to the targets of each column: weights (features, columns), offsets (columns,).
 
     Newton's steps, each column's own, halved until its loss falls. (L-BFGS over all columns at once ends at the same
@@ -122,7 +120,7 @@ def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[
     at[-1] = torch.logit(targets.mean(dim=0))
     value = _loss(x, targets, at)
     iterations, passes = 0, 1
-    for iterations in range(1, most + 1):  # noqa: B007 (how many there were is told)
+    for iterations in range(1, max_iter + 1):  # noqa: B007 (how many there were is told)
         probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
         slope = (x * (probs - targets)).mean(dim=1)
         bend = torch.einsum("fnc,gnc->cfg", x * (probs * (1 - probs)), x) / n
@@ -148,21 +146,21 @@ def logistic(features: list[Tensor], targets: Tensor, most: int = 100) -> tuple[
         if not bool((going & ~worse).any()):
             break
     else:
-        raise FitError(f"no minimum was found in {most} steps: the loss can still fall by {gain.max() / 2:g}")
+        raise FitError(f"no minimum was found in {max_iter} steps: the loss can still fall by {gain.max() / 2:g}")
     weights = at[:-1] / width
     offset = at[-1] - (weights * middle).sum(dim=0)
     slopes = float(torch.linalg.vector_norm((x * (torch.sigmoid((x * at[:, None]).sum(dim=0)) - targets)).mean(dim=1)))
     return weights, offset, Certificate("converged", slopes, iterations, passes + 1, float(value.sum()))
 
 
-def joined(certificates: list[Certificate]) -> Certificate:
+def join_certificates(certificates: list[Certificate]) -> Certificate:
     """One certificate for blocks of columns: gradients and losses together, the most steps any took."""
     gradient = sum(c.gradient**2 for c in certificates) ** 0.5
     iterations, passes = max(c.iterations for c in certificates), max(c.passes for c in certificates)
     return Certificate("converged", gradient, iterations, passes, sum(c.loss for c in certificates))
 
 
-def keep_classes(calibrator: Calibrator, **vectors: Any) -> None:
+def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
     """Keep vectors of one number a class, checked to be finite and of one length."""
     for name, value in vectors.items():
         calibrator.keep(name, value)

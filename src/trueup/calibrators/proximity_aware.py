@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, set_top_confidence
-from trueup.calibrators.diagonal import centred
+from trueup.calibrators.diagonal import centre_rows
 from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
@@ -65,13 +65,13 @@ class ProximityInformed(Calibrator):
 
     def _confidence(self, logits: Tensor, features: Any) -> Tensor:
         if self.of_logits != (features is None):
-            wish = (
+            problem = (
                 "must be left out, as they were left out of the fit"
                 if self.of_logits
                 else "must be given, as to the fit"
             )
-            raise ValueError(f"features {wish}")
-        x = centred(logits.double()) if features is None else features
+            raise ValueError(f"features {problem}")
+        x = centre_rows(logits.double()) if features is None else features
         if not isinstance(x, Tensor):
             x = as_matrix(x, "features", rows=logits.shape[0])
         wanted = logits.shape[0], self.features.shape[1]  # not len, which an export would take for a constant
@@ -152,7 +152,7 @@ class DensityRatio(ProximityInformed):
         mirrored: bool = False,
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         points = torch.stack([top, near], dim=1)
         return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
 
@@ -217,7 +217,7 @@ class BinMeanShift(ProximityInformed):
         rule: Rule = "distance",
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
-        x, top, near, hit = _scored(logits, labels, features, neighbours, rule)
+        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
         proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
         row, column = _cell(top, near, edges, proximity_edges, rounding_error(as_logits(logits)))
@@ -229,15 +229,15 @@ class BinMeanShift(ProximityInformed):
         return cls(x, (shrunk * gap).reshape(shape), edges, proximity_edges, features is None, neighbours, rule)
 
 
-def _scored(
+def _score(
     logits: Any, labels: Any, features: Any, neighbours: int, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, confidence, proximity to the other rows, and whether the prediction was right."""
     z, y = as_tensors(logits, labels, at_least=neighbours + 1)
     z = upcast_half(z).double()
-    x = centred(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
+    x = centre_rows(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
     check_neighbours(neighbours, len(z) - 1)
-    near = closeness(x, x, neighbours=neighbours, rule=rule, own=True)
+    near = closeness(x, x, neighbours=neighbours, rule=rule, exclude_self=True)
     return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y
 
 

@@ -272,7 +272,7 @@ def _tail(a: float) -> tuple[float, float]:
 
 def __getattr__(name: str) -> Any:
     if name in ("load_recalibrator", "save_recalibrator"):  # the file knows every class above
-        from trueup.calibrators import regression_file
+        from trueup.io import artifacts
 
-        return getattr(regression_file, name)
+        return getattr(artifacts, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

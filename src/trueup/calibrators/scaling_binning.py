@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import keep_curve, on_top, step
+from trueup.calibrators.per_class import keep_curve, map_top_confidence, step
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.bins import Bins, equal_mass
@@ -56,7 +56,7 @@ class ScalingBinning(TopLabel):
     def map(self, logits: Tensor) -> Tensor:
         """Scale, give the predicted class the mean of its bin, and share the rest as the scaler does."""
         scaled = logits / self.temperature.to(logits.dtype)
-        return on_top(scaled, self.calibrated)
+        return map_top_confidence(scaled, self.calibrated)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0) -> Self:
@@ -75,6 +75,5 @@ class ScalingBinning(TopLabel):
         last = scaled[parts[2]]
         tally = Bins.from_scores(last, np.zeros_like(last), edges)
         mean = tally.confidence / np.maximum(tally.count, 1.0)
-        found = cls(scaler.temperature, edges, np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2))
-        found.certificate = scaler.certificate
-        return found
+        values = np.where(tally.count > 0, mean, (edges[1:] + edges[:-1]) / 2)
+        return cls(scaler.temperature, edges, values).with_certificate(scaler.certificate)

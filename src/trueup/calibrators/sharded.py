@@ -13,7 +13,7 @@ import torch
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
-from trueup.calibrators.likelihood import SMALL, TINY, Penalty, Problem
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
@@ -23,8 +23,7 @@ from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions
-from trueup.io.shards import NUMBERS, Shards
-from trueup.metrics.sharded import BadShard, NoRows, map_shards, warn_bad_shards
+from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
 _FTOL = 1e-12
 _SAMPLE_ROWS = 20_000
@@ -83,7 +82,7 @@ def fit_shards(
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
     data = _Data(shards, executor, skip_bad, progress)
     found = FITS[method](data)
-    warn_bad_shards(data.bad)
+    warn_of_bad_shards(data.bad)
     return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
 
 
@@ -135,9 +134,9 @@ class _Data:
         """Some rows, by which a search is begun: the first of some shards, unless all were read."""
         if self._sample is None:
             try:
-                found = self._draw(self._shards.some(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
+                found = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
             except NoRows:
-                found = self._draw(self._shards.some(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
+                found = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
             self._sample = Predictions(found[0].logits, found[0].labels)
         return self._sample
 
@@ -168,7 +167,7 @@ class _Data:
     def _note(self, rows: int, bad: tuple[str, ...]) -> None:
         if self._rows is None:
             self._rows, self.bad = rows, bad
-            self._shards, self._skip_bad = self._shards.without(bad).again(), False
+            self._shards, self._skip_bad = self._shards.without(bad).reread(), False
         elif rows != self._rows:
             raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
 
@@ -192,7 +191,7 @@ class _Data:
 
 
 def _temperature(data: _Data) -> Temperature:
-    return Temperature.ended(*_inverse_temperature(data))
+    return Temperature.from_search(*_inverse_temperature(data))
 
 
 def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
@@ -221,11 +220,13 @@ def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndar
 
 
 def _vector(data: _Data) -> Linear:
-    return _linear(data, Vector, Penalty(diagonal=TINY, bias=TINY), vector=True)
+    return _linear(data, Vector, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
 
 
 def _matrix(data: _Data) -> Linear:
-    return _linear(data, Matrix, Penalty(off=SMALL, diagonal=SMALL, bias=SMALL), vector=False)
+    return _linear(
+        data, Matrix, Penalty(off=MATRIX_PENALTY, diagonal=MATRIX_PENALTY, bias=MATRIX_PENALTY), vector=False
+    )
 
 
 def _structured(data: _Data, *, vector: bool) -> Linear:
@@ -257,17 +258,15 @@ def _linear(
         return total
 
     x, certificate = lbfgs(
-        few.penalised(likelihood, rows),
+        few.penalise(likelihood, rows),
         start,
-        decrement=_FTOL,
+        ftol=_FTOL,
         precondition=few.inverse(few.blocks(start)),
-        renew=lambda x: few.inverse(few.blocks(x, careful=True)),
+        refresh=lambda x: few.inverse(few.blocks(x, careful=True)),
     )
-    x, classes = few.settled(x), z.shape[1]
+    x, classes = few.canonical(x), z.shape[1]
     weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-    found = make(weight if vector else weight.reshape(classes, classes), bias)
-    found.certificate = certificate
-    return found
+    return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
 
 
 def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
@@ -276,19 +275,19 @@ def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndar
 
 def _histogram(data: _Data) -> Histogram:
     tally = data.sum(partial(_bins, classwise=False), "counting, shards")
-    return Histogram.counted(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    return Histogram.from_counts(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
     tally = data.sum(partial(_bins, classwise=True), "counting, shards")
-    return HistogramOvR.counted(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    return HistogramOvR.from_counts(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
 def _histogram_mass(data: _Data) -> Histogram:
     """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
-    return Histogram.counted(tally.count, tally.hits, tally.edges)
+    return Histogram.from_counts(tally.count, tally.hits, tally.edges)
 
 
 def _bins(part: Predictions, *, classwise: bool) -> Bins:

@@ -10,7 +10,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import checked_margin, interpolate, keep_curve, on_top
+from trueup.calibrators.per_class import check_margin, interpolate, keep_curve, map_top_confidence
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import confidences_and_hits
@@ -45,11 +45,11 @@ class Spline(TopLabel):
     def __init__(self, knots: Any, values: Any, margin: float = 0.0) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
-        self.margin = checked_margin(margin)
+        self.margin = check_margin(margin)
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class the curve's value and share the rest."""
-        return on_top(logits, self.calibrated, self.margin)
+        return map_top_confidence(logits, self.calibrated, self.margin)
 
     def calibrated(self, confidence: Tensor) -> Tensor:
         """The curve."""

@@ -23,9 +23,9 @@ from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
-FINE = tuple(i / 1000 for i in range(1, 5001))
+FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
-WIDE = tuple(i / 100 for i in range(1, 1001))
+WIDE_GRID = tuple(i / 100 for i in range(1, 1001))
 """0.01 … 10.00, the grid of Rethinking Calibration."""
 
 
@@ -65,21 +65,21 @@ class Temperature(Calibrator):
         """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
         z, y = as_tensors(logits, labels, at_least=1)
         beta, certificate = inverse_temperature(z, y)
-        return cls.ended(beta, certificate, scale_of(z))
+        return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod
-    def ended(cls, beta: float, certificate: Certificate, scale: float) -> Self:
-        """What a search for 1/T by likelihood has come to; a bound is told, of logits of that scale."""
+    def from_search(cls, beta: float, certificate: Certificate, scale: float) -> Self:
+        """The end of a search for 1/T by likelihood, of logits of this scale; at a bound it warns."""
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta, bound_reason(beta, scale), stacklevel=3)
-        return cls._certified(1 / beta, certificate)
+        return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
-    def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE, bins: int = BINS) -> Self:
+    def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE_GRID, bins: int = BINS) -> Self:
         """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
         nearest to 1 (in its logarithm).
 
-        The default grid is 0.001 … 5.000; `WIDE` is 0.01 … 10.00.
+        The default grid is 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
         z, y = as_tensors(logits, labels, at_least=1)
         grid = np.asarray(temperatures, dtype=np.float64)
@@ -92,7 +92,7 @@ class Temperature(Calibrator):
     @classmethod
     def fit_ece_wide(cls, logits: Any, labels: Any) -> Self:
         """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
-        return cls.fit_ece(logits, labels, temperatures=WIDE)
+        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID)
 
     @classmethod
     def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0) -> Self:
@@ -104,7 +104,7 @@ class Temperature(Calibrator):
         beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
-        return cls._certified(1 / beta, certificate)
+        return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any) -> Self:
@@ -112,13 +112,7 @@ class Temperature(Calibrator):
         beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
-        return cls._certified(1 / beta, certificate)
-
-    @classmethod
-    def _certified(cls, temperature: float, certificate: Certificate) -> Self:
-        found = cls(temperature)
-        found.certificate = certificate
-        return found
+        return cls(1 / beta).with_certificate(certificate)
 
 
 def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np.ndarray:

@@ -18,9 +18,9 @@ from trueup.core.optimize import Certificate, halley, newton
 
 Loss = Callable[[float], tuple[float, float, float]]
 
-FAR = 1e6
+MAX_SCALE_RATIO = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
-COLD, HOT = 1e-3, 1e2
+MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
 _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
@@ -34,7 +34,7 @@ def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
     quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
-    return search_beta(_mean_loss(z, y), quick, _of_few(z, y, scale), scale)
+    return search_beta(_mean_loss(z, y), quick, _estimate_from_few(z, y, scale), scale)
 
 
 def search_beta(
@@ -44,7 +44,7 @@ def search_beta(
 
     Where some rows say nothing it may be at a bound.
     """
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if few is None:
         bound = _bound(loss, low, high)
         if bound is None:
@@ -53,7 +53,7 @@ def search_beta(
         return bound, Certificate("bound", abs(slope), 0, 3, value)
     near, passes = few.near, 0
     if quick is not None:
-        near, (before, curvature_before), passes = _nearer(quick, few, low, high)
+        near, (before, curvature_before), passes = _refine(quick, few, low, high)
         value, slope, curvature = loss(near)
         third = (curvature - curvature_before) / (near - before) if near != before else 0.0
         step = halley(slope, curvature, third)
@@ -71,27 +71,27 @@ def bound_reason(beta: float, scale: float) -> str:
     return "the logits tell labels apart no better than chance"
 
 
-def _nearer(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def _refine(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
-    noted, seen = _noted(loss)
-    _, slope, curvature = noted(few.near)
+    recorded, seen = _record(loss)
+    _, slope, curvature = recorded(few.near)
     near = few.near + halley(slope, curvature, few.third * curvature)
     if abs(near - few.near) > _THIRD_NEAR * few.near:
         start = min(max(near, few.near / 2), 2 * few.near)
-        near, _ = newton(noted, start, low=low, high=high, tolerance=_NEAR)
+        near, _ = newton(recorded, start, low=low, high=high, tolerance=_NEAR)
     return near, seen[-1], len(seen)
 
 
-def _noted(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
+def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
     """A loss that notes where it was asked and the curvature there."""
     seen: list[tuple[float, float]] = []
 
-    def noting(beta: float) -> tuple[float, float, float]:
+    def recorded(beta: float) -> tuple[float, float, float]:
         found = loss(beta)
         seen.append((beta, found[2]))
         return found
 
-    return noting, seen
+    return recorded, seen
 
 
 def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
@@ -99,7 +99,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
     scale = scale_of(z)
     if scale == 0:
         return 1.0
-    few = _of_few(z, y, scale)
+    few = _estimate_from_few(z, y, scale)
     return inverse_temperature(z, y)[0] if few is None else few.near
 
 
@@ -112,7 +112,7 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
@@ -128,10 +128,10 @@ def _of_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
 
 def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
-    low, high = 1 / (FAR * scale), FAR / scale
+    low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y), low, high) is not None:
         return None
-    loss, seen = _noted(_mean_loss(z, y))
+    loss, seen = _record(_mean_loss(z, y))
     near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
     if found.status != "converged":
         return None
@@ -151,7 +151,7 @@ def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
-    grid = np.geomspace(1 / HOT, 1 / COLD, 26) / scale
+    grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
     while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
@@ -185,7 +185,7 @@ def focal_inverse_temperature(
 def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         log_p = torch.log_softmax(beta * part, dim=1)
         p = log_p.exp()
         mean = (p * part).sum(dim=1, keepdim=True)
@@ -220,7 +220,7 @@ def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
 def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
     """The mean Brier score of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in chunks_of(z, y):
+    for part, labels in shifted_chunks(z, y):
         p = torch.softmax(beta * part, dim=1)
         off = part - (p * part).sum(dim=1, keepdim=True)
         rise = p * off
@@ -239,7 +239,7 @@ def scale_of(z: Tensor) -> float:
     return float(np.median(few.std(axis=1)))
 
 
-def chunks_of(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def shifted_chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels as a column."""
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         double = upcast_half(z[rows]).double()

@@ -7,25 +7,26 @@ that a file is not put before another one.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Affine, Shift
-from trueup.core.version import __version__
-from trueup.io.artifacts import pack, unpack
-from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.io.headers import KEY, SCHEMA, header_content, safetensors_file
+from trueup.io.artifacts import (
+    Artifact,
+    open_artifact,
+    pack,
+    require_safetensors_suffix,
+    unpack,
+    versions,
+    write_artifact,
+)
 from trueup.models.calibrated import device_of, unwrapped
 
 _TABLES = ("candidates", "gammas")
@@ -47,7 +48,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
     ...     bool((load_clamped(model, f"{folder}/net.safetensors")(x) == clamped(x)).all())
     True
     """
-    file = safetensors_file(path)
+    require_safetensors_suffix(path)
     if not isinstance(clamped, Clamped):
         raise ValueError(f"clamped must be what clamp returns, got {type(clamped).__name__}")
     before, after = clamped.before, clamped.after
@@ -56,35 +57,26 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
             "clamped must have a Shift or Affine before and a Temperature after the model, "
             f"got {type(before).__name__} and {type(after).__name__}"
         )
-    tensors = {name: _stored(buffer) for name, buffer in before.named_buffers()}
     record = asdict(clamped.fit_record)
     for table in _TABLES:
         record[table] = list(record[table].items())
     content = {
-        "schema": SCHEMA,
         "clamped": {
             "before": type(before).__name__,
             "record": pack(record, "record", None),
             "model": _shapes(clamped.model),
         },
-        "versions": {"trueup": __version__, "torch": str(torch.__version__)},
+        "versions": versions(),
     }
-    with atomic_write(file) as (draft,):
-        save_file(
-            {**tensors, "temperature": _stored(after.temperature)},
-            draft,
-            metadata={KEY: json.dumps(content, allow_nan=False, ensure_ascii=False)},
-        )
+    write_artifact(path, "clamped", content, {**dict(before.named_buffers()), "temperature": after.temperature})
 
 
 def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     """Put what `save_clamped` wrote around a model; if it was written for another one, an error names what differs."""
-    file = require_file(Path(path))
-    with errors_name_file(file), safe_open(file, framework="pt") as stored:
-        inside = _inside(stored)
+    with open_artifact(path, "clamped") as artifact:
+        inside = _inside(artifact)
         _compare(inside["model"], _shapes(model))
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        before, after = _parts(inside["before"], tensors)
+        before, after = _parts(inside["before"], artifact.tensors())
         record = unpack(inside["record"], {})
         for table in _TABLES:
             record[table] = dict(record[table])
@@ -96,16 +88,12 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     return found
 
 
-def _stored(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
 def _shapes(model: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in unwrapped(model).state_dict().items()}
 
 
-def _inside(stored: Any) -> dict[str, Any]:
-    inside = header_content(stored, "clamped").get("clamped")
+def _inside(artifact: Artifact) -> dict[str, Any]:
+    inside = artifact.content.get("clamped")
     if not isinstance(inside, dict) or set(inside) != {"before", "record", "model"}:
         raise ValueError("the header must tell of before, record and model")
     return inside

@@ -140,7 +140,7 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
     inverse = np.linalg.inv(curvature)
     best = start
     try:
-        best, _ = lbfgs(objective, start, precondition=lambda g: inverse @ g, decrement=1e-8, tolerance=1e-9)
+        best, _ = lbfgs(objective, start, precondition=lambda g: inverse @ g, ftol=1e-8, tolerance=1e-9)
     except FitError:  # separable folds have no minimum: the largest penalty's solution is as good as any
         return start
     return best

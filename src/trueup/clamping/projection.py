@@ -171,11 +171,11 @@ def descend(
             exact,
             start / unit,
             tolerance=1e-9 * unit,
-            decrement=decrement,
-            noise=noise,
+            ftol=decrement,
+            f_noise=noise,
             precondition=None if precondition is None else lambda g: precondition @ g / unit**2,
-            rough=None if rough is None else Stage(roughly, 10 * decrement, noise),
-            stretch=3.0,
+            coarse=None if rough is None else Stage(roughly, 10 * decrement, noise),
+            step_growth=3.0,
         )
     except Spent:
         pass

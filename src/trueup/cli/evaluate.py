@@ -63,7 +63,7 @@ def evaluate(
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
     reader = Reader(probs, logits, labels)
-    options = o.drop_unset(metrics=metric, bins=bins, level=level, replicates=n_resamples, seed=seed)
+    options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trueup.cli.options import drop_unset
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trueup.core.arrays import Array
-    from trueup.io.predictions import Predictions
+    from trueup.io.predictions import PredictionFile, Predictions
     from trueup.io.shards import Shards
 
 
@@ -31,44 +31,33 @@ class Reader:
 
     def load(self, path: Path, split: str | None = None) -> Predictions:
         """The predictions in a file, or in one half of it."""
-        from trueup.io.predictions import load
-
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
-        predictions = load(path, **self._array_names(split))
-        self._warn_of_probabilities(path, predictions.logits)
-        return predictions
+        with self._open(path) as file:
+            return self._load(file, split)
 
     def load_unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
         """The logits of a file without labels; None if it has labels."""
-        from trueup.io.predictions import has_labels, load_logits
-
-        if self.labels is not None or has_labels(path, split=split):
-            return None
-        logits = load_logits(path, **self._array_names(split))
+        with self._open(path) as file:
+            if self.labels is not None or file.has_labels(split):
+                return None
+            logits = file.load_logits(split)
         self._warn_of_probabilities(path, logits)
         return logits
 
     def load_half(self, path: Path, split: str) -> Predictions:
         """One half of a file that holds both, else the whole file."""
-        return self.load(path, split if self.has_halves(path) else None)
+        with self._open(path) as file:
+            return self._load(file, split if len(file.splits) == 2 else None)
 
     def load_val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
         """The calibration and the test predictions: two files, two halves of one file, or one file and None."""
         if test is not None:
             return self.load_half(val, "val"), self.load_half(test, "test")
-        return self.load_half(val, "val"), self.load(val, "test") if self.has_halves(val) else None
-
-    def has_halves(self, path: Path) -> bool:
-        """Whether a file names its labels val_… and test_…."""
-        from trueup.io.atomic import errors_name_file
-        from trueup.io.formats import FORMATS
-
-        if path.suffix.lower() not in FORMATS or not path.is_file() or not path.stat().st_size:
-            return False  # loading it reports what is wrong
-        reader, _ = FORMATS[path.suffix.lower()]
-        with errors_name_file(path), reader(path) as source:
-            return all(f"{half}_{self.labels or 'labels'}" in source.columns for half in ("val", "test"))
+        with self._open(val) as file:
+            if len(file.splits) == 2:
+                return self._load(file, "val"), self._load(file, "test")
+            return self._load(file, None), None
 
     def is_sharded(self, source: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
@@ -83,10 +72,11 @@ class Reader:
         """The files that a name means, one or several."""
         from trueup.io.shards import Shards
 
-        options = self._array_names(split)
-        if isinstance(columns := options.get("logits"), list):
-            options["logits"] = tuple(columns)
-        return Shards.of(source, **options)
+        columns = self._columns()
+        names = drop_unset(
+            logits=tuple(columns) if isinstance(columns, list) else columns, labels=self.labels, split=split
+        )
+        return Shards.of(source, **names, probs=self.probs)
 
     @contextmanager
     def open_shards(
@@ -100,22 +90,30 @@ class Reader:
         with executor_for(cluster or "none") as executor:
             yield shards, executor
 
-    def _array_names(self, split: str | None) -> dict[str, Any]:
-        columns = self.logits.split(",") if self.logits and "," in self.logits else self.logits
-        names = drop_unset(logits=columns, labels=self.labels, split=split)
-        return {**names, "probs": self.probs}
+    def _columns(self) -> str | list[str] | None:
+        return self.logits.split(",") if self.logits and "," in self.logits else self.logits
+
+    def _open(self, path: Path) -> AbstractContextManager[PredictionFile]:
+        from trueup.io.predictions import open_predictions
+
+        return open_predictions(path, **drop_unset(logits=self._columns(), labels=self.labels), probs=self.probs)
+
+    def _load(self, file: PredictionFile, split: str | None) -> Predictions:
+        predictions = file.load(split)
+        self._warn_of_probabilities(file.path, predictions.logits)
+        return predictions
 
     def _warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
-        from trueup.io.sanity import looks_like_probabilities
+        from trueup.io.predictions import looks_like_probabilities
 
         if not self.probs and (observation := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
 
     def _check_first_rows(self, shards: Shards) -> None:
         """Look for probabilities in the first rows there are; a bad shard is reported when it is read."""
-        from trueup.io.sanity import LOOKED_AT
+        from trueup.io.predictions import ROWS_LOOKED_AT
 
-        few = replace(shards, rows=LOOKED_AT)
+        few = replace(shards, rows=ROWS_LOOKED_AT)
         for path in () if self.probs else few.paths:
             with suppress(ValueError, OSError):
                 part = next(few.read(path))

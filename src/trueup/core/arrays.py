@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
+from trueup.core.errors import Hint, InputError
 
 Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
@@ -35,7 +36,7 @@ def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
         ...
-    ValueError: labels must lie in 0..1, got 2..2
+    trueup.core.errors.InputError: labels must lie in 0..1, got 2..2
     """
     z, y = as_tensors(logits, labels, soft=soft, at_least=at_least)
     return match_kind(z, logits), match_kind(y, logits)
@@ -88,16 +89,10 @@ def as_logits(logits: Any, name: str = "logits") -> Tensor:
         return logits
     z = _tensor(logits, name)
     if z.ndim != 2:
-        hint = {
-            1: "; a binary score (n,) goes through from_binary",
-            3: "; tokens or pixels go through flatten",
-            4: "; tokens or pixels go through flatten",
-        }.get(z.ndim, "")
-        raise ValueError(f"{name} must have shape (n, classes), got {_shape(z)}{hint}")
+        hint = {1: Hint.BINARY_SCORE, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
+        raise InputError(name, "have shape (n, classes)", _shape(z), hint)
     if z.shape[1] < 2:
-        raise ValueError(
-            f"{name} must have at least 2 classes, got shape {_shape(z)}; a binary score goes through from_binary"
-        )
+        raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", Hint.BINARY_SCORE)
     return _mark_checked(_check_finite(z, name), z.shape[1])
 
 
@@ -141,7 +136,7 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
     if p.numel():
         low, high = p.min().item(), p.max().item()
         if low < -tolerance or high > 1 + tolerance:
-            raise ValueError(f"{name} must lie in [0, 1], got {low:.6g}..{high:.6g}; logits need no from_probs")
+            raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", Hint.NOT_PROBABILITIES)
         off = (p.sum(dim=1, dtype=torch.float64) - 1).abs()
         row = int(off.argmax())
         if off[row] > in_sum:
@@ -291,18 +286,16 @@ def _check_finite(x: Tensor, name: str) -> Tensor:
         bad = ~torch.isfinite(x)
         if bad.any():
             at = tuple(int(i) for i in bad.nonzero()[0])
-            hint = "; log-probabilities of exact zeros come through from_probs" if x[at] == -torch.inf else ""
-            raise ValueError(
-                f"{name} must be finite, got {x[at].item()} at {list(at)} and {int(bad.sum())} such in all{hint}"
-            )
+            got = f"{x[at].item()} at {list(at)} and {int(bad.sum())} such in all"
+            raise InputError(name, "be finite", got, Hint.EXACT_ZEROS if x[at] == -torch.inf else None)
     return x
 
 
 def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     n, classes = z.shape
     if y.ndim != 1:
-        hint = "; soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else ""
-        raise ValueError(f"labels must have shape ({n},), got {_shape(y)}{hint}")
+        hint = "soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else None
+        raise InputError("labels", f"have shape ({n},)", _shape(y), hint)
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
@@ -311,8 +304,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if n:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
-            hint = "; flatten leaves out an ignore_index" if low < 0 else ""
-            raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}{hint}")
+            hint = Hint.IGNORE_INDEX if low < 0 else None
+            raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
     return y
 
 

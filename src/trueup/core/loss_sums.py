@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
-from trueup.core.native import double, in_threads
+from trueup.core.native import as_float64, map_threads
 
 _LEAST_REST = 1e-12
 """The least 1 − p that is raised to a power: of a power below 1 the slope has no bound at 0."""
@@ -62,7 +62,7 @@ def temperature_sums(logits: Tensor, labels: Tensor, beta: float, *, quick: bool
     def part(parts: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
         return [native.temperature_pass(chunk, y[at:], beta, quick=quick) for at, chunk in parts]
 
-    sums = chain.from_iterable(in_threads(logits, part))
+    sums = chain.from_iterable(map_threads(logits, part))
     value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
     return value, slope, curvature
 
@@ -92,7 +92,7 @@ def vector_sums(
             native.vector_pass(chunk, y[at:], weight, bias, shifts, sums, scale=scale, quick=quick)
         return sums
 
-    total: np.ndarray = sum(in_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
+    total: np.ndarray = sum(map_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
     return total
 
 
@@ -110,9 +110,9 @@ def _torch_vector(
         log_q = torch.log_softmax(u * w + b, dim=1)
         residual = torch.exp(log_q)
         residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
-        total[0] -= float(double(log_q.gather(1, label)).sum())
-        total[1 : 1 + classes] += double((residual * u).sum(dim=0))
-        total[1 + classes :] += double(residual.sum(dim=0))
+        total[0] -= float(as_float64(log_q.gather(1, label)).sum())
+        total[1 : 1 + classes] += as_float64((residual * u).sum(dim=0))
+        total[1 + classes :] += as_float64(residual.sum(dim=0))
     return total
 
 
@@ -126,7 +126,7 @@ def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[flo
         log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)
         p = torch.exp(log_p - log_sum)
         mean = (p * z).sum(dim=1)
-        value += float(double(log_sum[:, 0] - beta * label).sum())
-        slope += float(double(mean - label).sum())
-        curvature += float(double((p * (z - mean[:, None]).square()).sum(dim=1)).sum())
+        value += float(as_float64(log_sum[:, 0] - beta * label).sum())
+        slope += float(as_float64(mean - label).sum())
+        curvature += float(as_float64((p * (z - mean[:, None]).square()).sum(dim=1)).sum())
     return value, slope, curvature

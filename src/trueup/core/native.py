@@ -36,7 +36,7 @@ def usable(logits: Tensor) -> bool:
 T = TypeVar("T")
 
 
-def in_threads(
+def map_threads(
     logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, max_threads: int | None = None
 ) -> Iterator[T]:
     """Call `part` with the chunks of a share of the rows, on as many threads as torch uses, or at most so many."""
@@ -185,7 +185,7 @@ def _address(array: np.ndarray | Tensor | None) -> int:
     return array.data_ptr() if isinstance(array, Tensor) else int(array.ctypes.data)
 
 
-def double(x: Tensor) -> np.ndarray:
+def as_float64(x: Tensor) -> np.ndarray:
     """As float64 in NumPy."""
     result: np.ndarray = x.to("cpu", torch.float64).numpy()
     return result

@@ -42,7 +42,7 @@ def newton(
     low: float,
     high: float,
     tolerance: float = 1e-6,
-    most: int = 100,
+    max_iter: int = 100,
 ) -> tuple[float, Certificate]:
     """Minimise a convex function of one positive number, given its value, slope and curvature.
 
@@ -54,7 +54,7 @@ def newton(
     left, right = low, high
     x = min(max(start, low), high)
     last_slope, before = math.inf, (x, 0.0)
-    for iteration in range(1, most + 1):
+    for iteration in range(1, max_iter + 1):
         value, slope, curvature = derivatives(x)
         if not math.isfinite(value + slope + curvature):
             raise FitError(f"the loss is not finite at {x:g}: value {value}, slope {slope}, curvature {curvature}")
@@ -76,7 +76,7 @@ def newton(
             following = math.sqrt(left * right)
         last_slope, before = abs(slope), (x, curvature)
         x = following
-    raise FitError(f"no minimum was found in {most} steps: slope {slope:g} at {x:g}")
+    raise FitError(f"no minimum was found in {max_iter} steps: slope {slope:g} at {x:g}")
 
 
 def halley(slope: float, curvature: float, third: float) -> float:
@@ -93,8 +93,8 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Value and gradient at a point."""
 Curvature = Callable[[np.ndarray], np.ndarray]
 """Its inverse times a gradient."""
-_IDLE = 10  # steps in a row that lowered the value by no more than its rounding
-_LONG = 40  # steps after which the curvature known at the start says little
+_MAX_IDLE_STEPS = 10  # steps in a row that lowered the value by no more than its rounding
+_REFRESH_EVERY = 40  # steps after which the curvature known at the start says little
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Stage:
     """An objective, and how far its precision carries."""
 
     objective: Objective
-    decrement: float
+    ftol: float
     """The search is over where the next step promises to lower the value by no more than this."""
-    noise: float
+    f_noise: float
     """Relative rounding of the value."""
 
 
@@ -113,44 +113,44 @@ def lbfgs(
     start: np.ndarray,
     *,
     tolerance: float = 1e-7,
-    decrement: float = 0.0,
-    noise: float = 1e-15,
-    most: int = 500,
+    ftol: float = 0.0,
+    f_noise: float = 1e-15,
+    max_iter: int = 500,
     memory: int = 20,
     precondition: Curvature | None = None,
-    renew: Callable[[np.ndarray], Curvature] | None = None,
-    rough: Stage | None = None,
-    stretch: float = math.inf,
+    refresh: Callable[[np.ndarray], Curvature] | None = None,
+    coarse: Stage | None = None,
+    step_growth: float = math.inf,
 ) -> tuple[np.ndarray, Certificate]:
     """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
 
-    It also ends where the next step promises to lower the value by no more than `decrement`. `noise` is the relative
-    rounding of the value. `rough`, a cheaper objective of less precision, does the descent until its own end.
-    `precondition` multiplies a gradient by a rough inverse of the curvature, if one is known; `renew` makes another at
-    the point to which a search of many steps has come. `stretch` is how many
-    times the last step's length the next one is tried at first, for functions that are far from quadratic.
+    It also ends where the next step promises to lower the value by no more than `ftol`. `f_noise` is the relative
+    rounding of the value. `coarse`, a cheaper objective of less precision, does the descent until its own end.
+    `precondition` multiplies a gradient by an approximate inverse of the curvature, if one is known; `refresh` makes
+    another at the point to which a search of many steps has come. `step_growth` is how many times the last step's
+    length the next one is tried at first, for functions that are far from quadratic.
     Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
     allows no further descent and the gradient is within a thousand tolerances, or has allowed none for ten steps;
     anything else raises.
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """
-    exact = Stage(objective, decrement, noise)
-    stage = rough or exact
+    exact = Stage(objective, ftol, f_noise)
+    stage = coarse or exact
     x = start.astype(np.float64).copy()
     value, gradient = stage.objective(x)
     passes, last, idle = 1, math.inf, 0
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
-    for iteration in range(most + 1):
+    for iteration in range(max_iter + 1):
         size = _norm(gradient)
         if not math.isfinite(value + size):
             raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
-        if renew and iteration and iteration % _LONG == 0:
-            steps, changes, precondition = [], [], renew(x)
+        if refresh and iteration and iteration % _REFRESH_EVERY == 0:
+            steps, changes, precondition = [], [], refresh(x)
         direction = -_two_loops(gradient, steps, changes, precondition)
         if _dot(direction, gradient) >= 0:
             steps, changes, precondition, direction = [], [], None, -gradient
-        done = size <= tolerance or (iteration > 0 and -(_dot(direction, gradient)) <= 2 * stage.decrement)
+        done = size <= tolerance or (iteration > 0 and -(_dot(direction, gradient)) <= 2 * stage.ftol)
         if done and stage is exact:
             return x, Certificate("converged", size, iteration, passes, value)
         if done:
@@ -158,31 +158,31 @@ def lbfgs(
             value, gradient = stage.objective(x)
             continue
         first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-        if stretch * last < first * _norm(direction):
-            first = stretch * last / _norm(direction)
-        found = _line_search(stage, x, value, gradient, direction, first)
-        passes += found.evaluations
-        if stage is not exact and value - found.value <= stage.decrement:
+        if step_growth * last < first * _norm(direction):
+            first = step_growth * last / _norm(direction)
+        trial = _line_search(stage, x, value, gradient, direction, first)
+        passes += trial.evaluations
+        if stage is not exact and value - trial.value <= stage.ftol:
             # What it promised was rounding, so its precision has come to its end.
-            x = x + found.length * direction
+            x = x + trial.length * direction
             stage, passes = exact, passes + 1
             value, gradient = stage.objective(x)
             continue
-        if found.value >= value and found.length == 0:
+        if trial.value >= value and trial.length == 0:
             if steps or precondition:  # the curvature collected may be stale: once more along the gradient
                 steps, changes, precondition = [], [], None
                 continue
-            if size <= 1000 * tolerance or size**2 <= 1000 * noise * abs(value):
+            if size <= 1000 * tolerance or size**2 <= 1000 * f_noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
             raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
-        idle = idle + 1 if value - found.value <= noise * abs(value) else 0
-        if idle == _IDLE:
+        idle = idle + 1 if value - trial.value <= f_noise * abs(value) else 0
+        if idle == _MAX_IDLE_STEPS:
             return x, Certificate("converged", size, iteration, passes, value)
-        step, change = found.length * direction, found.gradient - gradient
+        step, change = trial.length * direction, trial.gradient - gradient
         if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
-        x, value, gradient, last = x + step, found.value, found.gradient, _norm(step)
-    raise FitError(f"no minimum was found in {most} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
+        x, value, gradient, last = x + step, trial.value, trial.gradient, _norm(step)
+    raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
@@ -217,7 +217,7 @@ def _two_loops(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _LineSearchResult:
     length: float
     value: float
     gradient: np.ndarray
@@ -226,20 +226,20 @@ class _Found:
 
 def _line_search(
     stage: Stage, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray, length: float
-) -> _Found:
+) -> _LineSearchResult:
     """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
-    slope, rounding = _dot(gradient, direction), stage.noise * abs(value)
+    slope, rounding = _dot(gradient, direction), stage.f_noise * abs(value)
     low, high = 0.0, math.inf
-    best = _Found(0.0, value, gradient, 0)
+    best = _LineSearchResult(0.0, value, gradient, 0)
     for evaluation in range(1, 31):
         new_value, new_gradient = stage.objective(x + length * direction)
         new_slope = _dot(new_gradient, direction)
         lower = math.isfinite(new_value) and new_value <= value + 1e-4 * length * slope + rounding
         if lower:
             if new_value <= best.value + rounding:
-                best = _Found(length, new_value, new_gradient, evaluation)
+                best = _LineSearchResult(length, new_value, new_gradient, evaluation)
             if abs(new_slope) <= -0.9 * slope:
-                return _Found(length, new_value, new_gradient, evaluation)
+                return _LineSearchResult(length, new_value, new_gradient, evaluation)
         low, high = (length, high) if lower and new_slope < 0 else (low, length)
         if math.isinf(high):
             length *= 2
@@ -247,4 +247,4 @@ def _line_search(
             length *= min(max(-slope * length / (2 * (new_value - value - slope * length)), 0.05), 0.5)
         else:
             length = (low + high) / 2
-    return _Found(best.length, best.value, best.gradient, 30)
+    return _LineSearchResult(best.length, best.value, best.gradient, 30)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
-from trueup.core.native import double, in_threads
+from trueup.core.native import as_float64, map_threads
 from trueup.core.splits import hash_folds
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
@@ -37,7 +37,7 @@ class RowScores(NamedTuple):
     label_prob: np.ndarray
     """The probability of the label."""
     group: np.ndarray
-    """The group that the row was dealt to, where class-wise tallies were asked for."""
+    """The group of the row, where class-wise tallies were asked for."""
 
     @classmethod
     def empty(cls, n: int) -> RowScores:
@@ -48,7 +48,7 @@ class RowScores(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassCells:
-    """What a class-wise tally is to count: p lies in bin #{cuts < p}; rows are dealt to groups, or come with theirs."""
+    """What a class-wise tally counts: p lies in bin #{cuts < p}; rows go to groups by their hash, or come with them."""
 
     cuts: np.ndarray
     groups: int = 1
@@ -121,7 +121,7 @@ def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndar
             native.tally_pass(chunk, y[at:], cuts, sums)
         return sums
 
-    return sum(in_threads(logits, part), start=np.zeros((3, bins)))
+    return sum(map_threads(logits, part), start=np.zeros((3, bins)))
 
 
 def score_rows_and_classes(logits: Tensor, labels: Tensor, cells: ClassCells) -> tuple[RowScores, ClassTally]:
@@ -137,7 +137,7 @@ def log_sum_exp(logits: Tensor) -> np.ndarray:
     """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0]
-    return double(top) - np.log(confidence)
+    return as_float64(top) - np.log(confidence)
 
 
 def class_probs(logits: Tensor) -> Iterator[tuple[int, np.ndarray]]:
@@ -188,7 +188,7 @@ def _native_pass(
         return own
 
     # Each thread has sums of its own: with many classes let few threads hold them.
-    for own in in_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
+    for own in map_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
         sums.add(own)
 
 
@@ -200,17 +200,17 @@ def _torch_pass(
         top, predicted = z.max(dim=1)
         shifted = z - top[:, None]
         e = torch.exp(shifted)
-        total = double(e.sum(dim=1))
+        total = as_float64(e.sum(dim=1))
         scored.confidence[at] = 1 / total
         scored.predicted[at] = predicted.cpu().numpy()
         if labels is None:
             continue
         y = labels[at]
-        label_shift = double(shifted.gather(1, y[:, None])[:, 0])
+        label_shift = as_float64(shifted.gather(1, y[:, None])[:, 0])
         scored.nll[at] = np.log(total) - label_shift
         scored.label_prob[at] = np.exp(label_shift) / total
-        scored.brier[at] = double(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
-        scored.entropy[at] = np.log(total) - double((e * shifted).sum(dim=1)) / total
+        scored.brier[at] = as_float64(e.square().sum(dim=1)) / total**2 - 2 * scored.label_prob[at] + 1
+        scored.entropy[at] = np.log(total) - as_float64((e * shifted).sum(dim=1)) / total
         if cells is not None:
             if cells.group is None:
                 scored.group[at] = hash_folds(z, y, cells.groups)
@@ -221,16 +221,16 @@ def _torch_pass(
 def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.ndarray, sums: _Sums) -> None:
     count, hits, gap = sums
     members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
-    gap[:, 0] -= double(members @ probs)
+    gap[:, 0] -= as_float64(members @ probs)
     if len(cuts):
         # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
         # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
         row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
-        p = double(probs[row, k])
+        p = as_float64(probs[row, k])
         b = np.searchsorted(cuts, p, side="left")
         np.add.at(count, (b, k), 1.0)
         np.add.at(gap, (group[row], b, k), -p)
         np.add.at(gap[:, 0], (group[row], k), p)
-    label_bin = np.searchsorted(cuts, double(probs[torch.arange(len(y)), y]), side="left")
+    label_bin = np.searchsorted(cuts, as_float64(probs[torch.arange(len(y)), y]), side="left")
     np.add.at(hits, (label_bin, y), 1.0)
     np.add.at(gap, (group, label_bin, y), 1.0)

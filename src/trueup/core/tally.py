@@ -27,7 +27,7 @@ MEAN_METRICS = ("accuracy", "confidence", "nll", "brier", "entropy")
 TABLE_METRICS = (*MEAN_METRICS, *BINNED_ERRORS, "aece", "sce")
 """All that a tally can give."""
 
-_FINE = 4096
+_GRID_CELLS = 4096
 """Cells of the confidence grid, about: a multiple of the number of bins."""
 
 
@@ -96,7 +96,7 @@ class Grid:
     @staticmethod
     def fine_edges(bins: int) -> np.ndarray:
         """About four thousand even cells, and eight an octave down to the resolution of float64 next to 1."""
-        even = equal_width(bins * math.ceil(_FINE / bins))
+        even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         near_one = 1.0 - (even[-1] - even[-2]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, near_one]))
         return edges
@@ -187,12 +187,12 @@ class Tally:
     def of(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Tally:
         """Tally a pair in one pass."""
         z, y = as_tensors(logits, labels)
-        return cls.scored(
+        return cls.from_rows(
             *score_rows_and_classes(z, y, class_cells(z.shape[1], bins, rounding_error(z))), bins, rounding_error(z)
         )
 
     @classmethod
-    def scored(cls, rows: RowScores, classes: ClassTally, bins: int, rounding: float) -> Tally:
+    def from_rows(cls, rows: RowScores, classes: ClassTally, bins: int, rounding: float) -> Tally:
         """Tally what the pass gave."""
         c, a = rows.confidence, rows.correct
         slope = 1 - 2 * c

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trueup.core.errors import InputError
+
 
 @contextmanager
 def atomic_write(*paths: Path) -> Iterator[list[Path]]:
@@ -78,6 +80,8 @@ def errors_name_file(path: Path) -> Iterator[None]:
     """Turn any failure to read into one ValueError that names the file; strange bytes make parsers raise anything."""
     try:
         yield
+    except InputError as error:
+        raise error.replace(file=error.file or path, got=shorten(error.got)) from None
     except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:

@@ -8,9 +8,10 @@ and `test_labels`. Probabilities are read only when they are asked for.
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,10 @@ import numpy as np
 import torch
 
 from trueup.core.arrays import Array, as_labels, as_logits, as_pair, as_tensors, from_probs
+from trueup.core.errors import InputError
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.io.formats import FORMATS, file_list
-
-PROBABILITIES = re.compile(r"(.*_)?prob(s|_\d+)")
+from trueup.io.columns import find_columns, label_names, splits_in
+from trueup.io.formats import FORMATS, Source, file_list
 
 
 class Predictions(NamedTuple):
@@ -58,13 +59,101 @@ def load(
     ...     load(f"{folder}/net.npz", probs=True)
     Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
     """
-    file = _parsed(path)
-    if mmap and file.suffix.lower() != ".npy":
-        raise ValueError(f"{file}: mmap=True needs a .npy file")
-    parts = list(chunks(file, sys.maxsize, logits, labels, probs, split))
-    whole = parts[0] if len(parts) == 1 else Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-    # On a plain load nothing may change when the file does.
-    return whole if mmap or not isinstance(whole.logits, np.memmap) else whole._replace(logits=np.array(whole.logits))
+    with open_predictions(path, logits=logits, labels=labels, probs=probs) as file:
+        if mmap and file.path.suffix.lower() != ".npy":
+            raise ValueError(f"{file.path}: mmap=True needs a .npy file")
+        return file.load(split, mmap=mmap)
+
+
+@contextmanager
+def open_predictions(
+    path: str | os.PathLike[str],
+    *,
+    logits: str | Sequence[str] = "logits",
+    labels: str = "labels",
+    probs: bool = False,
+) -> Iterator[PredictionFile]:
+    """Open a file once, to look at what it holds and read any of its splits.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     z, y = np.zeros((5, 3)), np.zeros(5, int)
+    ...     np.savez(f"{folder}/net.npz", val_logits=z, val_labels=y, test_logits=z, test_labels=y)
+    ...     with open_predictions(f"{folder}/net.npz") as file:
+    ...         {split: file.load(split).logits.shape for split in file.splits}
+    {'val': (5, 3), 'test': (5, 3)}
+    """
+    file = Path(path)
+    reader, _ = _format(file)
+    require_file(file)
+    with ExitStack() as stack:
+        with errors_name_file(file):
+            source = stack.enter_context(reader(file))
+        yield PredictionFile(file, source, logits, labels, probs)
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """An open file of predictions, from `open_predictions`."""
+
+    path: Path
+    source: Source
+    logits: str | Sequence[str]
+    labels: str
+    probs: bool
+
+    @property
+    def splits(self) -> tuple[str | None, ...]:
+        """The splits to read: val and test if the file has both, else its whole (None), else the one it has."""
+        return splits_in(self.source.columns, self.labels)
+
+    def has_labels(self, split: str | None = None) -> bool:
+        """Whether the file names labels."""
+        return any(name in self.source.columns for name in label_names(self.labels, split))
+
+    def load(self, split: str | None = None, *, mmap: bool = False) -> Predictions:
+        """All rows of a split; see `load`."""
+        parts = list(self.stream(sys.maxsize, split))
+        whole = parts[0] if len(parts) == 1 else Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+        # On a plain load nothing may change when the file does.
+        copied = not mmap and isinstance(whole.logits, np.memmap)
+        return whole._replace(logits=np.array(whole.logits)) if copied else whole
+
+    def load_logits(self, split: str | None = None) -> np.ndarray:
+        """The logits alone; see `load_logits`."""
+        with errors_name_file(self.path):
+            names, _ = find_columns(self.source.columns, self.logits, None, self.probs, split)
+            parts = [z for z, _ in self.source.read(names, None, sys.maxsize)]
+            whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
+            return _plain(from_probs(whole) if self.probs else whole)
+
+    def width(self, split: str | None = None) -> int:
+        """How many logits a row has."""
+        with errors_name_file(self.path):
+            names, _ = find_columns(self.source.columns, self.logits, self.labels, self.probs, split)
+            return self.source.width(names)
+
+    def stream(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[Predictions]:
+        """As `stream`; of a file `checked_before`, the logits are taken to be finite as they were then."""
+        start = 0
+        classes: int | None = None
+        with errors_name_file(self.path):
+            self._require_labels()
+            names, label = find_columns(self.source.columns, self.logits, self.labels, self.probs, split)
+            for z, y in self.source.read(names, label, rows):
+                with _errors_name_row(start):
+                    part = _check(z, y, self.probs, checked_before)
+                    if classes not in (None, part.logits.shape[1]):
+                        raise InputError("logits", f"have {classes} classes as before", str(part.logits.shape[1]))
+                classes = part.logits.shape[1]
+                start += len(part.logits)
+                yield part
+
+    def _require_labels(self) -> None:
+        """The labels of a .npy file are a file of their own."""
+        for file in file_list(self.path):
+            if not file.is_file():
+                raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
 
 
 def stream(
@@ -89,7 +178,14 @@ def stream(
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a positive whole number, got {rows!r}")
-    return chunks(_parsed(path), rows, logits, labels, probs, split)
+    _format(Path(path))
+    require_file(Path(path))
+    return _stream(path, rows, split, logits=logits, labels=labels, probs=probs)
+
+
+def _stream(path: str | os.PathLike[str], rows: int, split: str | None, **options: Any) -> Iterator[Predictions]:
+    with open_predictions(path, **options) as file:
+        yield from file.stream(rows, split)
 
 
 def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
@@ -126,13 +222,8 @@ def load_logits(
     ...     load_logits(f"{folder}/new.csv")
     array([[2.5, 0.5]])
     """
-    file = _parsed(path)
-    reader, _ = _format(file)
-    with errors_name_file(file), reader(file) as source:
-        names, _ = _resolve(source.columns, logits, None, probs, split)
-        parts = [z for z, _ in source.read(names, None, sys.maxsize)]
-        whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
-        return _plain(from_probs(whole) if probs else whole)
+    with open_predictions(path, logits=logits, probs=probs) as file:
+        return file.load_logits(split)
 
 
 def save_logits(path: str | os.PathLike[str], logits: Any) -> None:
@@ -150,16 +241,26 @@ def _plain(logits: Any) -> np.ndarray:
 
 def has_labels(path: str | os.PathLike[str], *, labels: str = "labels", split: str | None = None) -> bool:
     """Whether a file names labels."""
-    file = _parsed(path)
-    reader, _ = _format(file)
-    with errors_name_file(file), reader(file) as source:
-        return any(name in source.columns for name in _accepted(labels, split))
+    with open_predictions(path, labels=labels) as file:
+        return file.has_labels(split)
 
 
-def _parsed(path: str | os.PathLike[str]) -> Path:
-    file = Path(path)
-    _format(file)
-    return require_file(file)
+ROWS_LOOKED_AT = 1000
+"""Logits do not become distributions by chance, so a few rows are enough."""
+
+
+def looks_like_probabilities(logits: Array) -> str | None:
+    """One sentence if logits look like probabilities: z ≥ 0 with Σ z = 1 in each row.
+
+    >>> looks_like_probabilities(np.array([[0.9, 0.1], [0.2, 0.8]]))
+    'each row sums to 1 like probabilities, but was read as logits'
+    >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
+    True
+    """
+    rows = np.asarray(logits[:ROWS_LOOKED_AT], dtype=np.float64)
+    if rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3:
+        return "each row sums to 1 like probabilities, but was read as logits"
+    return None
 
 
 def _format(path: Path) -> Any:
@@ -171,106 +272,21 @@ def _format(path: Path) -> Any:
     return FORMATS[suffix]
 
 
-def chunks(
-    path: Path,
-    rows: int,
-    logits: str | Sequence[str],
-    labels: str,
-    probs: bool,
-    split: str | None,
-    *,
-    passed: bool = False,
-) -> Iterator[Predictions]:
-    """As `stream`, without a second look at every number of a file that has `passed` before."""
-    reader, _ = _format(path)
-    require_file(path)
-    start = 0
-    classes: int | None = None
-    with errors_name_file(path), reader(path) as source:
-        _expect_labels(path)
-        names, label = _resolve(source.columns, logits, labels, probs, split)
-        for z, y in source.read(names, label, rows):
-            try:
-                part = _checked(z, y, probs, passed)
-                if classes not in (None, part.logits.shape[1]):
-                    raise ValueError(f"logits must have {classes} classes as before, got {part.logits.shape[1]}")
-            except ValueError as error:
-                raise ValueError(f"from row {start} on, {error}" if start else str(error)) from None
-            classes = part.logits.shape[1]
-            start += len(part.logits)
-            yield part
+@contextmanager
+def _errors_name_row(start: int) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise (error.replace(where=f"from row {start} on") if start else error) from None
+    except ValueError as error:
+        raise ValueError(f"from row {start} on, {error}" if start else str(error)) from None
 
 
-def _expect_labels(path: Path) -> None:
-    """The labels of a .npy file are a file of their own."""
-    for file in file_list(path):
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file; the labels of {path.name} are wanted beside it")
-
-
-def _checked(logits: np.ndarray, labels: Any, probs: bool, passed: bool = False) -> Predictions:
+def _check(logits: np.ndarray, labels: Any, probs: bool, checked_before: bool) -> Predictions:
     if probs:
         return Predictions(*as_pair(from_probs(logits), labels))
-    if passed:
+    if checked_before:
         return Predictions(logits, as_labels(labels, logits))
     z, y = as_pair(logits, labels)
     # A memory map stays one: the door's view of it would forget that it is read-only.
     return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)
-
-
-def _resolve(
-    columns: Mapping[str, str], logits: str | Sequence[str], labels: str | None, probs: bool, split: str | None
-) -> tuple[list[str], str | None]:
-    """The columns' own names, or a ValueError with all that the file holds."""
-    prefix = f"{split}_" if split else ""
-    if isinstance(logits, str):
-        # The array of a .npy file has no name of its own, so there `probs` alone says what it is.
-        wanted = [prefix + name for name in (("probs", "logits") if probs and logits == "logits" else (logits,))]
-        names = next(filter(None, (_find(columns, name) for name in wanted)), [])
-        missing = [] if names else wanted[:1]
-    else:
-        names = list(logits)
-        missing = [name for name in names if name not in columns] if names else ["logits"]
-    accepted = [] if labels is None else _accepted(labels, split)
-    label = next((name for name in accepted if name in columns), None)
-    if missing or (accepted and label is None):
-        missing += [] if label else accepted[:1]
-        raise ValueError(f"wanted {' and '.join(missing)}, found {_listed(columns)}{_hint(columns, probs, split)}")
-    if not probs and any(PROBABILITIES.fullmatch(name) for name in names):
-        raise ValueError(f"{names[0]} holds probabilities by its name; say probs=True to read them")
-    return names, label
-
-
-def _accepted(labels: str, split: str | None) -> list[str]:
-    prefix = f"{split}_" if split else ""
-    return [prefix + name for name in (("labels", "label") if labels == "labels" else (labels,))]
-
-
-def _find(columns: Mapping[str, str], name: str) -> list[str]:
-    """The array of that name, else one column a class: `logits` is also `logit_0`, `logit_1`, …, by number."""
-    if name in columns:
-        return [name]
-    stem = re.escape(name.removesuffix("s"))
-    matches = [match for column in columns if (match := re.fullmatch(rf"{stem}s?_(\d+)", column))]
-    matches.sort(key=lambda match: int(match[1]))
-    numbers = [int(match[1]) for match in matches]
-    if numbers != list(range(len(numbers))):
-        raise ValueError(
-            f"columns {matches[0].string} … must be numbered 0..{len(numbers) - 1}, got {_listed(columns)}"
-        )
-    return [match.string for match in matches]
-
-
-def _listed(columns: Mapping[str, str], most: int = 12) -> str:
-    words = [f"{name!r} {what}".strip() for name, what in columns.items()]
-    more = f", … {len(words) - most} more" if len(words) > most else ""
-    return (", ".join(words[:most]) or "nothing") + more
-
-
-def _hint(columns: Mapping[str, str], probs: bool, split: str | None) -> str:
-    halves = [name.removesuffix("_labels") for name in columns if name.endswith("_labels")]
-    if halves and not split:
-        return "; choose " + " or ".join(f"split={half!r}" for half in halves)
-    if not probs and any(PROBABILITIES.fullmatch(name) for name in columns):
-        return "; say probs=True to read probabilities"
-    return ""

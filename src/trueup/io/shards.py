@@ -1,10 +1,17 @@
-"""Where the shards are: a folder, a pattern or a list, of local files or of anything that fsspec opens."""
+"""Shards: a folder, a pattern or a list, of local files or of anything that fsspec opens, and sums over them.
+
+A sum is a map over the files and a reduction: on this thread, or on any `concurrent.futures.Executor`.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
@@ -12,8 +19,12 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
+
+from trueup.core.errors import Hint, InputError, message_of
+from trueup.core.progress import track
 from trueup.io.formats import FORMATS
-from trueup.io.predictions import Predictions, chunks
+from trueup.io.predictions import Predictions, open_predictions
 
 NUMBERS = 1 << 23
 """Logits read at a time, about: 32 MB of float32."""
@@ -39,9 +50,9 @@ class Shards:
     labels: str = "labels"
     probs: bool = False
     split: str | None = None
-    passed: bool = False
+    checked_before: bool = False
     """Whether the files were read before, and their logits are taken to be finite as they were then."""
-    heads: int | None = None
+    head_rows: int | None = None
     """How many rows are read at each file's beginning, if not all."""
 
     @classmethod
@@ -50,10 +61,10 @@ class Shards:
 
         Addresses with `://` are listed and opened by fsspec.
         """
-        places = [where] if isinstance(where, str | os.PathLike) else where
-        found = sorted(path for place in places for path in _found(os.fspath(place)))
+        sources = [where] if isinstance(where, str | os.PathLike) else where
+        files = sorted(path for source in sources for path in _list_files(os.fspath(source)))
         # A .npy file of labels belongs to the one of logits beside it.
-        paths = tuple(path for path in dict.fromkeys(found) if not path.endswith(".labels.npy"))
+        paths = tuple(path for path in dict.fromkeys(files) if not path.endswith(".labels.npy"))
         if not paths:
             raise FileNotFoundError(f"{where}: no file of predictions ({' '.join(FORMATS)}) is there")
         return cls(paths, **options)
@@ -63,33 +74,34 @@ class Shards:
 
     def read(self, path: str) -> Iterator[Predictions]:
         """The rows of one shard, some at a time; one of no rows gives an empty part."""
-        with _local(path) as file:
-            rows = self.rows or max(1, NUMBERS // next(self._parts(file, 1)).logits.shape[1])
-            if self.heads is None:
-                yield from self._parts(file, rows)
+        with (
+            _local_file(path) as local,
+            open_predictions(local, logits=self.logits, labels=self.labels, probs=self.probs) as file,
+        ):
+            rows = self.rows or max(1, NUMBERS // max(1, file.width(self.split)))
+            if self.head_rows is None:
+                yield from file.stream(rows, self.split, checked_before=self.checked_before)
             else:
-                yield from islice(self._parts(file, min(rows, self.heads)), 1)
+                head = file.stream(min(rows, self.head_rows), self.split, checked_before=self.checked_before)
+                yield from islice(head, 1)
 
-    def _parts(self, file: Path, rows: int) -> Iterator[Predictions]:
-        return chunks(file, rows, self.logits, self.labels, self.probs, self.split, passed=self.passed)
-
-    def some(self, most: int, rows: int) -> Shards:
+    def heads(self, most: int, rows: int) -> Shards:
         """The first of so many rows, of at most so many files, spread evenly over all."""
         paths = self.paths[:: -(-len(self) // most)]
-        return replace(self, paths=paths, heads=max(64, -(-rows // len(paths))))
+        return replace(self, paths=paths, head_rows=max(64, -(-rows // len(paths))))
 
-    def again(self) -> Shards:
+    def reread(self) -> Shards:
         """The same, to be read once more."""
-        return replace(self, passed=True)
+        return replace(self, checked_before=True)
 
     def without(self, bad: Sequence[str]) -> Shards:
         """The others."""
         return replace(self, paths=tuple(path for path in self.paths if path not in bad))
 
 
-def _found(where: str) -> list[str]:
+def _list_files(where: str) -> list[str]:
     if "://" in where:
-        return _found_remotely(where)
+        return _list_remote_files(where)
     if Path(where).is_dir():
         return [str(path) for path in Path(where).iterdir() if path.suffix.lower() in FORMATS]
     if has_magic(where):
@@ -99,7 +111,7 @@ def _found(where: str) -> list[str]:
     return [where]
 
 
-def _found_remotely(where: str) -> list[str]:
+def _list_remote_files(where: str) -> list[str]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(where)
@@ -108,7 +120,7 @@ def _found_remotely(where: str) -> list[str]:
 
 
 @contextmanager
-def _local(path: str) -> Iterator[Path]:
+def _local_file(path: str) -> Iterator[Path]:
     """The file itself, or a copy that lasts as long as it is read."""
     if "://" not in path:
         yield Path(path)
@@ -133,3 +145,120 @@ def is_sharded(where: str) -> bool:
     (True, False)
     """
     return "://" in where or Path(where).is_dir() or (has_magic(where) and not Path(where).exists())
+
+
+Task = Callable[[Predictions], Any]
+"""What is made of some rows; the results must add up with `+`. It is sent to workers, so it must be importable."""
+
+
+class BadShard(ValueError):
+    """A shard that cannot be read, or does not belong with the others; `reason` is the error that reading it raised."""
+
+    def __init__(self, reason: Exception | str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+    def message(self, hints: Mapping[Hint, str], names: Mapping[str, str]) -> str:
+        """The reason, in an interface's own words."""
+        return message_of(self.reason, hints, names) if isinstance(self.reason, Exception) else self.reason
+
+
+class NoRows(BadShard):
+    """Shards that have no rows at all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of one shard."""
+
+    path: str
+    rows: int
+    classes: int
+    value: Any
+    """The sum over its rows; None if it has none."""
+    error: Exception | None
+
+
+def map_shards(
+    task: Task,
+    shards: Shards,
+    *,
+    combine: Callable[[Any, Any], Any] = operator.add,
+    executor: Executor | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+    label: str = "shards",
+) -> tuple[Any, int, tuple[str, ...]]:
+    """Sum a task over all rows of all shards: the sum, how many rows, and which shards were bad and left out.
+
+    Within a shard results are summed by `+`, then the shards' sums are combined.
+    Shards are summed in their order, however they come back, so the result does not depend on the executor. A bad shard
+    raises `BadShard` with its name, unless `skip_bad`; shards of different numbers of classes are always refused.
+    """
+    total, rows, bad, first = None, 0, [], None
+    for part in track(_parts(task, shards, executor), total=len(shards), label=label, enabled=progress):
+        if part.error is not None:
+            if not skip_bad:
+                raise BadShard(part.error)
+            bad.append(part.path)
+        elif part.rows:
+            first = first or (part.path, part.classes)
+            if part.classes != first[1]:
+                raise BadShard(
+                    f"shards must have the same classes: {first[0]} has {first[1]}, {part.path} {part.classes}"
+                )
+            total = part.value if total is None else combine(total, part.value)
+            rows += part.rows
+    if total is None:
+        raise NoRows(f"no rows in {len(shards)} shards" + (f", {len(bad)} of which are bad" if bad else ""))
+    return total, rows, tuple(bad)
+
+
+def warn_of_bad_shards(bad: tuple[str, ...]) -> None:
+    """Warn of shards that were left out."""
+    if bad:
+        warnings.warn(
+            f"{len(bad)} bad shards were left out: {', '.join(bad[:5])}{' …' if bad[5:] else ''}", stacklevel=3
+        )
+
+
+def _parts(task: Task, shards: Shards, executor: Executor | None) -> Iterator[Part]:
+    # Not with all paths: each task is sent by itself.
+    run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
+    if executor is None:
+        yield from map(run, shards.paths)
+        return
+    futures = [executor.submit(run, path) for path in shards.paths]
+    try:
+        while futures:
+            yield futures.pop(0).result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
+    """Sum a task over one shard; what is wrong with it is returned, not raised, so that the others go on.
+
+    A worker beside others keeps to one thread.
+    """
+    before = torch.get_num_threads()
+    if alone:
+        torch.set_num_threads(1)
+    total, rows, classes = None, 0, 0
+    try:
+        for part in shards.read(path):
+            classes = part.logits.shape[1]
+            if len(part.labels):
+                value = task(part)
+                total = value if total is None else total + value
+                rows += len(part.labels)
+    except (ValueError, OSError) as error:
+        named = error.replace(file=path) if isinstance(error, InputError) else error
+        if path not in str(named):
+            named = ValueError(f"{path}: {error}")
+        return Part(path, 0, 0, None, named.with_traceback(None))
+    finally:
+        if alone:
+            torch.set_num_threads(before)
+    return Part(path, rows, classes, total, None)

@@ -3,7 +3,7 @@
 from trueup.losses.avuc import AvUC, avuc, entropy_threshold
 from trueup.losses.base import Loss
 from trueup.losses.brier import Brier, brier
-from trueup.losses.clue import CLUE, classified, clue, regressed
+from trueup.losses.clue import CLUE, clue, error_and_entropy, error_and_variance
 from trueup.losses.cross_entropy import CrossEntropy, cross_entropy
 from trueup.losses.dca import DCA, dca
 from trueup.losses.dual_focal import DualFocal, dual_focal
@@ -37,13 +37,14 @@ __all__ = [
     "SoftBinnedECE",
     "avuc",
     "brier",
-    "classified",
     "clue",
     "cross_entropy",
     "dca",
     "dual_focal",
     "entropy_penalty",
     "entropy_threshold",
+    "error_and_entropy",
+    "error_and_variance",
     "flsd53",
     "focal",
     "gaussian_nll",
@@ -53,6 +54,5 @@ __all__ = [
     "mmce",
     "mmce_weighted",
     "norm",
-    "regressed",
     "soft_binned_ece",
 ]

@@ -11,7 +11,7 @@ from trueup.losses.base import Loss, per_batch, top_label
 from trueup.losses.option_checks import at_least
 from trueup.models.uncertainty import entropy_of
 
-TINY = 1e-10
+EPS = 1e-10
 
 
 @per_batch(strength=at_least(0), threshold=at_least(0))
@@ -31,7 +31,7 @@ def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: fl
     """
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = top_label(log_probs, labels)
-    found = misplaced(confidence, correct, entropy_of(log_probs), threshold)
+    found = avu_penalty(confidence, correct, entropy_of(log_probs), threshold)
     return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
 
 
@@ -39,13 +39,13 @@ class AvUC(Loss, function=avuc, neutral={"strength": 0.0}):
     """The cross-entropy with `avuc` as a Module."""
 
 
-def misplaced(confidence: Tensor, correct: Tensor, uncertainty: Tensor, threshold: float) -> Tensor:
+def avu_penalty(confidence: Tensor, correct: Tensor, uncertainty: Tensor, threshold: float) -> Tensor:
     """−ln of the soft share of rows that are right and certain, or wrong and uncertain."""
     certain = uncertainty <= threshold
-    doubt = torch.tanh(uncertainty)
-    soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - doubt, doubt)
+    squashed = torch.tanh(uncertainty)
+    soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
     good = torch.where(correct == certain, soft, 0.0).sum()
-    return -torch.log(good / (soft.sum() + TINY) + TINY)
+    return -torch.log(good / (soft.sum() + EPS) + EPS)
 
 
 def entropy_threshold(logits: Tensor, labels: Tensor) -> float:

@@ -1,7 +1,7 @@
 """What a loss is: a function of `logits, labels` with a value for each row, and the Module around it.
 
-A new loss is one file: the formula under `per_sample` or `per_batch`, and a `Loss` that names it. The door, half
-precision, class weights, ignored labels, further dimensions and reductions are here.
+A new loss is one file: the formula under `per_sample` or `per_batch`, and a `Loss` that names it. Checks of the input,
+half precision, class weights, ignored labels, further dimensions and reductions are here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Formula = TypeVar("Formula", bound=Callable[..., Tensor])
 
 def per_sample(**checks: Check) -> Callable[[Formula], Formula]:
     """Make a loss of a formula whose value for a row depends on that row alone; options are checked by name."""
-    return lambda formula: _with_door(formula, checks, per_batch=False)
+    return lambda formula: _check_inputs(formula, checks, per_batch=False)
 
 
 def per_batch(**checks: Check) -> Callable[[Formula], Formula]:
     """Make a loss of a formula whose value for a row depends on the other rows too; options are checked by name."""
-    return lambda formula: _with_door(formula, checks, per_batch=True)
+    return lambda formula: _check_inputs(formula, checks, per_batch=True)
 
 
 class Loss(nn.Module):
@@ -49,7 +49,7 @@ class Loss(nn.Module):
     function: ClassVar[Callable[..., Tensor]]
     """The loss of each row, `(logits, labels, *, …) -> (n,)`."""
     formula: ClassVar[Callable[..., Tensor]]
-    """The same behind its door."""
+    """The same without its checks of the input."""
     checks: ClassVar[Mapping[str, Check]]
     defaults: ClassVar[Mapping[str, Any]]
     """The options and what they are unless given."""
@@ -98,8 +98,8 @@ class Loss(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch."""
         z, y = as_rows(logits, labels)
-        kept = _counted(y, z.shape[1], self.ignore_index)
-        weight = None if self.weight is None else _for_classes(self.weight, z)
+        kept = _row_mask(y, z.shape[1], self.ignore_index)
+        weight = None if self.weight is None else _match_weight(self.weight, z)
         if kept is not None:
             y = torch.where(kept, y, 0)  # some class, to have one
         if kept is None:
@@ -114,7 +114,7 @@ class Loss(nn.Module):
             return values.sum()
         if kept is None and weight is None:
             return values.mean()
-        return values.sum() / _mass(y, kept, weight)
+        return values.sum() / _total_weight(y, kept, weight)
 
     def _rows(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
         return self.values(logits, labels) if weight is None else self.weighted(logits, labels, weight)
@@ -132,7 +132,7 @@ class Loss(nn.Module):
 def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Check logits (N, K, …) and labels (N, …) and flatten them, on the graph of the network they came from.
 
-    The door of data cuts arrays off from the graph and looks at every value; a loss in training must do neither.
+    `as_tensors` cuts arrays off from the graph and looks at every value; a loss in training must do neither.
     """
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise ValueError(f"logits and labels must be tensors, got {type(logits).__name__}, {type(labels).__name__}")
@@ -161,13 +161,13 @@ def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return best.values.exp(), best.indices == labels
 
 
-def _with_door(formula: Formula, checks: Mapping[str, Check], *, per_batch: bool) -> Formula:
+def _check_inputs(formula: Formula, checks: Mapping[str, Check], *, per_batch: bool) -> Formula:
     @functools.wraps(formula)
     def loss(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         z, y = as_rows(logits, labels)
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, K), got {tuple(logits.shape)}; the Module takes more")
-        _counted(y, z.shape[1], None)
+        _row_mask(y, z.shape[1], None)
         chosen = {**defaults, **options}
         for name, check in checks.items():
             check(name, chosen)
@@ -178,7 +178,7 @@ def _with_door(formula: Formula, checks: Mapping[str, Check], *, per_batch: bool
     return cast(Formula, loss)
 
 
-def _counted(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor | None:
+def _row_mask(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor | None:
     """Which rows count, None if all do. Labels out of range are refused where looking at them costs no wait."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None if ignore_index is None else labels != ignore_index
@@ -189,7 +189,7 @@ def _counted(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor |
         kept = labels != ignore_index
         seen = labels[kept]
         if len(seen) < len(labels):
-            _counted(seen, classes, ignore_index)
+            _row_mask(seen, classes, ignore_index)
             return kept
     if low < 0 or high >= classes:
         but = "" if ignore_index is None else f" or be ignore_index {ignore_index}"
@@ -205,13 +205,13 @@ def _class_weights(weight: Any) -> Tensor:
     return w
 
 
-def _for_classes(weight: Tensor, logits: Tensor) -> Tensor:
+def _match_weight(weight: Tensor, logits: Tensor) -> Tensor:
     if len(weight) != logits.shape[1]:
         raise ValueError(f"weight must have {logits.shape[1]} entries, one a class, got {len(weight)}")
     return weight.to(logits.dtype)
 
 
-def _mass(labels: Tensor, kept: Tensor | None, weight: Tensor | None) -> Tensor:
+def _total_weight(labels: Tensor, kept: Tensor | None, weight: Tensor | None) -> Tensor:
     """What a mean divides by: the number of rows that count, or the sum of their weights."""
     if weight is None:
         assert kept is not None

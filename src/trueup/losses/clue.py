@@ -18,9 +18,9 @@ from trueup.models.uncertainty import Classes, entropy_of, log_probs_of, mean_lo
 Level: TypeAlias = Literal["batch", "group", "sample"]
 Task: TypeAlias = Literal["classification", "regression"]
 
-ALPHA = {"batch": 0.5, "group": 0.5, "sample": 0.9}
+DEFAULT_ALPHA = {"batch": 0.5, "group": 0.5, "sample": 0.9}
 """The share of the task's own loss; more of it where the square is biased."""
-GROUP = 16
+GROUP_SIZE = 16
 
 
 def clue(
@@ -29,7 +29,7 @@ def clue(
     *,
     alpha: float | None = None,
     level: Level = "batch",
-    group: int = GROUP,
+    group: int = GROUP_SIZE,
     detach_error: bool = False,
 ) -> Tensor:
     """The loss of errors (m,) and uncertainties (m,) that ought to equal them on average: αe + (1−α)(e − u)².
@@ -55,11 +55,11 @@ def clue(
 
     Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
     """
-    _check(ALPHA.get(level, 1.0) if alpha is None else alpha, level, group)
-    return _loss(error, uncertainty, 1 - (ALPHA[level] if alpha is None else alpha), level, group, detach_error)
+    _check(DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha, level, group)
+    return _loss(error, uncertainty, 1 - (DEFAULT_ALPHA[level] if alpha is None else alpha), level, group, detach_error)
 
 
-def classified(
+def error_and_entropy(
     samples: Tensor, labels: Tensor, *, classes: Classes = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor]:
     """Error and uncertainty of each sample or token in nats: −ln p̄_y and H(p̄), p̄ = mean over passes of softmax(z_s).
@@ -69,7 +69,7 @@ def classified(
     (n, …). Those labelled `ignore_index` are left out.
 
     >>> samples = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.2, 0.8], [0.9, 0.1]]]).log()
-    >>> error, uncertainty = classified(samples, torch.tensor([0, 0]))
+    >>> error, uncertainty = error_and_entropy(samples, torch.tensor([0, 0]))
     >>> [f"{v:.4f}" for v in (*error, *uncertainty)]
     ['0.9163', '0.1054', '0.6730', '0.3251']
     """
@@ -79,13 +79,13 @@ def classified(
     return cross_entropy(z[kept], y[kept]), entropy_of(z[kept])
 
 
-def regressed(samples: Tensor, targets: Tensor, *, variance_head: bool = False) -> tuple[Tensor, Tensor]:
+def error_and_variance(samples: Tensor, targets: Tensor, *, variance_head: bool = False) -> tuple[Tensor, Tensor]:
     """Error and uncertainty of each number: (y − μ̄)² and the predictive variance, as `moments` finds them.
 
     Samples are (passes, n) or (passes, n, targets), with a variance head (passes, n, 2·targets); targets (n,) or
     (n, targets). Bring targets to unit variance first: the square of CLUE is in the fourth power of their unit.
 
-    >>> error, uncertainty = regressed(torch.tensor([[1.0], [3.0]]), torch.tensor([2.5]))
+    >>> error, uncertainty = error_and_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([2.5]))
     >>> f"{error.item():.4f}", f"{uncertainty.item():.4f}"
     ('0.2500', '1.0000')
     """
@@ -159,7 +159,7 @@ class CLUE(nn.Module):
         level: Level = "batch",
         task: Task = "classification",
         passes: int = 5,
-        group: int = GROUP,
+        group: int = GROUP_SIZE,
         detach_error: bool = False,
         ramp: int = 0,
         classes: Classes = None,
@@ -167,7 +167,7 @@ class CLUE(nn.Module):
         variance_head: bool = False,
     ) -> None:
         super().__init__()
-        self.alpha = ALPHA.get(level, 1.0) if alpha is None else alpha
+        self.alpha = DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha
         _check(self.alpha, level, group)
         if task not in ("classification", "regression"):
             raise ValueError(f'task must be "classification" or "regression", got {task!r}')
@@ -187,9 +187,9 @@ class CLUE(nn.Module):
     def of_samples(self, samples: Tensor, labels: Tensor) -> Tensor:
         """The loss of outputs (passes, n, …) that are there already."""
         if self.task == "regression":
-            pair = regressed(samples, labels, variance_head=self.variance_head)
+            pair = error_and_variance(samples, labels, variance_head=self.variance_head)
         else:
-            pair = classified(samples, labels, classes=self.classes, ignore_index=self.ignore_index)
+            pair = error_and_entropy(samples, labels, classes=self.classes, ignore_index=self.ignore_index)
         share: Tensor | float = 1 - self.alpha
         if self.ramp:
             share = share * (self.step.to(samples.device) / self.ramp).clamp(max=1)
@@ -204,7 +204,7 @@ class CLUE(nn.Module):
 
 
 def _check(alpha: float, level: str, group: int) -> None:
-    if level not in ALPHA:
+    if level not in DEFAULT_ALPHA:
         raise ValueError(f'level must be "batch", "group" or "sample", got {level!r}')
     if not 0 < alpha <= 1:
         why = ", with which a prediction that says nothing would be perfect" if alpha == 0 else ""

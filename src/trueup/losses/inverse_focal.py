@@ -13,16 +13,16 @@ from torch.nn import functional
 from trueup.losses.base import Loss, per_sample
 from trueup.losses.option_checks import at_least
 
-MONOTONE = 3.5911
+MAX_MONOTONE_GAMMA = 3.5911
 """Up to this γ̄ the loss falls with p_y everywhere: the least over p of (1+p)/(−p ln p), attained at p = 0.278."""
 
 
 def _check_gamma(name: str, options: Mapping[str, Any]) -> None:
     at_least(0)(name, options)
-    if options[name] > MONOTONE and not options["detach_weight"]:
+    if options[name] > MAX_MONOTONE_GAMMA and not options["detach_weight"]:
         warnings.warn(
-            f"inverse focal loss with {name} {options[name]} > {MONOTONE} rises with the label's probability around "
-            "p = 0.28, and may hold samples there; take a smaller one, or detach_weight=True",
+            f"inverse focal loss with {name} {options[name]} > {MAX_MONOTONE_GAMMA} rises with the label's "
+            "probability around p = 0.28, and may hold samples there; take a smaller one, or detach_weight=True",
             stacklevel=3,
         )
 

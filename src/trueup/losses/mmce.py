@@ -9,11 +9,11 @@ from torch.nn import functional
 from trueup.losses.base import Loss, per_batch, top_label
 from trueup.losses.option_checks import at_least
 
-NARROWEST = 0.01
+MIN_BANDWIDTH = 0.01
 """exp(½/bandwidth) must be a number in single precision."""
 
 
-@per_batch(strength=at_least(0), bandwidth=at_least(NARROWEST))
+@per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
 def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: float = 0.4) -> Tensor:
     """Each row's cross-entropy plus λ times the batch's maximum mean calibration error.
 
@@ -28,13 +28,13 @@ def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: fl
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
     log_probs = torch.log_softmax(logits, dim=1)
-    confidence, correct = ordered(*top_label(log_probs, labels))
+    confidence, correct = sort_by_confidence(*top_label(log_probs, labels))
     residual = (correct.to(confidence.dtype) - confidence) / len(labels)
-    found = root(laplacian_form(confidence, residual, bandwidth))
+    found = safe_sqrt(laplacian_form(confidence, residual, bandwidth))
     return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
 
 
-@per_batch(strength=at_least(0), bandwidth=at_least(NARROWEST))
+@per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
 def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: float = 0.4) -> Tensor:
     """Each row's cross-entropy plus λ times the batch's MMCE in which right and wrong rows weigh the same.
 
@@ -50,10 +50,10 @@ def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, band
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
     log_probs = torch.log_softmax(logits, dim=1)
-    confidence, correct = ordered(*top_label(log_probs, labels))
+    confidence, correct = sort_by_confidence(*top_label(log_probs, labels))
     right, wrong = correct.sum(), (~correct).sum()
     residual = torch.where(correct, (1 - confidence) / right.clamp(min=1), -confidence / wrong.clamp(min=1))
-    found = root(laplacian_form(confidence, residual, bandwidth)) * (right * wrong > 0)
+    found = safe_sqrt(laplacian_form(confidence, residual, bandwidth)) * (right * wrong > 0)
     return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
 
 
@@ -65,7 +65,7 @@ class MMCEWeighted(Loss, function=mmce_weighted, neutral={"strength": 0.0}):
     """The cross-entropy with `mmce_weighted` as a Module."""
 
 
-def ordered(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+def sort_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the order of rising confidence."""
     rising = confidence.sort()
     return rising.values, correct[rising.indices]
@@ -81,6 +81,6 @@ def laplacian_form(points: Tensor, values: Tensor, bandwidth: float) -> Tensor:
     return 2 * (values * (-height).exp() * up_to).sum() - values.square().sum()
 
 
-def root(square: Tensor) -> Tensor:
+def safe_sqrt(square: Tensor) -> Tensor:
     """A square root with a bounded slope at 0, below which rounding may fall."""
     return (square.clamp(min=0) + 1e-10).sqrt()

@@ -9,7 +9,7 @@ from torch.nn import functional
 from trueup.losses.base import Loss, per_batch, top_label
 from trueup.losses.option_checks import above, at_least, whole
 
-EMPTY = 1e-12
+MIN_COUNT = 1e-12
 """A bin with a soft count below this counts for nothing."""
 
 
@@ -38,7 +38,7 @@ def soft_binned_ece(
     """
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = top_label(log_probs, labels)
-    found = soft_error(confidence, correct, bins, temperature, order)
+    found = soft_binned_error(confidence, correct, bins, temperature, order)
     return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
 
 
@@ -46,13 +46,13 @@ class SoftBinnedECE(Loss, function=soft_binned_ece, neutral={"strength": 0.0}):
     """The cross-entropy with `soft_binned_ece` as a Module."""
 
 
-def soft_error(confidence: Tensor, correct: Tensor, bins: int, temperature: float, order: float) -> Tensor:
+def soft_binned_error(confidence: Tensor, correct: Tensor, bins: int, temperature: float, order: float) -> Tensor:
     """The calibration error of degree `order` over softly counted bins."""
     middles = (torch.arange(bins, device=confidence.device, dtype=confidence.dtype) + 0.5) / bins
     share = torch.softmax((confidence[:, None] - middles).square() * (-1 / temperature), dim=1)
     count = share.sum(dim=0)
     surplus = (share * (correct.to(confidence.dtype) - confidence)[:, None]).sum(dim=0)
-    gap = (surplus / count.clamp(min=EMPTY)).abs()
+    gap = (surplus / count.clamp(min=MIN_COUNT)).abs()
     power = (count * gap.pow(order)).sum() / len(confidence)
     # At 0 a root has no slope; anywhere above this one of a sum of powers has a bounded one.
     return power.clamp(min=torch.finfo(power.dtype).tiny).pow(1 / order)

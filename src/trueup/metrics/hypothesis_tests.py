@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.tally import Tally
-from trueup.metrics.resampling import check_resamples, gathered, membership, tail_of
+from trueup.metrics.resampling import check_resamples, gather_cells, membership, tail_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Consistency:
     low: np.ndarray
     """Lower end of each bin's band of accuracies under calibration; NaN where the bin is empty."""
     high: np.ndarray
-    resamples: int
+    n_resamples: int
 
     @property
     def excess(self) -> float:
@@ -47,7 +47,7 @@ def consistency(
     metric: str = "ece",
     bins: int = BINS,
     level: float = 0.95,
-    resamples: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> Consistency:
     """Test calibration of the predicted class by drawing right and wrong from the confidences themselves.
@@ -62,33 +62,33 @@ def consistency(
     True
     """
     return consistency_of_tally(
-        Tally.of(logits, labels, bins=bins), metric=metric, level=level, resamples=resamples, seed=seed
+        Tally.of(logits, labels, bins=bins), metric=metric, level=level, n_resamples=n_resamples, seed=seed
     )
 
 
 def consistency_of_tally(
-    tally: Tally, *, metric: str = "ece", level: float = 0.95, resamples: int = 1000, seed: int = 0
+    tally: Tally, *, metric: str = "ece", level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> Consistency:
     """Test calibration from a tally, as `consistency` does."""
-    tail = tail_of(level)
-    check_resamples(resamples, "resamples")
+    tail = tail_share(level)
+    check_resamples(n_resamples)
     if metric not in (*BINNED_ERRORS, "aece"):
         raise ValueError(f"metric must be one of {', '.join((*BINNED_ERRORS, 'aece'))}, got {metric!r}")
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
-        return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, resamples)
-    index, count, confidence = gathered(tally.grid, metric == "aece")
+        return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
+    index, count, confidence = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums = count.sum(axis=0), confidence.sum(axis=0)
     chance = np.clip(sums / np.maximum(both, 1.0), 0.0, 1.0)
-    drawn = np.random.default_rng(seed).binomial(both.astype(np.int64), chance, size=(resamples, len(index)))
+    drawn = np.random.default_rng(seed).binomial(both.astype(np.int64), chance, size=(n_resamples, len(index)))
     member = membership(index)
     rows, claimed, right = both @ member, sums @ member, drawn @ member
     statistic = float(error(rows, claimed, count[1] @ member))
     simulated = error(rows, claimed, right)
-    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (resamples + 1)
+    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (n_resamples + 1)
     low, high = np.quantile(right / np.where(rows > 0, rows, np.nan), [tail, 1 - tail], axis=0)
-    return Consistency(statistic, p_value, float(simulated.mean()), low, high, resamples)
+    return Consistency(statistic, p_value, float(simulated.mean()), low, high, n_resamples)
 
 
 def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
@@ -124,17 +124,19 @@ class CalibrationTests:
     spiegelhalter: float
     """Spiegelhalter's z."""
     spiegelhalter_p: float
-    lean: float
+    overconfidence_z: float
     """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
-    resamples: int = 1000
+    n_resamples: int = 1000
     """Of the consistency test."""
 
     @classmethod
-    def of(cls, tally: Tally, *, resamples: int, seed: int) -> CalibrationTests:
+    def of(cls, tally: Tally, *, n_resamples: int, seed: int) -> CalibrationTests:
         """Run both tests on a tally."""
-        found, normal = consistency_of_tally(tally, resamples=resamples, seed=seed), spiegelhalter_of_tally(tally)
+        ece_test = consistency_of_tally(tally, n_resamples=n_resamples, seed=seed)
+        normal = spiegelhalter_of_tally(tally)
         excess = tally.confidence.total - tally.accuracy.total
         variance = tally.confidence.total - tally.confidence.squares
-        lean = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
-        lean = lean if tally.n else math.nan
-        return cls(found.p_value, found.expected, normal.z, normal.p_value, lean, resamples)
+        z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
+        return cls(
+            ece_test.p_value, ece_test.expected, normal.z, normal.p_value, z if tally.n else math.nan, n_resamples
+        )

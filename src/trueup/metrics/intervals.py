@@ -1,4 +1,4 @@
-"""How sure the numbers are: intervals, and differences between methods.
+"""Confidence intervals of metrics, and of paired differences between methods.
 
 Everything is resampled from tallies (counts in some hundred cells of confidence), never from the logits: a thousand
 replicates cost the same at a thousand rows as at a billion. Inside a cell all rows take its mean confidence, which
@@ -20,13 +20,13 @@ from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rou
 from trueup.core.row_scores import RowScores, score_rows_and_classes
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
 from trueup.metrics.resampling import (
+    BootstrapBins,
     Classwise,
-    Noisy,
     check_resamples,
     multinomial,
     paired_classwise,
     paired_interval,
-    tail_of,
+    tail_share,
 )
 
 _JOINT_PARTS = 4  # cells a bin and method when two methods are resampled together
@@ -60,7 +60,7 @@ class Scored(NamedTuple):
         unit = rounding_error(z)
         group = None if beside is None else beside.rows.group
         rows, classes = score_rows_and_classes(z, y, class_cells(z.shape[1], bins, unit, group))
-        return cls(rows, Tally.scored(rows, classes, bins, unit), unit)
+        return cls(rows, Tally.from_rows(rows, classes, bins, unit), unit)
 
     def value(self, metric: str) -> float:
         """A number of the table; unlike the tally's, the adaptive error is exact."""
@@ -83,7 +83,7 @@ def bootstrap(
     metric: str = "ece",
     bins: int = BINS,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """Confidence interval of a metric of the table by resampling the rows.
@@ -101,7 +101,7 @@ def bootstrap(
     """
     scored = Scored.of(logits, labels, bins=bins)
     values = {metric: scored.value(metric)}
-    return intervals(scored.tally, values, level=level, replicates=replicates, seed=seed)[metric]
+    return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed)[metric]
 
 
 def intervals(
@@ -109,14 +109,14 @@ def intervals(
     values: Mapping[str, float] | Iterable[str] = TABLE_METRICS,
     *,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
     """Intervals of several metrics from one tally; `values` may hold better values than the tally's own."""
-    tail = tail_of(level)
-    check_resamples(replicates, "replicates")
+    tail = tail_share(level)
+    check_resamples(n_resamples)
     known = dict(values) if isinstance(values, Mapping) else {name: tally.value(name) for name in values}
-    noisy: dict[bool, Noisy] = {}
+    noisy: dict[bool, BootstrapBins] = {}
     found = {}
     for name, value in known.items():
         if tally.n < 2 and name != "accuracy":  # one row shows no spread
@@ -128,7 +128,7 @@ def intervals(
         else:
             adaptive = name == "aece"
             if adaptive not in noisy:
-                noisy[adaptive] = Noisy.of_grid(tally.grid, adaptive, replicates, seed)
+                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
             low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
@@ -147,7 +147,7 @@ def paired_bootstrap(
     metric: str = "ece",
     bins: int = BINS,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """Interval of how much a metric changes from the first pair to the second, on the same rows.
@@ -161,16 +161,22 @@ def paired_bootstrap(
     """
     one = Scored.of(*first, bins=bins)
     two = Scored.of(*second, bins=bins, beside=one)
-    return differences(one, two, (metric,), level=level, replicates=replicates, seed=seed)[metric]
+    return differences(one, two, (metric,), level=level, n_resamples=n_resamples, seed=seed)[metric]
 
 
 def differences(
-    first: Scored, second: Scored, metrics: Iterable[str], *, level: float = 0.95, replicates: int = 1000, seed: int = 0
+    first: Scored,
+    second: Scored,
+    metrics: Iterable[str],
+    *,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
 ) -> dict[str, Interval]:
-    """Paired intervals of second − first for several metrics; both must have been dealt the same groups."""
-    tail = tail_of(level)
-    check_resamples(replicates, "replicates")
-    joint: dict[bool, tuple[Noisy, Noisy]] = {}
+    """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
+    tail = tail_share(level)
+    check_resamples(n_resamples)
+    joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
     found = {}
     for name in metrics:
         value = second.value(name) - first.value(name)
@@ -185,7 +191,7 @@ def differences(
         else:
             adaptive = name == "aece"
             if adaptive not in joint:
-                joint[adaptive] = _jointly_noisy(first, second, adaptive, replicates, seed)
+                joint[adaptive] = _resample_jointly(first, second, adaptive, n_resamples, seed)
             low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
             most = _most(first, second, name)
             low, high = max(low, -most), min(high, most)
@@ -219,7 +225,9 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
     return float(change.mean()) if bounded or not change.any() else 1.0
 
 
-def _jointly_noisy(first: Scored, second: Scored, adaptive: bool, replicates: int, seed: int) -> tuple[Noisy, Noisy]:
+def _resample_jointly(
+    first: Scored, second: Scored, adaptive: bool, n_resamples: int, seed: int
+) -> tuple[BootstrapBins, BootstrapBins]:
     """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""
     bins, keys = [], []
     for one in (first, second):
@@ -230,11 +238,11 @@ def _jointly_noisy(first: Scored, second: Scored, adaptive: bool, replicates: in
         bins.append(index)
     joint = keys[0] * (int(keys[1].max()) + 1) + keys[1]
     _, cell, count = np.unique(joint, return_inverse=True, return_counts=True)
-    drawn = multinomial(count.astype(np.float64), replicates, seed)
+    drawn = multinomial(count.astype(np.float64), n_resamples, seed)
     result = []
     for index, one in zip(bins, (first, second), strict=True):
         bin_of_cell = np.zeros(len(count), np.int64)
         bin_of_cell[cell] = index
         confidence, hits = (np.bincount(cell, weights=w) for w in (one.rows.confidence, one.rows.correct))
-        result.append(Noisy.of_cells(bin_of_cell, count.astype(np.float64), confidence, hits, drawn))
+        result.append(BootstrapBins.of_cells(bin_of_cell, count.astype(np.float64), confidence, hits, drawn))
     return result[0], result[1]

@@ -20,6 +20,7 @@ from torch import Tensor
 from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors
 from trueup.core.row_scores import score_rows
+from trueup.metrics.resampling import check_resamples
 
 MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""
@@ -119,14 +120,15 @@ def skce_test(
     *,
     method: Literal["quadratic", "linear"] | None = None,
     bandwidth: float | None = None,
-    resamples: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> KernelTest:
     """Test whether the probability vectors are calibrated, by the squared kernel calibration error.
 
     "quadratic", the default up to 4096 rows, holds T = Σ_{i<j} h_ij against what random signs w = ±1 make of it,
-    T* = Σ_{i<j} w_i w_j h_ij: p = (1 + #{T* ≥ T})/(1 + resamples). "linear", the default above, takes the mean of h of
-    neighbouring rows as normal, which is fast and much less powerful. Both are one-sided; fewer than two rows give NaN.
+    T* = Σ_{i<j} w_i w_j h_ij: p = (1 + #{T* ≥ T})/(1 + n_resamples). "linear", the default above, takes the mean of h
+    of neighbouring rows as normal, which is fast and much less powerful. Both are one-sided; fewer than two rows give
+    NaN.
 
     >>> logits = np.log([[0.05, 0.95]] * 40)
     >>> print(f"{skce_test(logits, [0, 1] * 20).p_value:.3f}")
@@ -137,8 +139,7 @@ def skce_test(
     z, y = as_tensors(logits, labels)
     if method not in (None, "quadratic", "linear"):
         raise ValueError(f'method must be "quadratic", "linear" or None, got {method!r}')
-    if not isinstance(resamples, (int, np.integer)) or resamples < 1:
-        raise ValueError(f"resamples must be a whole number of at least 1, got {resamples!r}")
+    check_resamples(n_resamples)
     n = len(z)
     chosen = method or ("quadratic" if n <= QUADRATIC_ROWS else "linear")
     pairs = _Pairs.of(z, y, bandwidth)
@@ -148,13 +149,13 @@ def skce_test(
         return KernelTest(*_normal_test(pairs.neighbours()), "linear")
     # Residuals of calibrated predictions have mean zero whatever p is, so plain signs need no centring: subtracting
     # their mean rejects too often below some 50 rows.
-    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, resamples))).to(z.device)
-    total, resampled = 0.0, torch.zeros(resamples, dtype=torch.float64, device=z.device)
+    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, n_resamples))).to(z.device)
+    total, resampled = 0.0, torch.zeros(n_resamples, dtype=torch.float64, device=z.device)
     for i, j, tile in pairs.upper():
         total += float(tile.sum())
         resampled += (signs[i] * (tile @ signs[j])).sum(dim=0)
     exceeding = int((resampled >= total - 1e-9 * abs(total)).sum())  # equal signs give T again, up to rounding
-    return KernelTest(2 * total / (n * (n - 1)), (1 + exceeding) / (1 + resamples), "quadratic")
+    return KernelTest(2 * total / (n * (n - 1)), (1 + exceeding) / (1 + n_resamples), "quadratic")
 
 
 def median_distance(logits: Any) -> float:

@@ -38,7 +38,7 @@ def proximity(
     if base.shape[1] != x.shape[1]:
         raise ValueError(f"reference must have {x.shape[1]} columns as features have, got {base.shape[1]}")
     check_neighbours(neighbours, len(base) - (reference is None))
-    return closeness(x, base, neighbours=neighbours, rule=rule, own=reference is None).cpu().numpy()
+    return closeness(x, base, neighbours=neighbours, rule=rule, exclude_self=reference is None).cpu().numpy()
 
 
 def check_neighbours(neighbours: int, available: int) -> None:
@@ -47,16 +47,18 @@ def check_neighbours(neighbours: int, available: int) -> None:
         raise ValueError(f"neighbours must lie in 1..{available}, the other rows there are, got {neighbours}")
 
 
-def closeness(x: Tensor, base: Tensor, *, neighbours: int, rule: Rule = "distance", own: bool = False) -> Tensor:
-    """Proximity of trusted tensors, in double; with `own` the rows of x are those of base, none its own neighbour.
+def closeness(
+    x: Tensor, base: Tensor, *, neighbours: int, rule: Rule = "distance", exclude_self: bool = False
+) -> Tensor:
+    """Proximity of trusted tensors, in double; `exclude_self` where the rows of x are those of base.
 
     Differentiable, and exportable: then in one block, else in blocks that never hold the whole matrix of distances.
     """
     x, base = _unit(x), _unit(base)
     if torch.compiler.is_compiling():
-        return _closeness(x, base, neighbours, rule, 0 if own else None)
+        return _closeness(x, base, neighbours, rule, 0 if exclude_self else None)
     blocks = chunks.row_chunks(len(x), len(base), chunks.BLOCK)
-    return torch.cat([_closeness(x[at], base, neighbours, rule, at.start if own else None) for at in blocks])
+    return torch.cat([_closeness(x[at], base, neighbours, rule, at.start if exclude_self else None) for at in blocks])
 
 
 def _closeness(x: Tensor, base: Tensor, neighbours: int, rule: Rule, own: int | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""How honest is a Gaussian forecast N(μ, σ²) of a number?
+"""How well calibrated is a Gaussian forecast N(μ, σ²) of a number?
 
 The functions take `mean, std, targets`, three vectors of the same length. A standard deviation below 1e-12 counts as
-1e-12, so that a forecast without any doubt has a likelihood; a negative one is refused.
+1e-12, so that a forecast without any uncertainty has a likelihood; a negative one is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def gaussian_nll(mean: Any, std: Any, targets: Any) -> float:
 
     Gneiting and Raftery (2007), the logarithmic score.
     """
-    _, s, _, z = _standardised(mean, std, targets)
+    _, s, _, z = _standardise(mean, std, targets)
     return _mean(0.5 * math.log(2 * math.pi) + np.log(s) + 0.5 * z**2)
 
 
@@ -46,7 +46,7 @@ def crps(mean: Any, std: Any, targets: Any) -> float:
 
     Gneiting and Raftery (2007).
     """
-    _, s, _, z = _standardised(mean, std, targets)
+    _, s, _, z = _standardise(mean, std, targets)
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     return _mean(s * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi)))
 
@@ -57,7 +57,7 @@ def rmse(mean: Any, std: Any, targets: Any) -> float:
     >>> f"{rmse([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
     '0.7071'
     """
-    m, _, y, _ = _standardised(mean, std, targets)
+    m, _, y, _ = _standardise(mean, std, targets)
     return math.sqrt(_mean((y - m) ** 2))
 
 
@@ -69,12 +69,12 @@ def sharpness(mean: Any, std: Any, targets: Any) -> float:
 
     Kuleshov, Fenner and Ermon (2018).
     """
-    _, s, _, _ = _standardised(mean, std, targets)
+    _, s, _, _ = _standardise(mean, std, targets)
     return math.sqrt(_mean(s**2))
 
 
 def variation(std: Any) -> float:
-    """The coefficient of variation of σ: 0 when every row claims the same doubt.
+    """The coefficient of variation of σ: 0 when every row has the same uncertainty.
 
     std(σ)/mean(σ). Read it beside `ence`, which a constant σ = RMSE makes zero without saying anything of a row.
 
@@ -83,7 +83,7 @@ def variation(std: Any) -> float:
 
     Levi, Gispan, Giladi and Fetaya (2022).
     """
-    s = _checked_std(as_vector(std, "std").numpy())
+    s = _check_std(as_vector(std, "std").numpy())
     return float(s.std() / s.mean()) if len(s) else math.nan
 
 
@@ -95,7 +95,7 @@ def coverage(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float
     >>> f"{coverage([0.0, 0.0], [1.0, 1.0], [1.9, 2.1]):.4f}"
     '0.5000'
     """
-    return float(interval_calibration(mean, std, targets, levels=_checked_levels([level], "level"))[0])
+    return float(interval_calibration(mean, std, targets, levels=_check_levels([level], "level"))[0])
 
 
 def interval_width(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float:
@@ -106,8 +106,8 @@ def interval_width(mean: Any, std: Any, targets: Any, *, level: float = 0.95) ->
     >>> f"{interval_width([0.0, 0.0], [1.0, 3.0], [1.9, 2.1]):.4f}"
     '7.8399'
     """
-    _, s, _, _ = _standardised(mean, std, targets)
-    half_width = float(ndtri((1 + _checked_levels([level], "level")[0]) / 2))
+    _, s, _, _ = _standardise(mean, std, targets)
+    half_width = float(ndtri((1 + _check_levels([level], "level")[0]) / 2))
     return 2 * half_width * _mean(s)
 
 
@@ -121,8 +121,8 @@ def interval_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> n
 
     Kuleshov, Fenner and Ermon (2018).
     """
-    z = _standardised(mean, std, targets)[3]
-    return _share_below(np.abs(z), ndtri((1 + _checked_levels(levels)) / 2))
+    z = _standardise(mean, std, targets)[3]
+    return _share_below(np.abs(z), ndtri((1 + _check_levels(levels)) / 2))
 
 
 def quantile_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> np.ndarray:
@@ -135,8 +135,8 @@ def quantile_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> n
 
     Kuleshov, Fenner and Ermon (2018).
     """
-    z = _standardised(mean, std, targets)[3]
-    return _share_below(z, ndtri(_checked_levels(levels)))
+    z = _standardise(mean, std, targets)[3]
+    return _share_below(z, ndtri(_check_levels(levels)))
 
 
 def miscalibration_area(mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100) -> float:
@@ -196,16 +196,16 @@ def ence(mean: Any, std: Any, targets: Any, *, bins: int = 10) -> float:
 
     Levi, Gispan, Giladi and Fetaya (2022).
     """
-    m, s, y, _ = _standardised(mean, std, targets)
+    m, s, y, _ = _standardise(mean, std, targets)
     index = equal_mass_index(s, bins)
     if len(s) == 0:
         return math.nan
     count = np.bincount(index)
     announced, seen = (np.sqrt(np.bincount(index, weights=w) / count) for w in (s**2, (y - m) ** 2))
-    doubtful = np.bincount(index, weights=s > STD_FLOOR) > 0
-    if not doubtful.all():
-        warnings.warn(f"{int((~doubtful).sum())} of {len(count)} bins have no std and were left out", stacklevel=2)
-    return _mean(np.abs(announced - seen)[doubtful] / announced[doubtful])
+    positive = np.bincount(index, weights=s > STD_FLOOR) > 0
+    if not positive.all():
+        warnings.warn(f"{int((~positive).sum())} of {len(count)} bins have no std and were left out", stacklevel=2)
+    return _mean(np.abs(announced - seen)[positive] / announced[positive])
 
 
 def variance_error(
@@ -221,7 +221,7 @@ def variance_error(
 
     Laves, Ihler, Fast, Kahrs and Ortmaier (2020).
     """
-    m, s, y, _ = _standardised(mean, std, targets)
+    m, s, y, _ = _standardise(mean, std, targets)
     if binning == "width":
         index = equal_width_index(s**2, bins)
     elif binning == "mass":
@@ -232,22 +232,22 @@ def variance_error(
     return float(np.abs(gap).sum() / len(s)) if len(s) else math.nan
 
 
-def _standardised(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _standardise(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """μ, σ, y and z = (y−μ)/σ."""
     m = as_vector(mean, "mean").numpy()
-    s = _checked_std(as_vector(std, "std", length=len(m)).numpy())
+    s = _check_std(as_vector(std, "std", length=len(m)).numpy())
     y = as_vector(targets, "targets", length=len(m)).numpy()
     return m, s, y, (y - m) / s
 
 
-def _checked_std(s: np.ndarray) -> np.ndarray:
+def _check_std(s: np.ndarray) -> np.ndarray:
     if len(s) and s.min() < 0:
         raise ValueError(f"std must not be negative, got {s.min():g} at [{int(s.argmin())}]")
     floored: np.ndarray = np.maximum(s, STD_FLOOR)
     return floored
 
 
-def _checked_levels(levels: Any, name: str = "levels") -> np.ndarray:
+def _check_levels(levels: Any, name: str = "levels") -> np.ndarray:
     q: np.ndarray = as_vector(levels, name).numpy()
     if len(q) and (q.min() < 0 or q.max() > 1):
         raise ValueError(f"{name} must lie in [0, 1], got {q.min():g}..{q.max():g}")
@@ -282,6 +282,6 @@ _ALIKE: tuple[Callable[..., float], ...] = (
 
 REGRESSION: Mapping[str, Callable[..., float]] = {
     **{function.__name__: function for function in _ALIKE},
-    "variation": lambda mean, std, targets: variation(_standardised(mean, std, targets)[1]),
+    "variation": lambda mean, std, targets: variation(_standardise(mean, std, targets)[1]),
 }
 """Name → function of (mean, std, targets) that gives one number."""

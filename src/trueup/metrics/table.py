@@ -1,4 +1,4 @@
-"""The table: how calibrated a network is, how sure that is, and how methods differ."""
+"""The table of `evaluate` and `compare`: metrics with confidence intervals, tests, and paired differences."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Scores:
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
-        if test.resamples < 19:
-            return f"{says}{test.resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.n_resamples < 19:
+            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
         # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
-        side = "overconfident" if test.lean > 0 else "underconfident"
-        lean = f" and {side}" if abs(test.lean) > 1.96 else ""
-        return f"{says}It is miscalibrated{lean} ({shown})."
+        side = "overconfident" if test.overconfidence_z > 0 else "underconfident"
+        direction = f" and {side}" if abs(test.overconfidence_z) > 1.96 else ""
+        return f"{says}It is miscalibrated{direction} ({shown})."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -102,7 +102,7 @@ class Scores:
         return json.dumps(self.to_dict(), **options)
 
     def to_pandas(self) -> Any:
-        """A data frame with a row a method and metric (needs pandas)."""
+        """A data frame with one row for each method and metric (needs pandas)."""
         import pandas as pd
 
         nothing = Interval(math.nan, math.nan, math.nan)
@@ -191,7 +191,7 @@ def evaluate(
     metrics: Iterable[str] = DEFAULT,
     bins: int = BINS,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
 ) -> Scores:
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
@@ -212,7 +212,7 @@ def evaluate(
     It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
     return compare(
-        {"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, replicates=replicates, seed=seed
+        {"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, n_resamples=n_resamples, seed=seed
     )
 
 
@@ -223,7 +223,7 @@ def compare(
     metrics: Iterable[str] = DEFAULT,
     bins: int = BINS,
     level: float = 0.95,
-    replicates: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
     **methods: tuple[Any, Any],
 ) -> Scores:
@@ -261,17 +261,17 @@ def compare(
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(z, y, bins=bins, beside=first)
         found = intervals(
-            scored.tally, {m: scored.value(m) for m in tabled}, level=level, replicates=replicates, seed=seed
+            scored.tally, {m: scored.value(m) for m in tabled}, level=level, n_resamples=n_resamples, seed=seed
         )
         for metric in wanted:
             if metric not in TABLE_METRICS:
                 found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
-        tests[name] = CalibrationTests.of(scored.tally, resamples=replicates, seed=seed)
+        tests[name] = CalibrationTests.of(scored.tally, n_resamples=n_resamples, seed=seed)
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
-        change = differences(first, scored, tabled, level=level, replicates=replicates, seed=seed)
+        change = differences(first, scored, tabled, level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
             if metric not in TABLE_METRICS:
                 by = values[name][metric].value - values[first_name][metric].value

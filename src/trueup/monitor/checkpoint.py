@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from copy import copy
@@ -10,12 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
+import torch
 
 from trueup.core.bins import Bins, equal_width
-from trueup.io.atomic import atomic_write, errors_name_file, require_file, shorten
-from trueup.io.headers import MONITOR_KEY, SCHEMA, header_content, safetensors_file
+from trueup.io.artifacts import open_artifact, require_safetensors_suffix, write_artifact
+from trueup.io.atomic import shorten
 from trueup.monitor.betting import Evidence
 from trueup.monitor.monitor import Alarm, Monitor
 from trueup.monitor.windows import WeightedTally, Window
@@ -32,7 +30,6 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
     ...     load_monitor(f"{folder}/watch.safetensors").rows
     1
     """
-    file = safetensors_file(path)
     monitor = copy(monitor)  # which no thread changes meanwhile
     tallies = [monitor.total, monitor.fading, *monitor.recent.pieces]
     arrays = {
@@ -43,24 +40,18 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
     }
     evidence = monitor.evidence
     header = {
-        "schema": SCHEMA,
         "settings": monitor.settings(),
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
-    with atomic_write(file) as (draft,):
-        save_file(
-            {name: np.ascontiguousarray(a) for name, a in arrays.items()}, draft, {MONITOR_KEY: json.dumps(header)}
-        )
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    write_artifact(path, "monitor", header, tensors)
 
 
 def load_monitor(path: str | os.PathLike[str]) -> Monitor:
     """Read a monitor, which goes on as if it had never stopped."""
-    file = require_file(safetensors_file(path))
-    with errors_name_file(file), safe_open(file, "np") as content:
-        header = header_content(content, "monitor")
-        arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        return _made(header, arrays)
+    with open_artifact(require_safetensors_suffix(path), "monitor") as artifact:
+        return _build(artifact.content, {name: tensor.numpy() for name, tensor in artifact.tensors().items()})
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +67,7 @@ def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _made(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
+def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     try:
         wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
         settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]

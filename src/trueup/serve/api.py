@@ -20,19 +20,18 @@ from trueup.io.artifacts import save_calibrator
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
-from trueup.metrics.table import evaluate as scored
+from trueup.metrics.table import evaluate as evaluate_table
 from trueup.registry import METHODS, METRICS
 from trueup.report.audit import DEFAULT, RAW, Audit, method_title
-from trueup.serve import diagrams as pictures
-from trueup.serve import models, uploads
+from trueup.serve import diagrams, models, uploads
 from trueup.serve.example import example
 from trueup.serve.jobs import Job, Jobs
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import Data
+from trueup.serve.uploads import UploadedData
 
-PARSERS = 4
-"""Files read at a time: each takes memory."""
+READERS = 2
+"""Files read at a time: each may take as much memory as the settings allow."""
 ANSWERS = 4
 """Requests answered at a time that go over all rows, for the same reason."""
 
@@ -49,11 +48,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
     """All verbs, over one store and one queue."""
     api = APIRouter(prefix="/api", responses=ERRORS)
-    arriving, parsing = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(PARSERS)
+    arriving, reading = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(READERS)
     answering = Semaphore(ANSWERS)
 
-    def kept(data: Data) -> models.DataInfo:
-        return _about(store.put(data, data.size), data)
+    def keep(data: UploadedData) -> models.DataInfo:
+        return _data_info(store.put(data, data.size), data)
 
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
@@ -64,12 +63,12 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
     @api.get("/methods", tags=["about"])
     def methods() -> list[models.Listed]:
         """The methods that can be fitted."""
-        return [_listed(name, METHODS[name], name in DEFAULT) for name in METHODS]
+        return [_description(name, METHODS[name], name in DEFAULT) for name in METHODS]
 
     @api.get("/metrics", tags=["about"])
     def metrics() -> list[models.Listed]:
         """The metrics that can be asked for."""
-        return [_listed(name, METRICS[name], name in TABLE) for name in METRICS]
+        return [_description(name, METRICS[name], name in TABLE) for name in METRICS]
 
     @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
     async def upload(
@@ -80,10 +79,10 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         labels: Annotated[str, Query(description="name of the labels")] = "labels",
     ) -> models.DataInfo:
         """Leave a file, sent as the bare body; a `.npy` pair is sent as one array after the other."""
-        shown = uploads.clean(name)
-        suffix = uploads.suffix(shown)
+        shown_name = uploads.clean_name(name)
+        suffix = uploads.require_suffix(shown_name)
         if int(request.headers.get("content-length") or 0) > settings.upload_bytes:
-            raise HTTPException(413, uploads.too_long(settings))
+            raise HTTPException(413, uploads.too_large(settings))
         if arriving.locked():
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         options = uploads.Options(probs, logits, labels)
@@ -91,24 +90,24 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
             with TemporaryDirectory(prefix="trueup-upload-") as folder:
                 path = Path(folder, f"upload{suffix}")
                 await uploads.receive(aiter(request.stream()), path, settings)
-                async with parsing:
-                    data = await run_in_threadpool(uploads.read, path, shown, options, settings)
-        return kept(data)
+                async with reading:
+                    data = await run_in_threadpool(uploads.read, path, shown_name, options, settings)
+        return keep(data)
 
     @api.post("/example", status_code=201, tags=["data"])
-    def built_in() -> models.DataInfo:
+    def built_in_example() -> models.DataInfo:
         """Take the built-in example: an overconfident network of ten classes."""
-        return kept(Data("the built-in example", *example()))
+        return keep(UploadedData("the built-in example", *example()))
 
     @api.get("/data/{id}", tags=["data"])
     def about(id: str) -> models.DataInfo:
         """What a file holds."""
-        return _about(id, store.get(id, Data))
+        return _data_info(id, store.get(id, UploadedData))
 
     @api.delete("/data/{id}", status_code=204, tags=["data"])
     def forget(id: str) -> None:
         """Forget a file now."""
-        store.get(id, Data)
+        store.get(id, UploadedData)
         store.remove(id)
 
     @api.get("/data/{id}/evaluate", tags=["data"])
@@ -118,17 +117,17 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         bins: Bins = 15,
     ) -> dict[str, Any]:
         """Score the network as it is, with intervals and a test of calibration."""
-        pair = store.get(id, Data).shown
+        pair = store.get(id, UploadedData).test_or_val
         with answering:
-            found = scored(*pair, metrics=metric or TABLE, bins=bins)
-        return {"verdict": found.verdict(), **found.to_dict()}
+            result = evaluate_table(*pair, metrics=metric or TABLE, bins=bins)
+        return {"verdict": result.verdict(), **result.to_dict()}
 
     @api.get("/data/{id}/curve", tags=["data"])
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of the network, its logits divided by a temperature."""
-        pair = store.get(id, Data).shown
+        pair = store.get(id, UploadedData).test_or_val
         with answering:
-            return pictures.curve(pair, temperature=temperature, bins=bins)
+            return diagrams.curve(pair, temperature=temperature, bins=bins)
 
     @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses={503: {"model": models.Error}})
     def fit(id: str, wanted: models.FitRequest) -> models.JobInfo:
@@ -136,85 +135,85 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         unknown = [name for name in wanted.methods or () if name not in METHODS]
         if unknown:
             raise ValueError(f"no method is called {unknown[0]!r}; there are: {', '.join(METHODS)}")
-        data = store.get(id, Data)
-        test = store.get(wanted.test, Data) if wanted.test else None
+        data = store.get(id, UploadedData)
+        test = store.get(wanted.test, UploadedData) if wanted.test else None
         if test is not None and test.classes != data.classes:
             raise ValueError(f"{test.name} must have the {data.classes} classes of {data.name}, got {test.classes}")
         name, job = jobs.start(data, test, wanted.methods, bins=wanted.bins, folds=wanted.folds, seed=wanted.seed)
-        return _progress(name, job)
+        return _job_info(name, job)
 
     @api.get("/jobs/{id}", tags=["fit"])
     def status(id: str) -> models.JobInfo:
-        """How far a fit has come, and what it found."""
-        return _progress(id, store.get(id, Job))
+        """How far a fit has come, and its result."""
+        return _job_info(id, store.get(id, Job))
 
     @api.delete("/jobs/{id}", status_code=204, tags=["fit"])
     def stop(id: str) -> None:
         """Stop a fit after the method it is at, and forget it."""
-        store.get(id, Job).unwanted = True
+        store.get(id, Job).cancelled = True
         store.remove(id)
 
     @api.get("/jobs/{id}/curve", tags=["fit"])
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of a fitted method on the test rows."""
-        found = _found(store.get(id, Job))
-        name = method or found.chosen
-        pair = _of(found.predictions, name)
+        result = _result(store.get(id, Job))
+        name = method or result.chosen
+        pair = _predictions_of(result.predictions, name)
         with answering:
-            return pictures.curve(pair, method=name, temperature=temperature, bins=bins)
+            return diagrams.curve(pair, method=name, temperature=temperature, bins=bins)
 
     @api.get("/jobs/{id}/compare", tags=["fit"])
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
         """Two methods side by side: their diagrams, metrics and paired changes."""
-        found = _found(store.get(id, Job))
-        names = (first, second or found.chosen)
+        result = _result(store.get(id, Job))
+        names = (first, second or result.chosen)
         if names[0] == names[1]:
             raise ValueError(f"two different methods are wanted, got {first!r} twice")
-        pairs = {name: _of(found.predictions, name) for name in names}
+        pairs = {name: _predictions_of(result.predictions, name) for name in names}
         with answering:
-            return pictures.side_by_side(pairs, bins=bins)
+            return diagrams.side_by_side(pairs, bins=bins)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
         job = store.get(id, Job)
-        found = _found(job)
-        name = wanted.method or found.chosen
-        after = np.asarray(_calibrator(found, name)(_rows(wanted.logits, job.val.classes)))
-        return models.Applied(method=name, logits=after.tolist(), probs=pictures.probabilities(after))
+        result = _result(job)
+        name = wanted.method or result.chosen
+        after = np.asarray(_calibrator(result, name)(_rows(wanted.logits, job.val.classes)))
+        return models.Applied(method=name, logits=after.tolist(), probs=diagrams.probabilities(after))
 
-    @api.get("/jobs/{id}/report", tags=["take home"], response_class=Response, responses=_file("text/html"))
+    @api.get("/jobs/{id}/report", tags=["take home"], response_class=Response, responses=_file_response("text/html"))
     def report(id: str) -> Response:
         """The whole report as one HTML file that works offline."""
-        from trueup.report.page import report as written
+        from trueup.report.page import report as write_report
 
         job = store.get(id, Job)
-        found = _found(job)
+        result = _result(job)
         with answering:
-            page = written(found, title=job.name).html()
-        return _attached(page.encode(), "report.html", "text/html; charset=utf-8")
+            page = write_report(result, title=job.name).html()
+        return _attachment(page.encode(), "report.html", "text/html; charset=utf-8")
 
     @api.get(
         "/jobs/{id}/calibrator",
         tags=["take home"],
         response_class=Response,
-        responses=_file("application/octet-stream"),
+        responses=_file_response("application/octet-stream"),
     )
     def calibrator(id: str, method: Method = None) -> Response:
         """A fitted calibrator as a .safetensors file, for `trueup.load_calibrator`."""
         job = store.get(id, Job)
-        found = _found(job)
-        name = method or found.chosen
-        fitted = _calibrator(found, name)
+        result = _result(job)
+        name = method or result.chosen
+        fitted = _calibrator(result, name)
         with TemporaryDirectory(prefix="trueup-calibrator-") as folder:
             path = Path(folder, "calibrator.safetensors")
             save_calibrator(fitted, path, classes=job.val.classes, summary={"method": name, "fitted to": job.val.name})
-            return _attached(path.read_bytes(), f"{name}.safetensors", "application/octet-stream")
+            return _attachment(path.read_bytes(), f"{name}.safetensors", "application/octet-stream")
 
     return api
 
 
-def _about(id: str, data: Data) -> models.DataInfo:
+def _data_info(id: str, data: UploadedData) -> models.DataInfo:
     return models.DataInfo(
         id=id,
         name=data.name,
@@ -225,8 +224,8 @@ def _about(id: str, data: Data) -> models.DataInfo:
     )
 
 
-def _progress(id: str, job: Job) -> models.JobInfo:
-    found = job.found if job.state == "done" else None
+def _job_info(id: str, job: Job) -> models.JobInfo:
+    result = job.result if job.state == "done" else None
     return models.JobInfo(
         id=id,
         state=job.state,
@@ -235,35 +234,35 @@ def _progress(id: str, job: Job) -> models.JobInfo:
         fitting=job.fitting,
         done=job.done,
         error=job.error,
-        result=found.to_dict() if found else None,
+        result=result.to_dict() if result else None,
     )
 
 
-def _listed(name: str, thing: Any, default: bool) -> models.Listed:
+def _description(name: str, thing: Any, default: bool) -> models.Listed:
     summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
     return models.Listed(name=name, title=method_title(name), summary=summary, default=default)
 
 
-def _found(job: Job) -> Audit:
+def _result(job: Job) -> Audit:
     if job.state == "failed":
         raise HTTPException(409, f"this fit failed: {job.error}")
-    if job.found is None or job.state != "done":
+    if job.result is None or job.state != "done":
         raise HTTPException(409, f"this fit is not finished; it is {job.state}")
-    return job.found
+    return job.result
 
 
-def _of(predictions: Mapping[str, Predictions], name: str) -> Predictions:
+def _predictions_of(predictions: Mapping[str, Predictions], name: str) -> Predictions:
     if name not in predictions:
         raise ValueError(f"{name!r} was not fitted; there are: {', '.join(predictions)}")
     return predictions[name]
 
 
-def _calibrator(found: Audit, name: str) -> Any:
+def _calibrator(result: Audit, name: str) -> Any:
     if name == RAW:
-        return METHODS["identity"](*found.predictions[RAW])
-    if name not in found.calibrators:
-        raise ValueError(f"{name!r} was not fitted; there are: {', '.join((RAW, *found.calibrators))}")
-    return found.calibrators[name]
+        return METHODS["identity"](*result.predictions[RAW])
+    if name not in result.calibrators:
+        raise ValueError(f"{name!r} was not fitted; there are: {', '.join((RAW, *result.calibrators))}")
+    return result.calibrators[name]
 
 
 def _rows(logits: list[list[float]], classes: int) -> np.ndarray:
@@ -273,9 +272,9 @@ def _rows(logits: list[list[float]], classes: int) -> np.ndarray:
     return np.array(logits, dtype=np.float64)
 
 
-def _attached(content: bytes, name: str, kind: str) -> Response:
+def _attachment(content: bytes, name: str, kind: str) -> Response:
     return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-def _file(kind: str) -> dict[int | str, dict[str, Any]]:
+def _file_response(kind: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}}}}}

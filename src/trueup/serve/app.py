@@ -18,17 +18,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from trueup.core.errors import message_of
 from trueup.core.version import __version__
-from trueup.core.wording import of_files
 from trueup.report.style import DARK
-from trueup.serve import monitor_routes as watching
+from trueup.serve import monitor_routes
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard
 from trueup.serve.jobs import Busy, Jobs
-from trueup.serve.monitors import Watches
+from trueup.serve.monitors import MonitorStore
 from trueup.serve.session_store import Missing, Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import WORDS
+from trueup.serve.uploads import HINTS
 
 STATIC = Path(str(files("trueup.serve"))) / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -49,22 +49,22 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     store = Store(seconds=settings.seconds, most_bytes=settings.memory_bytes, clock=settings.clock)
     jobs = Jobs(store, settings)
-    watches = Watches(settings)
+    monitors = MonitorStore(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        repeated = [asyncio.create_task(_every(SWEEP, store.sweep))]
+        tasks = [asyncio.create_task(_every(SWEEP, store.sweep))]
         if settings.checkpoint_seconds > 0:
-            repeated.append(asyncio.create_task(_every(settings.checkpoint_seconds, watches.save)))
+            tasks.append(asyncio.create_task(_every(settings.checkpoint_seconds, monitors.save)))
         try:
             yield
         finally:
-            for task in repeated:
+            for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
             jobs.close()
-            watches.close()
+            monitors.close()
 
     # FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
     # request to wherever the environment says; nothing leaves from here.
@@ -77,10 +77,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         telemetry=SILENT,
         lifespan=lifespan,
     )
-    app.state.store, app.state.watches = store, watches
+    app.state.store, app.state.monitors = store, monitors
     app.add_middleware(Guard, hosts=settings.hosts, json_bytes=settings.json_bytes, uploads=UPLOADS)
     app.include_router(routes(store, jobs, settings))
-    app.include_router(watching.routes(watches, settings))
+    app.include_router(monitor_routes.routes(monitors, settings))
     _pages(app)
     _explain_errors(app)
     return app
@@ -126,8 +126,9 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        told = (f"{'.'.join(map(str, found['loc'][1:])) or 'the request'}: {found['msg']}" for found in error.errors())
-        return answer(422, "; ".join(told))
+        details = error.errors()
+        reasons = (f"{'.'.join(map(str, detail['loc'][1:])) or 'the request'}: {detail['msg']}" for detail in details)
+        return answer(422, "; ".join(reasons))
 
     @app.exception_handler(Missing)
     def missing(request: Request, error: Missing) -> JSONResponse:
@@ -139,7 +140,7 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     def wrong(request: Request, error: ValueError) -> JSONResponse:
-        return answer(422, of_files(str(error), WORDS))
+        return answer(422, message_of(error, HINTS))
 
     @app.exception_handler(ClientDisconnect)
     def gone(request: Request, error: ClientDisconnect) -> JSONResponse:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Literal
 
+from trueup.core.errors import message_of
 from trueup.report.audit import Audit, audit, methods_for
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import Data
+from trueup.serve.uploads import HINTS, UploadedData
 
 log = logging.getLogger("trueup.serve")
 
@@ -23,7 +24,7 @@ class Busy(RuntimeError):
     """Too many fits are waiting."""
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """The user does not want the result any more."""
 
 
@@ -31,16 +32,16 @@ class Stopped(Exception):
 class Job:
     """One audit, from the moment it is asked for."""
 
-    val: Data
-    test: Data | None
+    val: UploadedData
+    test: UploadedData | None
     methods: tuple[str, ...]
     options: dict[str, Any]
     state: State = "waiting"
     fitting: str | None = None
     done: int = 0
     error: str | None = None
-    found: Audit | None = None
-    unwanted: bool = field(default=False, repr=False)
+    result: Audit | None = None
+    cancelled: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -52,31 +53,31 @@ class Job:
         try:
             self._step("", 0, 0)
             self.state = "running"
-            tested = self.val.test if self.test is None else self.test.shown
-            self.found = audit(
-                self.val.val, tested, methods=self.methods, on_step=self._step, progress=False, **self.options
+            test_rows = self.val.test if self.test is None else self.test.test_or_val
+            self.result = audit(
+                self.val.val, test_rows, methods=self.methods, on_step=self._step, progress=False, **self.options
             )
             self.done, self.fitting, self.state = len(self.methods), None, "done"
-        except Stopped:
+        except Cancelled:
             self.state = "stopped"
         except (ValueError, ImportError) as error:
-            self.error, self.state = str(error), "failed"
+            self.error, self.state = message_of(error, HINTS), "failed"
         except Exception as error:
             log.exception("a fit failed")
             self.error, self.state = f"{type(error).__name__}: {error}", "failed"
 
     def _step(self, name: str, done: int, total: int) -> None:
-        if self.unwanted:
-            raise Stopped
+        if self.cancelled:
+            raise Cancelled
         self.fitting, self.done = name or None, done
 
     @property
     def size(self) -> int:
         """Bytes in memory, those of the data with them, since the job keeps it alive."""
         total = self.val.size + (self.test.size if self.test else 0)
-        if self.found is not None:
-            total += sum(logits.nbytes for logits, _ in self.found.pairs.values())
-            buffers = (buffer for calibrator in self.found.calibrators.values() for buffer in calibrator.buffers())
+        if self.result is not None:
+            total += sum(logits.nbytes for logits, _ in self.result.pairs.values())
+            buffers = (buffer for calibrator in self.result.calibrators.values() for buffer in calibrator.buffers())
             total += sum(buffer.nbytes for buffer in buffers)
         return total
 
@@ -91,7 +92,9 @@ class Jobs:
         self._lock = Lock()
         self._open: set[Job] = set()
 
-    def start(self, val: Data, test: Data | None, methods: Sequence[str] | None, **options: Any) -> tuple[str, Job]:
+    def start(
+        self, val: UploadedData, test: UploadedData | None, methods: Sequence[str] | None, **options: Any
+    ) -> tuple[str, Job]:
         """Begin an audit and return its name and itself."""
         chosen = tuple(methods) if methods else methods_for(len(val.val.labels), val.classes)
         job = Job(val, test, chosen, options)
@@ -107,7 +110,7 @@ class Jobs:
 
     def _work(self, name: str, job: Job) -> None:
         try:
-            job.unwanted = job.unwanted or name not in self._store  # nobody can ask for the result any more
+            job.cancelled = job.cancelled or name not in self._store  # nobody can ask for the result any more
             job.run()
             self._store.resize(name, job.size)
         finally:
@@ -118,5 +121,5 @@ class Jobs:
         """Take no more, and stop those that run after the method they are at."""
         with self._lock:
             for job in self._open:
-                job.unwanted = True
+                job.cancelled = True
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Monitors that the server keeps: each updated whole or not at all, with a history, and in a folder if there is one."""
+"""Monitors that the server keeps: each updated whole or not at all, with a history, in a folder if there is one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SERVER = {
     "refused_updates": "Updates and logs that did not fit their monitor, and changed nothing",
     "failed_checkpoints": "Checkpoints that could not be written",
 }
-"""What the server counts of itself."""
+"""What the server counts."""
 
 
 class History:
@@ -70,17 +70,17 @@ class History:
 
 
 @dataclass(eq=False)
-class Watch:
+class MonitorSession:
     """A monitor with its name and history.
 
-    `monitor` is never changed but replaced by its successor, so whoever reads it needs no lock.
+    `monitor` is never changed but replaced by its successor, so readers need no lock.
     """
 
     id: str
     name: str
     monitor: Monitor
     history: History
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one update that runs; the next in line takes no thread while it waits."""
     waiting: int = 0
     updated: float | None = None
@@ -89,8 +89,8 @@ class Watch:
     saved: Monitor | None = None
     """What is in the folder."""
     problem: str | None = None
-    gone: bool = False
-    writing: Lock = field(default_factory=Lock)
+    deleted: bool = False
+    write_lock: Lock = field(default_factory=Lock)
 
     def update(self, logits: Any, labels: Any) -> None:
         """Take in rows: all of them, or none if something is wrong."""
@@ -112,15 +112,15 @@ class Watch:
             self.history.add(status.rows, _figures(status))
 
 
-class Watches:
+class MonitorStore:
     """All monitors of a server, by random ids."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._folder = settings, settings.monitors_folder
-        self._all: dict[str, Watch] = {}
+        self._sessions: dict[str, MonitorSession] = {}
         self._lock = Lock()
         self.counts: Counter[str] = Counter(dict.fromkeys(SERVER, 0))
-        self._release = _claimed(self._folder) if self._folder else None
+        self._release = _lock_folder(self._folder) if self._folder else None
         try:
             for file in sorted(self._folder.glob("*.safetensors")) if self._folder else ():
                 self._load(file)
@@ -128,48 +128,48 @@ class Watches:
             self.close()
             raise
 
-    def add(self, name: str, monitor: Monitor) -> Watch:
+    def add(self, name: str, monitor: Monitor) -> MonitorSession:
         """Keep a monitor; it is on disk when this returns."""
-        watch = self._watch(secrets.token_hex(8), name, monitor)
+        session = self._new_session(secrets.token_hex(8), name, monitor)
         with self._lock:
-            if any(other.name == name for other in self._all.values()):
+            if any(other.name == name for other in self._sessions.values()):
                 raise HTTPException(409, f"a monitor is called {name!r} already; choose another name")
-            if len(self._all) >= self._settings.monitors:
+            if len(self._sessions) >= self._settings.monitors:
                 raise HTTPException(
-                    409, f"there are {len(self._all)} monitors already, as many as are kept; delete one"
+                    409, f"there are {len(self._sessions)} monitors already, as many as are kept; delete one"
                 )
-            self._all[watch.id] = watch
-        self.write(watch)
-        if watch.problem:
-            self.remove(watch.id)
-            raise HTTPException(507, f"the monitor was not made, for it cannot be kept: {watch.problem}")
-        return watch
+            self._sessions[session.id] = session
+        self.write(session)
+        if session.problem:
+            self.remove(session.id)
+            raise HTTPException(507, f"the monitor was not made, since it cannot be kept: {session.problem}")
+        return session
 
-    def get(self, id: str) -> Watch:
+    def get(self, id: str) -> MonitorSession:
         """The monitor of that id."""
-        watch = self._all.get(id)
-        if watch is None:
+        session = self._sessions.get(id)
+        if session is None:
             raise HTTPException(404, "no monitor is kept here under that id")
-        return watch
+        return session
 
-    def listed(self) -> list[Watch]:
+    def all(self) -> list[MonitorSession]:
         """All of them, by name."""
-        return sorted(self._all.copy().values(), key=lambda watch: watch.name.casefold())
+        return sorted(self._sessions.copy().values(), key=lambda session: session.name.casefold())
 
     def remove(self, id: str) -> None:
         """Forget a monitor, on disk too."""
-        watch = self.get(id)
-        with watch.writing:  # a checkpoint that is being written would come back
-            for file in self._files(watch.id) if self._folder else ():
+        session = self.get(id)
+        with session.write_lock:  # a checkpoint that is being written would come back
+            for file in self._files(session.id) if self._folder else ():
                 file.unlink(missing_ok=True)
-            watch.gone = True
+            session.deleted = True
         with self._lock:
-            self._all.pop(id, None)
+            self._sessions.pop(id, None)
 
     def save(self) -> None:
         """Write the monitors that have seen rows since they were last written."""
-        for watch in self.listed():
-            self.write(watch)
+        for session in self.all():
+            self.write(session)
 
     def close(self) -> None:
         """Write what is not written, and let others use the folder."""
@@ -178,16 +178,16 @@ class Watches:
             self._release()
 
     def collect(self) -> Iterable[Metric]:
-        """What the server counts of itself, for Prometheus."""
-        yield GaugeMetricFamily("trueup_monitors", "Monitors kept", value=len(self._all))
+        """What the server counts, for Prometheus."""
+        yield GaugeMetricFamily("trueup_monitors", "Monitors kept", value=len(self._sessions))
         for name, text in SERVER.items():
             yield CounterMetricFamily(f"trueup_{name}", text, value=self.counts[name])
 
-    def _watch(self, id: str, name: str, monitor: Monitor) -> Watch:
-        watch = Watch(id, name, monitor, History(self._settings.history))
+    def _new_session(self, id: str, name: str, monitor: Monitor) -> MonitorSession:
+        session = MonitorSession(id, name, monitor, History(self._settings.history))
         if monitor.rows:
-            watch.history.add(monitor.rows, _figures(monitor.status()))
-        return watch
+            session.history.add(monitor.rows, _figures(monitor.status()))
+        return session
 
     def _files(self, id: str) -> tuple[Path, Path]:
         assert self._folder is not None
@@ -198,31 +198,31 @@ class Watches:
         monitor, about = load_monitor(file), file.with_suffix(".json")
         with errors_name_file(about):
             name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
-        while any(watch.name == name for watch in self._all.values()):
+        while any(session.name == name for session in self._sessions.values()):
             name += "′"
-        watch = self._watch(file.stem, name, monitor)
-        watch.saved = monitor
-        self._all[watch.id] = watch
+        session = self._new_session(file.stem, name, monitor)
+        session.saved = monitor
+        self._sessions[session.id] = session
 
-    def write(self, watch: Watch) -> None:
+    def write(self, session: MonitorSession) -> None:
         """Write a monitor, unless it is written."""
-        with watch.writing:
-            monitor = watch.monitor
-            if self._folder is None or watch.gone or watch.saved is monitor:
+        with session.write_lock:
+            monitor = session.monitor
+            if self._folder is None or session.deleted or session.saved is monitor:
                 return
-            checkpoint, about = self._files(watch.id)
+            checkpoint, about = self._files(session.id)
             try:
-                if watch.saved is None:
+                if session.saved is None:
                     with atomic_write(about) as (draft,):
-                        draft.write_text(json.dumps({"name": watch.name}), encoding="utf-8")
+                        draft.write_text(json.dumps({"name": session.name}), encoding="utf-8")
                 save_monitor(monitor, checkpoint)
             except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again
-                watch.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
+                session.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
                 with self._lock:
                     self.counts["failed_checkpoints"] += 1
-                log.warning("the monitor %r cannot be written: %s", watch.name, watch.problem)
+                log.warning("the monitor %r cannot be written: %s", session.name, session.problem)
             else:
-                watch.saved, watch.problem = monitor, None
+                session.saved, session.problem = monitor, None
 
 
 def _figures(status: Status) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def _figures(status: Status) -> dict[str, Any]:
     return {"evidence": now["evidence"]} | {name: now[f"recent_{name}"] for name in ("ece", "accuracy", "confidence")}
 
 
-def _claimed(folder: Path) -> Callable[[], None]:
-    """Make a folder this server's own, as two would overwrite each other's monitors; the answer gives it back."""
+def _lock_folder(folder: Path) -> Callable[[], None]:
+    """Lock a folder for this server, as two would overwrite each other's monitors; what is returned unlocks it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

@@ -21,8 +21,10 @@ class Settings:
 
     upload_bytes: int = 256 << 20
     """The largest file."""
-    unpacked_bytes: int = 1 << 30
-    """The most that a compressed file may grow to."""
+    reader_bytes: int = 2 << 30
+    """The memory that reading one upload may take."""
+    reader_seconds: float = 60.0
+    """The time that it may take."""
     rows: int = 1_000_000
     classes: int = 20_000
     numbers: int = 60_000_000

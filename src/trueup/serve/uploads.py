@@ -1,47 +1,66 @@
-"""From the body of a request to predictions: streamed to a temporary file, judged by its header, then read."""
+"""From the body of a request to predictions: streamed to a temporary file, read by a limited process, then checked.
+
+Here is what an upload may take: its bytes while it arrives, and the memory and time of the process that reads it,
+`trueup.serve.upload_reader`. Rows, classes and numbers are limited there too. All limits are in `Settings`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
-import re
-import shutil
-from collections.abc import AsyncIterator, Mapping
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
+from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
 
+from trueup.core.arrays import as_pair, from_probs
+from trueup.core.errors import Hint, InputError, message_of
 from trueup.core.warning_capture import record_warnings
-from trueup.core.wording import of_files
+from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS, file_list
-from trueup.io.predictions import Predictions, load
-from trueup.io.sanity import looks_like_probabilities
-from trueup.serve.limits import NO_NUMBERS, Shapes, declared, npy_bytes
+from trueup.io.predictions import Predictions, looks_like_probabilities
+from trueup.serve import upload_reader
 from trueup.serve.settings import Settings
 
-WORDS = {
-    "say probs=True": "tick “Probabilities, not logits”",
-    "; choose split=.*": "; write their names under “What is in the file?”",
-    "logits need no from_probs": "untick “Probabilities, not logits” if they are logits",
-    "log-probabilities of exact zeros come through from_probs": "send probabilities with exact zeros as probabilities",
+HINTS = {
+    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
+    Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
+    Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
+    Hint.SPLIT: "write their names under “What is in the file?”",
+    Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
+    Hint.EXACT_ZEROS: "send probabilities with exact zeros as probabilities",
+    Hint.LOAD_CALIBRATOR: "",
+    Hint.LOAD_CLAMPED: "",
+    Hint.LOAD_RECALIBRATOR: "",
+    Hint.LOAD_MONITOR: "",
 }
-"""What the library says, and what it is called on the page."""
-WORDS_OF_LOGS = WORDS | {
-    "say probs=True": "choose “probabilities” under “What is in the file?”",
-    "logits need no from_probs": "choose “logits” under “What is in the file?” if they are logits",
+"""What to do instead, in the words of the page."""
+MONITOR_HINTS = HINTS | {
+    Hint.PROBS: "choose “probabilities” under “What is in the file?” to read probabilities",
+    Hint.NOT_PROBABILITIES: "choose “logits” under “What is in the file?” if they are logits",
 }
 """The same on the page of monitors."""
 SLOWEST = 1024
-"""Bytes a second that an upload must make, after some patience: drops of it must not hold its place for ever."""
+"""Bytes a second that an upload must make, after some patience: a trickle must not hold its place for ever."""
+NO_SPACE = "there is no space left here for an upload"
+WATCH_SECONDS = 0.1
+"""How often the reader's memory is looked at where the system does not limit it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
-    """What a user left with the server: the rows to calibrate on and, if the file has them, those to test on."""
+class UploadedData:
+    """What a user uploaded: the rows to calibrate on and, if the file has them, those to test on."""
 
     name: str
     val: Predictions
@@ -49,8 +68,8 @@ class Data:
     notes: tuple[str, ...] = ()
 
     @property
-    def shown(self) -> Predictions:
-        """The rows that pictures are of: those to test on, if there are any."""
+    def test_or_val(self) -> Predictions:
+        """The rows that charts are of: those to test on, if there are any."""
         return self.test or self.val
 
     @property
@@ -74,35 +93,35 @@ class Options:
     labels: str = "labels"
 
 
-def clean(name: str) -> str:
+def clean_name(name: str) -> str:
     """The name of a file as it may be shown: no folders, no control characters, not too long.
 
-    >>> clean("../../etc/net\\n.npz")
+    >>> clean_name("../../etc/net\\n.npz")
     'net.npz'
     """
     bare = "".join(letter for letter in name.replace("\\", "/").rpartition("/")[2] if letter.isprintable())
     return bare[-100:] or "unnamed"
 
 
-def suffix(name: str) -> str:
-    """The suffix of a file that can be read here, else one sentence that says which can."""
-    found = os.path.splitext(name)[1].lower()
-    if found not in FORMATS:
-        raise ValueError(f"{name}: the suffix must be one of {' '.join(FORMATS)}, got {found!r}")
-    return found
+def require_suffix(name: str) -> str:
+    """The suffix of a file that can be read here; an error lists those that can."""
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix not in FORMATS:
+        raise InputError("the suffix", f"be one of {' '.join(FORMATS)}", repr(suffix), file=name)
+    return suffix
 
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
     """Write what arrives to a file, as long as it arrives and is not too much."""
     try:
-        await _written(chunks, path, settings)
+        await _write(chunks, path, settings)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise HTTPException(507, "there is no space left here for an upload") from None
+        raise HTTPException(507, NO_SPACE) from None
 
 
-async def _written(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
+async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
     total, began = 0, monotonic()
     with open(path, "wb") as file:
         while True:
@@ -115,101 +134,124 @@ async def _written(chunks: AsyncIterator[bytes], path: Path, settings: Settings)
                 return
             total += len(chunk)
             if total > settings.upload_bytes:
-                raise HTTPException(413, too_long(settings))
+                raise HTTPException(413, too_large(settings))
             if monotonic() - began > settings.patience + total / SLOWEST:
                 raise HTTPException(408, f"the upload came too slowly: {SLOWEST:,} bytes a second are the least")
             file.write(chunk)
 
 
-def too_long(settings: Settings) -> str:
+def too_large(settings: Settings) -> str:
     """What is said of a file that is too large."""
     return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 
-def read(path: Path, name: str, options: Options, settings: Settings, words: Mapping[str, str] = WORDS) -> Data:
-    """Read predictions from a file that nobody has vouched for; errors call it by the name its owner knows."""
+def read(
+    path: Path, name: str, options: Options, settings: Settings, hints: Mapping[Hint, str] = HINTS
+) -> UploadedData:
+    """Read predictions from a file that may be damaged or hostile; errors call it by the name its owner knows."""
     try:
-        if path.suffix == ".npy":
-            _part(path)
-        shapes = declared(path, settings)
-        if path.suffix == ".parquet":
-            _refuse_text(path, shapes, options)
-        return _loaded(path, name, shapes, options)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        raise ValueError(_told(str(error), path, name, words)) from None
+        with TemporaryDirectory(prefix="trueup-arrays-", dir=path.parent) as folder:
+            pairs = _read_in_process(path, Path(folder), name, options, settings)
+        return _check(pairs, name, options)
+    except ValueError as error:
+        message = message_of(error, hints)
+        for file, shown in ((file_list(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
+            message = message.replace(str(file), shown).replace(file.name, shown)
+        raise ValueError(message) from None
 
 
-def _loaded(path: Path, name: str, shapes: Shapes, options: Options) -> Data:
-    columns = options.logits.split(",") if "," in options.logits else options.logits
-    splits = _splits(shapes, options)
-    notes: tuple[str, ...] = ()
-
-    def halves() -> list[Predictions]:
-        return [load(path, logits=columns, labels=options.labels, probs=options.probs, split=half) for half in splits]
-
-    if options.probs:  # only these warn, and what one user's file gives rise to must not be told to another
-        with record_warnings() as messages:
-            found = halves()
-        notes = tuple(messages)
-    else:
-        found = halves()
-        told = (looks_like_probabilities(half.logits) for half in found)
-        notes = tuple(
-            dict.fromkeys(f"{each}: say so under “What is in the file?” if they are" for each in told if each)
-        )
-    first, *others = found
-    if not all(len(half.labels) for half in found):
-        raise ValueError(f"{path}: there are no rows")
-    classes = [half.logits.shape[1] for half in found]
-    if len(set(classes)) > 1:
-        raise ValueError(f"{path}: val and test must have as many classes, got {classes[0]} and {classes[1]}")
-    return Data(name, _own(first), _own(others[0]) if others else None, notes)
-
-
-def _refuse_text(path: Path, shapes: Shapes, options: Options) -> None:
-    """Columns of text may be there, but not where numbers are to be read."""
-    names = {"labels", "label", "probs", options.labels, options.logits, *options.logits.split(",")}
-    wanted = "|".join(rf"{re.escape(name)}|{re.escape(name.removesuffix('s'))}s?_\d+" for name in sorted(names))
-    for name, shape in shapes.items():
-        if shape == NO_NUMBERS and re.fullmatch(f"(val_|test_)?({wanted})", name):
-            raise ValueError(f"{path}: {name} must be a column of numbers")
-
-
-def _splits(shapes: Shapes, options: Options) -> tuple[str | None, ...]:
-    """Both halves of a file that has both, the only half of one that has one, else the whole."""
-    names = ("labels", "label") if options.labels == "labels" else (options.labels,)
-    halves = tuple(half for half in ("val", "test") if any(f"{half}_{name}" in shapes for name in names))
-    whole = any(name in shapes for name in names)
-    return (None,) if whole or not halves else halves
-
-
-def _own(pair: Predictions) -> Predictions:
-    """Arrays row by row, in memory of their own: not a view that would keep something larger alive."""
-    return Predictions(*(np.ascontiguousarray(array) for array in pair))
+def _read_in_process(
+    path: Path, folder: Path, name: str, options: Options, settings: Settings
+) -> dict[str | None, tuple[np.ndarray, np.ndarray]]:
+    """Logits and labels of each split, as the file has them."""
+    request = upload_reader.Request(
+        path=str(path),
+        folder=str(folder),
+        logits=options.logits,
+        labels=options.labels,
+        probs=options.probs,
+        memory_bytes=settings.reader_bytes,
+        seconds=settings.reader_seconds,
+        rows=settings.rows,
+        classes=settings.classes,
+        numbers=settings.numbers,
+    )
+    # Allocators and threads that reserve addresses in advance would use up the limit.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+    command = [sys.executable, "-m", "trueup.serve.upload_reader", request.to_json()]
+    with open(folder / "stderr", "wb") as stderr:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=environment)
+    try:
+        _wait(process, name, settings)
+    finally:
+        process.kill()
+        process.wait()
+    if not (folder / "result.json").exists():
+        if process.returncode == -9 or b"alloc" in (folder / "stderr").read_bytes():
+            raise _needs_memory(name, settings)
+        raise ValueError(f"{name}: the file is damaged, and cannot be read")
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if "splits" in result:
+        return {
+            split: (np.load(folder / f"{number}.logits.npy"), np.load(folder / f"{number}.labels.npy"))
+            for number, split in enumerate(result["splits"])
+        }
+    if result["error"]["kind"] == upload_reader.MEMORY:
+        raise _needs_memory(name, settings)
+    if result["error"]["kind"] == upload_reader.SPACE:
+        raise HTTPException(507, NO_SPACE)
+    raise upload_reader.error_from(result["error"], name)
 
 
-def _part(path: Path) -> None:
-    """Two arrays written one after the other, as `numpy.save` does to an open file, become a pair of files."""
-    with open(path, "rb+") as file:
-        if not (size := os.fstat(file.fileno()).st_size):
-            return
+def _wait(process: subprocess.Popen[bytes], name: str, settings: Settings) -> None:
+    """Until the reader ends; an error if it takes more than it may."""
+    end = monotonic() + settings.reader_seconds
+    limited = sys.platform == "linux"  # elsewhere a process cannot limit its own memory
+    while True:
         try:
-            end = npy_bytes(file)[1]
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        if end >= size:
-            raise ValueError(
-                f"{path}: a .npy file comes with its labels: choose x.npy and x.labels.npy together"
-                if end == size
-                else f"{path}: the file is cut off: {end:,} bytes were promised, {size:,} came"
-            )
-        file.seek(end)
-        with open(file_list(path)[1], "wb") as labels:
-            shutil.copyfileobj(file, labels)
-        file.truncate(end)
+            process.wait(end - monotonic() if limited else WATCH_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            if monotonic() >= end:
+                raise HTTPException(
+                    413, f"{name}: the file takes too long to read: at most {settings.reader_seconds:g} seconds"
+                ) from None
+            if not limited and _resident_bytes(process.pid) > settings.reader_bytes:
+                raise _needs_memory(name, settings) from None
 
 
-def _told(message: str, path: Path, name: str, words: Mapping[str, str]) -> str:
-    for file, shown in ((file_list(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
-        message = message.replace(str(file), shown).replace(file.name, shown)
-    return of_files(message, words)
+def _resident_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError):
+        listed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return 1024 * int(listed.stdout)
+    return 0
+
+
+def _needs_memory(name: str, settings: Settings) -> HTTPException:
+    most = f"{settings.reader_bytes / 2**30:.3g} GB"
+    return HTTPException(413, f"{name}: the file needs more memory than an upload may take: at most {most}")
+
+
+def _check(pairs: Mapping[str | None, tuple[np.ndarray, np.ndarray]], name: str, options: Options) -> UploadedData:
+    if options.probs:  # only these warn, and what one user's file gives rise to must not be shown to another
+        with record_warnings() as notes:
+            splits = [_check_pair(from_probs, *pair, name) for pair in pairs.values()]
+    else:
+        splits = [_check_pair(np.asarray, *pair, name) for pair in pairs.values()]
+        sentences = (looks_like_probabilities(split.logits) for split in splits)
+        notes = [f"{each}: say so under “What is in the file?” if they are" for each in sentences if each]
+    if not all(len(split.labels) for split in splits):
+        raise ValueError(f"{name}: there are no rows")
+    classes = [split.logits.shape[1] for split in splits]
+    if len(set(classes)) > 1:
+        raise InputError("val and test", "have as many classes", f"{classes[0]} and {classes[1]}", file=name)
+    return UploadedData(name, splits[0], splits[1] if len(splits) > 1 else None, tuple(dict.fromkeys(notes)))
+
+
+def _check_pair(
+    to_logits: Callable[[np.ndarray], np.ndarray], values: np.ndarray, labels: np.ndarray, name: str
+) -> Predictions:
+    with errors_name_file(Path(name)):
+        # Row by row, in memory of their own: not a view that would keep something larger alive.
+        return Predictions(*(np.ascontiguousarray(array) for array in as_pair(to_logits(values), labels)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import metrics
-from trueup.calibrators.temperature import WIDE, Temperature
+from trueup.calibrators.temperature import WIDE_GRID, Temperature
 from trueup.core.arrays import flatten, upcast_half
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
@@ -101,7 +101,7 @@ class Classification:
         if val is not None:
             found |= {"accuracy": metrics.accuracy(*val), "nll": metrics.nll(*val), "ece": metrics.ece(*val)}
         if test is not None:
-            best = Temperature.fit_ece(*test, temperatures=WIDE)(test.logits)
+            best = Temperature.fit_ece(*test, temperatures=WIDE_GRID)(test.logits)
             found |= {"test_ece": metrics.ece(*test), "optimal_ece": metrics.ece(best, test.labels)}
         return found
 

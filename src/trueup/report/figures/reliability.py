@@ -58,7 +58,7 @@ def reliability(
     Bröcker and Smith (2007).
     """
     tally = Tally.of(logits, labels, bins=bins)
-    test, top = consistency_of_tally(tally, level=level, resamples=resamples, seed=seed), tally.top
+    test, top = consistency_of_tally(tally, level=level, n_resamples=resamples, seed=seed), tally.top
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
     return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n)
 

@@ -1,0 +1,153 @@
+"""Reads one uploaded file in a process of its own, `python -m trueup.serve.upload_reader`, which may take only so much.
+
+A compressed file of a few kilobytes may hold gigabytes, and a header may promise what is not there. This process limits
+its own memory and time before it opens the file, so that a bad file ends it and never the server. It imports no torch.
+It writes the arrays as `.npy` files and a `result.json`, or only the latter with what was wrong; see `uploads.read`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.core.errors import Hint, InputError
+from trueup.io.atomic import errors_name_file, require_file, shorten
+from trueup.io.columns import find_columns, splits_in
+from trueup.io.formats import FORMATS, Source, file_list, npy_header
+
+MEMORY, SPACE = "memory", "space"
+"""What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to read of a file, and how much of the machine and of the settings' limits it may take."""
+
+    path: str
+    folder: str
+    """Where the arrays go."""
+    logits: str
+    labels: str
+    probs: bool
+    memory_bytes: int
+    seconds: float
+    rows: int
+    classes: int
+    numbers: int
+
+    def to_json(self) -> str:
+        """As the argument of the process."""
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    """Read the file that the only argument asks for."""
+    request = Request(**json.loads(sys.argv[1]))
+    _limit(request)
+    result: dict[str, Any]
+    try:
+        result = {"splits": _read(request)}
+    except MemoryError:
+        result = {"error": {"kind": MEMORY}}
+    except InputError as error:
+        fields = {name: getattr(error, name) for name in ("argument", "wanted", "got", "hint", "choices", "where")}
+        result = {"error": {"kind": "input", **fields, "got": shorten(error.got)}}
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            result = {"error": {"kind": SPACE}}
+        else:
+            result = {"error": {"kind": "other", "message": shorten(str(error))}}
+    except (ValueError, ImportError) as error:
+        result = {"error": {"kind": "other", "message": shorten(str(error))}}
+    Path(request.folder, "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def error_from(result: dict[str, Any], file: str) -> ValueError:
+    """The error that `result.json` tells of, about a file of that name."""
+    if result["kind"] == "input":
+        fields = {name: result[name] for name in ("argument", "wanted", "got", "choices", "where")}
+        hint = result["hint"]
+        return InputError(**fields, hint=Hint(hint) if hint in set(Hint) else hint, file=file)
+    return ValueError(result["message"])
+
+
+def _limit(request: Request) -> None:
+    """Where the system has no such limits, the server watches this process itself."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        for kind, most in (
+            (resource.RLIMIT_AS, request.memory_bytes),
+            (resource.RLIMIT_FSIZE, request.memory_bytes),
+            (resource.RLIMIT_CPU, 2 * math.ceil(request.seconds)),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            resource.setrlimit(kind, (most, most))
+
+
+def _read(request: Request) -> list[str | None]:
+    path = Path(request.path)
+    require_file(path)
+    reader, _ = FORMATS[path.suffix]
+    with ExitStack() as stack:
+        with errors_name_file(path):
+            if path.suffix == ".npy":
+                _part_npy(path)
+            source = stack.enter_context(reader(path))
+            splits = splits_in(source.columns, request.labels)
+        for number, split in enumerate(splits):
+            with errors_name_file(path):
+                pair = _read_split(source, split, request)
+            for name, array in zip(("logits", "labels"), pair, strict=True):
+                np.save(Path(request.folder, f"{number}.{name}.npy"), array, allow_pickle=False)
+    return list(splits)
+
+
+def _read_split(source: Source, split: str | None, request: Request) -> tuple[np.ndarray, np.ndarray]:
+    columns = request.logits.split(",") if "," in request.logits else request.logits
+    names, label = find_columns(source.columns, columns, request.labels, request.probs, split)
+    assert label is not None
+    if (width := source.width(names)) > request.classes:
+        raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
+    parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
+    for part in source.read(names, label, most + 1):
+        parts.append(part)
+        rows += len(part[0])
+        if rows > most:
+            raise ValueError(f"{names[0]} has too many rows; at most {most:,} of {width:,} classes are taken here")
+    logits, labels = zip(*parts, strict=True)
+    return (logits[0], labels[0]) if len(parts) == 1 else (np.concatenate(logits), np.concatenate(labels))
+
+
+def _part_npy(path: Path) -> None:
+    """Two arrays written one after the other, as `numpy.save` does to an open file, become a pair of files."""
+    with open(path, "rb+") as file:
+        size = os.fstat(file.fileno()).st_size
+        shape, _, dtype = npy_header(file)
+        if dtype.hasobject:
+            raise ValueError("it holds pickled Python objects; pickles are never read, because they can run code")
+        end = file.tell() + math.prod(shape) * dtype.itemsize
+        if end >= size:
+            raise ValueError(
+                "a .npy file comes with its labels: choose x.npy and x.labels.npy together"
+                if end == size
+                else f"the file is cut off: {end:,} bytes were promised, {size:,} came"
+            )
+        file.seek(end)
+        with open(file_list(path)[1], "wb") as labels:
+            shutil.copyfileobj(file, labels)
+        file.truncate(end)
+
+
+if __name__ == "__main__":
+    main()
