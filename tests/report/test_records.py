@@ -34,7 +34,7 @@ def same(one, other):
 @given(pairs(), st.integers(1, 20))
 def test_reliability_is_that_of_the_loop(pair, bins):
     logits, labels = pair
-    record = reliability(logits, labels, bins=bins, resamples=20)
+    record = reliability(logits, labels, bins=bins, n_resamples=20)
     confidence, correct = reference.top_label(logits, labels)
     index = np.array([reference.equal_width_index(reference.snap(c, bins), bins) for c in confidence])
     for b in range(bins):
@@ -55,7 +55,7 @@ def test_reliability_is_that_of_the_loop(pair, bins):
 @pytest.mark.parametrize("level", [0.95, 0.8])
 def test_the_band_has_the_quantiles_of_independent_hits(rows, level):
     logits, labels = calibrated(rows, 3, scale=1.5, seed=rows)
-    record = reliability(logits, labels, bins=6, level=level, resamples=5000, seed=1)
+    record = reliability(logits, labels, bins=6, level=level, n_resamples=5000, seed=1)
     confidence, _ = reference.top_label(logits, labels)
     tail, filled = (1 - level) / 2, 0
     for b in np.flatnonzero(record.count):
@@ -217,7 +217,7 @@ def test_torch_and_lists_and_halves_are_welcome(make):
     ("call", "said"),
     [
         (lambda z, y: reliability(z, y, level=1.5), "level must lie between 0 and 1, got 1.5"),
-        (lambda z, y: reliability(z, y, resamples=0), "n_resamples must be a whole number of at least 1, got 0"),
+        (lambda z, y: reliability(z, y, n_resamples=0), "n_resamples must be a whole number of at least 1, got 0"),
         (lambda z, y: reliability(z, y, bins=0), "bins must be a whole number of at least 1, got 0"),
         (
             lambda z, y: confidence_histogram(z, y[:-1]),

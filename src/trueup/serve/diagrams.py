@@ -24,7 +24,7 @@ def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, b
     """The reliability diagram of a pair whose logits are divided by a temperature."""
     z, y = as_tensors(*pair)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
-    record = reliability(z, y, bins=bins, resamples=RESAMPLES)
+    record = reliability(z, y, bins=bins, n_resamples=RESAMPLES)
     full = record.count > 0
     count, n = record.count[full], max(record.rows, 1)
     return Curve(

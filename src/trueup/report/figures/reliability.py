@@ -44,7 +44,7 @@ class Reliability:
 
 
 def reliability(
-    logits: Any, labels: Any, *, bins: int = BINS, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    logits: Any, labels: Any, *, bins: int = BINS, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> Reliability:
     """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
 
@@ -58,7 +58,7 @@ def reliability(
     Bröcker and Smith (2007).
     """
     tally = Tally.of(logits, labels, bins=bins)
-    test, top = consistency_of_tally(tally, level=level, n_resamples=resamples, seed=seed), tally.top
+    test, top = consistency_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed), tally.top
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
     return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n)
 
