@@ -1,9 +1,8 @@
-"""Validation of arrays: check once here, trust afterwards.
+"""Validation of arrays: every public function passes `logits, labels` through here first.
 
-Every public function takes `logits, labels` and checks them here first. What comes back has the right shape, type and
-range and holds no NaN, so that inner functions check nothing. A pair is checked once: the tensors that come back are
-aliases that carry a mark, with the version of their memory, and those that carry a valid mark are returned as they are.
-The caller's own arrays are never marked.
+What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A pair is
+checked once: the tensors that come back are aliases that carry a mark, with the version of their memory, and those that
+carry a valid mark are returned as they are. The caller's own arrays are never marked.
 """
 
 from __future__ import annotations
