@@ -3,13 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from trueup.calibrators.penalties import PENALTIES, choose_penalty
 
 from strategies import calibrated
 from trueup import METHODS, load, metrics
-from trueup.calibrators import curvature
+from trueup.calibrators import likelihood
 from trueup.calibrators.likelihood import Penalty, Problem
-from trueup.calibrators.linear import Dirichlet, Linear, Matrix, Structured, Vector
+from trueup.calibrators.linear import PENALTIES, Dirichlet, Linear, Matrix, Structured, Vector, _choose_penalty
 from trueup.calibrators.temperature import Temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums
@@ -84,7 +83,7 @@ def hessian(problem, x):
 @pytest.mark.parametrize("vector", [True, False])
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_curvature_is_about_that_of_each_class(monkeypatch, vector, pooled):
-    monkeypatch.setattr(curvature, "_FEW_CLASSES", 0 if pooled else 32)
+    monkeypatch.setattr(likelihood, "_FEW_CLASSES", 0 if pooled else 32)
     problem = Problem(Z, Y, Penalty(off=0.03, diagonal=0.01, bias=0.02), on="log_probs", vector=vector)
     x = problem.start_point(1.0)
     inverse = problem.inverse(problem.blocks(x))
@@ -121,8 +120,8 @@ def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data
     z, y = (torch.as_tensor(x) for x in val)
     problem = Problem(z, y, Penalty(), on=on)
     path = [Penalty.odir(strength, 10) for strength in sorted(PENALTIES, reverse=True)]
-    each = [choose_penalty([penalty], problem, 0.35, 5) for penalty in path]
-    assert choose_penalty(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
+    each = [_choose_penalty([penalty], problem, 0.35, 5) for penalty in path]
+    assert _choose_penalty(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
 def test_vector_sums_agree_between_passes():

@@ -170,3 +170,16 @@ def test_without_the_extra_one_line_says_how_to_get_it():
     done = run("-c", code)
     assert done.returncode == 2
     assert done.stderr == "trueup: typer is not installed: pip install 'trueup[cli]'\n"
+
+
+def test_a_report_loads_only_what_it_needs(folder):
+    code = """
+import sys
+from typer.testing import CliRunner
+from trueup.cli import app
+assert CliRunner().invoke(app, ["report", "val.npz", "test.npz", "-q"]).exit_code == 0
+print(*(name for name in sys.modules if name.split(".")[0] == "trueup"))
+"""
+    loaded = run("-c", code).stdout.split()
+    assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "training", "study", "serve"} == set()
+    assert len(loaded) <= 65

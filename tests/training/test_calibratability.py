@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trueup import losses, metrics
-from trueup.calibrators.temperature import WIDE
+from trueup.calibrators.temperature import WIDE_GRID
 from trueup.training.calibratability import SIZES, LossSetting, list_settings, measure_calibratability, validation_sizes
 from trueup.training.loop import train
 
@@ -52,7 +52,7 @@ def test_a_row_equals_the_slow_loops(seed, scale):
     assert row.accuracy == pytest.approx((test[0].argmax(axis=1) == test[1]).mean())
     assert row.ece == pytest.approx(slow_ece(confidences(test[0]), test[0].argmax(axis=1) == test[1]))
     assert row.nll == pytest.approx(metrics.nll(*test))
-    errors = [metrics.ece(val[0] / t, val[1]) for t in WIDE]
+    errors = [metrics.ece(val[0] / t, val[1]) for t in WIDE_GRID]
     assert metrics.ece(val[0] / row.temperature, val[1]) == pytest.approx(min(errors), abs=1e-9)
     assert row.ece_temperature == pytest.approx(metrics.ece(test[0] / row.temperature, test[1]), abs=1e-9)
     assert row.ece_histogram == pytest.approx(slow_binned(val, test), abs=1e-9)
