@@ -236,9 +236,9 @@ def test_augmented_descent_is_reproducible_and_differs():
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"rate": 0.0}, "rate must be positive"),
-        ({"momentum": 1.0}, r"momentum in \[0, 1\), got rate 0.001, momentum 1.0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"momentum": 1.0}, r"momentum in \[0, 1\), got lr 0.001, momentum 1.0"),
         ({"reduction": "none"}, "reduction must be"),
     ],
 )
