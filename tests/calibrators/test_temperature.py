@@ -136,6 +136,9 @@ class TestGrid:
         naive = np.array([metrics.ece(logits / t, labels) for t in grid])
         quick = grid_errors(torch.tensor(logits), torch.tensor(labels), grid, 15)
         assert quick.min() == pytest.approx(naive.min(), abs=1e-12)
+        means = np.array([torch.tensor(logits / t).softmax(dim=1).amax(dim=1).mean().item() for t in grid])
+        possible = abs(means - metrics.accuracy(logits, labels)) <= naive.min()  # on both sides of the crossing
+        np.testing.assert_allclose(quick[possible], naive[possible], atol=1e-12)
         best = grid[np.flatnonzero(naive <= naive.min() + 1e-12)]
         nearest = best[np.abs(np.log(best)).argmin()]
         assert Temperature.fit_ece(logits, labels, temperatures=grid.tolist()).temperature.item() == nearest
