@@ -11,7 +11,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import clamp
-from trueup.clamping.subspace import subspace
+from trueup.clamping.subspace_search import subspace
 from trueup.models.calibrated import collect
 
 SHIFT = torch.tensor([1.5, 0.0, -1.0, 0.0])

@@ -9,7 +9,7 @@ import torch
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp
-from trueup.clamping.subspace import subspace
+from trueup.clamping.subspace_search import subspace
 from trueup.models.calibrated import collect
 from trueup.models.corruptions import corrupt
 from trueup.models.networks import Normalise, load_weights, resnet20

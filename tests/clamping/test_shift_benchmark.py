@@ -19,7 +19,7 @@ from trueup.clamping.shift_benchmark import (
     shift_benchmark,
     shift_picture,
 )
-from trueup.clamping.subspace import subspace
+from trueup.clamping.subspace_search import subspace
 from trueup.models.calibrated import Calibrated
 from trueup.models.corruptions import corrupt
 from trueup.models.networks import MLP, Normalise, load_weights, resnet20

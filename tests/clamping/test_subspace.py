@@ -11,7 +11,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.clamping import Affine, clamp
-from trueup.clamping.subspace import AFFORDED, search, subspace
+from trueup.clamping.subspace_search import AFFORDED, search, subspace
 from trueup.models.calibrated import collect
 
 
@@ -97,7 +97,7 @@ def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):
         found = search(*args, **options)
         return replace(found, point=replace(found.point, theta=-3 * found.point.theta))
 
-    monkeypatch.setattr("trueup.clamping.subspace.search", astray)
+    monkeypatch.setattr("trueup.clamping.subspace_search.search", astray)
     record = clamp(Blobs(), loader(x, y), progress=False).fit_record
     assert record.delta_norm == 0
     assert record.objective == record.baseline

@@ -35,7 +35,7 @@ from trueup.clamping.problem import (
     sample_order,
 )
 from trueup.clamping.published_recipes import closed_form, code, paper
-from trueup.clamping.subspace import subspace
+from trueup.clamping.subspace_search import subspace
 from trueup.clamping.theory import lemma_residual
 from trueup.clamping.varpro import varpro
 from trueup.core.bins import BINS
