@@ -103,8 +103,9 @@ def require_file(path: Path) -> Path:
         raise ValueError(f"{path}: wanted a file, this is none")
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
-    with path.open("rb"):  # of one that may not be read, safetensors says that it is not there
-        return path
+    if not os.access(path, os.R_OK):  # safetensors would say that it is not there
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
 
 
 def _refusal(error: Exception, drafts: list[Path]) -> tuple[int, str] | None:
