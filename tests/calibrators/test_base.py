@@ -17,7 +17,7 @@ class Fixed(TopLabel):
         super().__init__()
         self.value = value
 
-    def calibrated(self, confidence):
+    def map_confidence(self, confidence):
         return torch.full_like(confidence, self.value)
 
 

@@ -78,7 +78,7 @@ def test_a_confidence_on_an_edge_stays_below_it(dtype):
     np.testing.assert_array_equal(fitted.values[2:4], [1.0, 0.0])
     np.testing.assert_array_equal(fitted.confidence(logits), [1.0, 0.0])
     given_edges = Histogram([0.0, 0.5, 1.0], [0.2, 0.8])
-    np.testing.assert_array_equal(given_edges.calibrated(torch.tensor([0.0, 0.5, 0.6, 1.0])), [0.2, 0.2, 0.8, 0.8])
+    np.testing.assert_array_equal(given_edges.map_confidence(torch.tensor([0.0, 0.5, 0.6, 1.0])), [0.2, 0.2, 0.8, 0.8])
 
 
 def test_rows_stay_off_certainty_and_the_confidence_does_not():

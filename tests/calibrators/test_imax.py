@@ -89,7 +89,7 @@ def test_values_are_frequencies(pair, bins):
     assert len(np.unique(out)) <= bins
     clear = confidence < 1 - 1e-9  # elsewhere the confidence no longer tells the odds apart
     near = np.abs(logit(confidence)[clear, None] - fitted.cuts.numpy()).min(axis=1, initial=1.0) < 1e-6
-    from_confidence = fitted.calibrated(torch.from_numpy(confidence)).numpy()
+    from_confidence = fitted.map_confidence(torch.from_numpy(confidence)).numpy()
     np.testing.assert_allclose(from_confidence[clear][~near], out[clear][~near])
 
 

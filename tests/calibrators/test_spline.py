@@ -41,7 +41,7 @@ def test_equals_the_slow_loop(pair):
 
 
 def test_goes_straight_between_two_confidences():
-    between = Spline([0.2, 0.6], [0.1, 0.5]).calibrated(torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64))
+    between = Spline([0.2, 0.6], [0.1, 0.5]).map_confidence(torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64))
     np.testing.assert_allclose(between, [0.1, 0.2, 0.4, 0.5])
 
 

@@ -74,7 +74,7 @@ class TopLabel(Calibrator):
         """The calibrated confidence itself, (n,), as the method gives it."""
         z = as_logits(logits)
         top = torch.softmax(upcast_half(z).double(), dim=1).amax(dim=1)
-        return match_kind(self.calibrated(top).to(upcast_half(z).dtype), logits)
+        return match_kind(self.map_confidence(top).to(upcast_half(z).dtype), logits)
 
     def count_clipped(self, logits: Any) -> int:
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
@@ -82,13 +82,13 @@ class TopLabel(Calibrator):
         return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())
 
     @abstractmethod
-    def calibrated(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, confidence: Tensor) -> Tensor:
         """Map confidences (n,)."""
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its calibrated confidence and share the rest."""
         z = logits.double()  # in single precision a steep curve and 1 − c would lose half of the digits
-        return set_top_confidence(z, self.calibrated(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
+        return set_top_confidence(z, self.map_confidence(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
 
 
 def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or bool(over.any()):
         # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
         mass = (share + _TRACE).scatter(1, best, 0.0) / (1 + (classes - 1) * _TRACE) * rest
-        log_shared = torch.where(over, torch.log(_capped(mass, rest, cap).clamp(min=tiny)), log_shared)
+        log_shared = torch.where(over, torch.log(_cap_masses(mass, rest, cap).clamp(min=tiny)), log_shared)
     return log_shared.scatter(1, best, torch.log(top))
 
 
-def _capped(mass: Tensor, total: Tensor, cap: Tensor) -> Tensor:
+def _cap_masses(mass: Tensor, total: Tensor, cap: Tensor) -> Tensor:
     """Scale the masses up and cap them so that they still add up to the total: find how many reach the cap."""
     ordered = mass.sort(dim=1, descending=True).values
     number = torch.arange(mass.shape[1], device=mass.device, dtype=mass.dtype)

@@ -49,9 +49,9 @@ class Histogram(TopLabel):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its bin's accuracy and share the rest."""
-        return map_top_confidence(logits, self.calibrated, self.margin)
+        return map_top_confidence(logits, self.map_confidence, self.margin)
 
-    def calibrated(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, confidence: Tensor) -> Tensor:
         """The bin's accuracy."""
         return step(confidence.double(), self.edges[1:-1], self.values)
 

@@ -56,7 +56,7 @@ class IMax(TopLabel):
         z = upcast_half(as_logits(logits))
         return match_kind(self._of_odds(_top_odds(z)).to(z.dtype), logits)
 
-    def calibrated(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, confidence: Tensor) -> Tensor:
         """Map confidences to the accuracies of their bins."""
         return self._of_odds(torch.logit(confidence.double()).clamp(-_FAR, _FAR))
 
@@ -73,7 +73,7 @@ class IMax(TopLabel):
         z, y = as_tensors(logits, labels, at_least=1)
         odds = _top_odds(upcast_half(z)).cpu().numpy()
         hit = confidences(z)[1] == y.cpu().numpy()
-        return cls(*_binned(odds, odds[hit], bins, seed), 1 / (len(z) + 2))
+        return cls(*_fit_bins(odds, odds[hit], bins, seed), 1 / (len(z) + 2))
 
 
 class IMaxShared(Calibrator):
@@ -115,7 +115,7 @@ class IMaxShared(Calibrator):
         blocks = chunks.row_chunks(len(z), z.shape[1], chunks.BLOCK)
         all_odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks])
         odds, positive = (x.cpu().numpy() for x in (all_odds.ravel(), all_odds.gather(1, y[:, None])[:, 0]))
-        cuts, values = _binned(odds, positive, bins, seed)
+        cuts, values = _fit_bins(odds, positive, bins, seed)
         return cls(cuts, clip_frequencies(values, len(odds)))
 
 
@@ -133,7 +133,7 @@ def _top_odds(z: Tensor) -> Tensor:
     return (z.gather(1, best)[:, 0] - others).clamp(-_FAR, _FAR)
 
 
-def _binned(odds: np.ndarray, positive: np.ndarray, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_bins(odds: np.ndarray, positive: np.ndarray, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Cuts of all log-odds, and how many of each bin are among those that came true."""
     equal_width(bins)  # the same demand on the number of bins
     ordered = np.sort(odds)

@@ -52,9 +52,9 @@ class Isotonic(TopLabel):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class the curve's value and share the rest."""
-        return map_top_confidence(logits, self.calibrated)
+        return map_top_confidence(logits, self.map_confidence)
 
-    def calibrated(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, confidence: Tensor) -> Tensor:
         """The curve."""
         return interpolate(confidence.double(), self.knots, self.values)
 

@@ -67,7 +67,7 @@ class OrderInvariant(Calibrator):
         self._check_classes(logits, self.first.shape[1] - 1)
         z = logits.double()
         ordered, place = z.sort(dim=1, descending=True)
-        stretched = _stretched(ordered, (self.first, self.second, self.third)) / self.temperature
+        stretched = _stretch_gaps(ordered, (self.first, self.second, self.third)) / self.temperature
         return torch.zeros_like(z).scatter(1, place, stretched).to(logits.dtype)
 
     @classmethod
@@ -84,7 +84,7 @@ class OrderInvariant(Calibrator):
         return cls(temperature, *layers)
 
 
-def _stretched(ordered: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+def _stretch_gaps(ordered: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
     """Sorted logits with stretched gaps, from 0 down, at temperature 1."""
     x = centre_rows(ordered)
     for layer in layers[:-1]:
@@ -126,7 +126,7 @@ class _Trainer:
 
     def loss(self, rows: Tensor) -> Tensor:
         """Mean negative log-likelihood of some rows."""
-        return cross_entropy(_stretched(self.ordered[rows], self.layers()) / self.temperature, self.rank[rows])
+        return cross_entropy(_stretch_gaps(self.ordered[rows], self.layers()) / self.temperature, self.rank[rows])
 
     @torch.enable_grad()
     def epoch(self, rows: Tensor) -> None:

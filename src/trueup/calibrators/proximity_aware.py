@@ -51,7 +51,7 @@ class ProximityInformed(Calibrator):
         self.of_logits, self.neighbours, self.rule = of_logits, neighbours, rule
 
     @abstractmethod
-    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
 
     def confidence(self, logits: Any, *, features: Any = None) -> Any:
@@ -79,7 +79,7 @@ class ProximityInformed(Calibrator):
             raise ValueError(f"features must have shape {wanted}, as in the fit, got {tuple(x.shape)}")
         near = closeness(x.to(logits.device), self.features, neighbours=self.neighbours, rule=self.rule)
         top = torch.softmax(logits.double(), dim=1).amax(dim=1)
-        return self.calibrated(top, near, rounding_error(logits))
+        return self.map_confidence(top, near, rounding_error(logits))
 
 
 class DensityRatio(ProximityInformed):
@@ -124,7 +124,7 @@ class DensityRatio(ProximityInformed):
     correct: Tensor
     wrong: Tensor
 
-    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Bayes' rule."""
         right, wrong = len(self.correct), len(self.wrong)
         n = right + wrong
@@ -197,7 +197,7 @@ class BinMeanShift(ProximityInformed):
         if tuple(self.shift.shape) != wanted:
             raise ValueError(f"shift must have shape {wanted}, proximity by confidence, got {tuple(self.shift.shape)}")
 
-    def calibrated(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Add the cell's shift."""
         row, column = _cell(confidence, proximity, self.edges, self.proximity_edges, eps)
         least = torch.full_like(confidence, 1 / (len(self.features) + 2))

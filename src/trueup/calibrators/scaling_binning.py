@@ -49,14 +49,14 @@ class ScalingBinning(TopLabel):
         z = upcast_half(as_logits(logits))
         return match_kind(super().confidence(z / self.temperature.to(z.dtype)), logits)
 
-    def calibrated(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, confidence: Tensor) -> Tensor:
         """Map scaled confidences to the means of their bins."""
         return step(confidence.double(), self.edges[1:-1], self.values)
 
     def map(self, logits: Tensor) -> Tensor:
         """Scale, give the predicted class the mean of its bin, and share the rest as the scaler does."""
         scaled = logits / self.temperature.to(logits.dtype)
-        return map_top_confidence(scaled, self.calibrated)
+        return map_top_confidence(scaled, self.map_confidence)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0) -> Self:

@@ -93,7 +93,7 @@ def comparison_table(audit: Audit) -> str:
     for name in names:
         mark = "> " if name == audit.chosen else "  "
         loss = format_number(audit.losses[name][0]) if name in audit.losses else "–"
-        rows.append([mark + name, loss, *(_starred(audit.scores, name, metric) for metric in METRICS)])
+        rows.append([mark + name, loss, *(_star(audit.scores, name, metric) for metric in METRICS)])
     return text_table(rows)
 
 
@@ -127,7 +127,7 @@ def shift_rows(shift: camera.ShiftResult) -> list[Row]:
     """A row for each way to calibrate; a star where it differs significantly from temperature scaling."""
     rows: list[Row] = [["calibration", *(f"{metric} " for metric in camera.METRICS)]]
     return rows + [
-        [role, *(_starred(shift.scores, name, metric) for metric in camera.METRICS)] for name, role in ROLES.items()
+        [role, *(_star(shift.scores, name, metric) for metric in camera.METRICS)] for name, role in ROLES.items()
     ]
 
 
@@ -151,7 +151,7 @@ def _percent(share: float) -> str:
     return format_percent(share, 1)
 
 
-def _starred(scores: Scores, method: str, metric: str) -> str:
+def _star(scores: Scores, method: str, metric: str) -> str:
     change = scores.changes.get(method, {}).get(metric)
     star = "*" if change is not None and _is_significant(change) else " "
     return format_number(scores[method, metric].value) + star

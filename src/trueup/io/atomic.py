@@ -53,7 +53,7 @@ def atomic_write(*paths: Path) -> Iterator[list[Path]]:
 
 def require_writable(path: Path) -> Path:
     """The path of a file that can be written, so that a long work does not end in nothing."""
-    with _refused(path):
+    with _explain_refusal(path):
         file = Path(os.path.realpath(path))
         if not file.parent.is_dir():
             raise ValueError(f"{path}: there is no folder {path.parent}")
@@ -65,7 +65,7 @@ def require_writable(path: Path) -> Path:
 
 def require_writable_folder(path: Path) -> Path:
     """The path of a folder that files can be written to, or that can be made; nothing is made yet."""
-    with _refused(path):
+    with _explain_refusal(path):
         place = Path(os.path.realpath(path))
         while not place.exists():
             place = place.parent
@@ -123,7 +123,7 @@ def _refusal(error: Exception, drafts: list[Path]) -> tuple[int, str] | None:
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _explain_refusal(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

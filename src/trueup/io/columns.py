@@ -22,7 +22,7 @@ def find_columns(
     if isinstance(logits, str):
         # The array of a .npy file has no name of its own, so there `probs` alone says what it is.
         wanted = [prefix + name for name in (("probs", "logits") if probs and logits == "logits" else (logits,))]
-        names = next(filter(None, (_numbered(columns, name) for name in wanted)), [])
+        names = next(filter(None, (_numbered_columns(columns, name) for name in wanted)), [])
         missing = [] if names else wanted[:1]
     else:
         names = list(logits)
@@ -61,7 +61,7 @@ def splits_in(columns: Mapping[str, str], labels: str = "labels") -> tuple[str |
     return splits if len(splits) == 2 or (splits and not has(None)) else (None,)
 
 
-def _numbered(columns: Mapping[str, str], name: str) -> list[str]:
+def _numbered_columns(columns: Mapping[str, str], name: str) -> list[str]:
     """The array of that name, else one column a class: `logits` is also `logit_0`, `logit_1`, …, by number."""
     if name in columns:
         return [name]

@@ -223,11 +223,11 @@ def _loss(
         square = (compared - uncertainty).square()
     else:
         mean, gap = error.mean(), compared - uncertainty
-        square = gap.square().mean() if level == "sample" else _grouped(gap, uncertainty.detach(), group)
+        square = gap.square().mean() if level == "sample" else _group_square(gap, uncertainty.detach(), group)
     return (1 - share) * mean + share * square
 
 
-def _grouped(gap: Tensor, uncertainty: Tensor, group: int) -> Tensor:
+def _group_square(gap: Tensor, uncertainty: Tensor, group: int) -> Tensor:
     """Σ_g (m_g/m)(mean_g gap)² over ⌊m/group⌋ parts, at least one, of rows sorted by uncertainty."""
     m = len(gap)
     parts = max(1, m // group)

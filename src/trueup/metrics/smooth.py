@@ -96,9 +96,9 @@ def smooth_ece(logits: Any, labels: Any) -> float:
     low, high = 0.0, 1.0
     for _ in range(40):
         sigma = (low + high) / 2
-        low, high = (sigma, high) if _smoothed(waves, sigma) > sigma else (low, sigma)
+        low, high = (sigma, high) if _smooth(waves, sigma) > sigma else (low, sigma)
     # At the crossing the value equals σ; read off the value, which is exact when all residuals have one sign.
-    return min(_smoothed(waves, high), 1.0)
+    return min(_smooth(waves, high), 1.0)
 
 
 def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
@@ -194,7 +194,7 @@ def _on_mesh(waves: np.ndarray) -> np.ndarray:
     return density
 
 
-def _smoothed(waves: np.ndarray, sigma: float) -> float:
+def _smooth(waves: np.ndarray, sigma: float) -> float:
     """∫|r_σ|: the reflected Gaussian multiplies the k-th cosine by exp(−σ²π²k²/2), exactly.
 
     The mesh follows σ, 256 points in each; no finer than 2 points, where the finest mesh would ring.

@@ -159,7 +159,7 @@ def _like(container: Any, entries: list[Any]) -> Any:
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    named = _named(batch)
+    named = _named_batch(batch)
     if named is not None:
         label = next((name for name in LABELS if name in named), None)
         if label is None:
@@ -178,7 +178,7 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     )
 
 
-def _named(batch: Any) -> dict[str, Any] | None:
+def _named_batch(batch: Any) -> dict[str, Any] | None:
     if isinstance(batch, Mapping):
         return dict(batch)
     if is_dataclass(batch) and not isinstance(batch, type):

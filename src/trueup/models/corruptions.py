@@ -102,7 +102,7 @@ def gaussian_noise(images: Tensor, sigma: float, *, seed: int = 0, first: int = 
     >>> torch.equal(gaussian_noise(x, 0.1)[1:], gaussian_noise(x[1:], 0.1, first=1))
     True
     """
-    noise = _drawn(np.random.Generator.standard_normal, images, images.shape[1:], seed, first)
+    noise = _draw_noise(np.random.Generator.standard_normal, images, images.shape[1:], seed, first)
     return images + _within("sigma", sigma, 0) * noise
 
 
@@ -123,7 +123,7 @@ def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
         sources = (torch.arange(size)[:, None] + offsets).clamp(0, size - 1)
         return torch.zeros(size, size, dtype=kernel.dtype).scatter_add_(1, sources, kernel.expand(size, -1))
 
-    return _combined(images, weights)
+    return _combine(images, weights)
 
 
 @_on_images
@@ -141,10 +141,10 @@ def pixelate(images: Tensor, share: float) -> Tensor:
         overlap = torch.minimum(start + size / small, at + 1) - torch.maximum(start, at)
         return overlap.clamp(min=0) * (small / size)
 
-    return F.interpolate(_combined(images, parts), images.shape[2:], mode="nearest-exact")
+    return F.interpolate(_combine(images, parts), images.shape[2:], mode="nearest-exact")
 
 
-def _combined(images: Tensor, matrix: Callable[[int], Tensor]) -> Tensor:
+def _combine(images: Tensor, matrix: Callable[[int], Tensor]) -> Tensor:
     """Replace rows and columns by combinations of theirs, with the weights that `matrix` gives for their number."""
     rows, columns = (matrix(size).to(images.dtype).to(images.device) for size in images.shape[2:])
     return torch.einsum("ri,ncij,sj->ncrs", rows, images, columns)
@@ -161,7 +161,7 @@ def haze(images: Tensor, density: float, *, seed: int = 0, first: int = 0) -> Te
     '0.2529'
     """
     h = _within("density", density, 0, 1)
-    points = 0.5 + 0.5 * _drawn(np.random.Generator.random, images, (1, FIELD, FIELD), seed, first)
+    points = 0.5 + 0.5 * _draw_noise(np.random.Generator.random, images, (1, FIELD, FIELD), seed, first)
     field = F.interpolate(points, images.shape[2:], mode="bicubic", align_corners=True).clamp(0.5, 1)
     return images * (1 - h) + h * field
 
@@ -185,11 +185,11 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
     x = images.to("cpu" if images.device.type == "mps" else images.device).double()
     x = F.pad(_whole(x * 255), (0, -width % 16, 0, -height % 16), mode="replicate")
     if channels == 1:
-        return _coded(x, _LUMA, quality)[:, :, :height, :width] / 255
+        return _encode_jpeg(x, _LUMA, quality)[:, :, :height, :width] / 255
     mix, middle = torch.tensor(_YCBCR, dtype=x.dtype).to(x), torch.tensor([0, 128, 128]).to(x).reshape(3, 1, 1)
     planes = _whole(torch.einsum("dc,nchw->ndhw", mix, x) + middle).clamp(0, 255)
-    luma = _coded(planes[:, :1], _LUMA, quality)[:, :, :height, :width]
-    chroma = _coded(torch.round(F.avg_pool2d(planes[:, 1:], 2)), _CHROMA, quality)
+    luma = _encode_jpeg(planes[:, :1], _LUMA, quality)[:, :, :height, :width]
+    chroma = _encode_jpeg(torch.round(F.avg_pool2d(planes[:, 1:], 2)), _CHROMA, quality)
     chroma = chroma[:, :, : (height + 1) // 2, : (width + 1) // 2]
     # Decoders weigh the nearer sample ¾ and the farther ¼ in each direction, which is what bilinear doubling does.
     chroma = torch.round(F.interpolate(chroma, scale_factor=2, mode="bilinear", align_corners=False))
@@ -212,7 +212,7 @@ _CHROMA = (
 # fmt: on
 
 
-def _coded(planes: Tensor, table: Sequence[Sequence[int]], quality: int) -> Tensor:
+def _encode_jpeg(planes: Tensor, table: Sequence[Sequence[int]], quality: int) -> Tensor:
     """Quantise the cosine coefficients of each 8 × 8 block and go back to whole numbers in 0..255."""
     scale = 5000 // quality if _within("quality", quality, 1, 100) < 50 else 200 - 2 * quality
     steps = ((torch.tensor(table) * scale + 50) // 100).clamp(1, 255).to(planes)[:, None, :]
@@ -232,7 +232,7 @@ def _whole(x: Tensor) -> Tensor:
     return torch.floor(x + (0.5 + 1e-9))
 
 
-def _drawn(draw: Callable[..., Any], images: Tensor, shape: Sequence[int], seed: int, first: int) -> Tensor:
+def _draw_noise(draw: Callable[..., Any], images: Tensor, shape: Sequence[int], seed: int, first: int) -> Tensor:
     """Draw an array for each image from its own stream, on the CPU, so that device and batch do not matter."""
     key = [int(_within("seed", seed, 0)), int(_within("first", first, 0))]
     streams = (np.random.Generator(np.random.Philox(key=[key[0], key[1] + i])) for i in range(len(images)))

@@ -104,7 +104,7 @@ def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
     >>> f"{predictive_entropy(samples).item():.4f}"
     '0.6931'
     """
-    return match_kind(entropy_of(mean_log_probs(_checked(samples, classes))), samples)
+    return match_kind(entropy_of(mean_log_probs(_check_samples(samples, classes))), samples)
 
 
 def mutual_information(samples: A, *, classes: Classes = None) -> A:
@@ -116,7 +116,7 @@ def mutual_information(samples: A, *, classes: Classes = None) -> A:
 
     Houlsby et al. (2011), Bayesian active learning for classification and preference learning.
     """
-    log_probs = _checked(samples, classes)
+    log_probs = _check_samples(samples, classes)
     return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
@@ -127,7 +127,7 @@ def probability_variance(samples: A, *, classes: Classes = None) -> A:
     >>> f"{probability_variance(samples).item():.4f}"
     '0.2900'
     """
-    return match_kind(_checked(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
+    return match_kind(_check_samples(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
 
 
 class Moments(NamedTuple):
@@ -186,7 +186,7 @@ def log_probs_of(samples: Tensor, classes: Classes) -> Tensor:
     return upcast_half(samples.movedim(2, -1) if classes == "first" else samples).log_softmax(dim=-1)
 
 
-def _checked(samples: Any, classes: Classes) -> Tensor:
+def _check_samples(samples: Any, classes: Classes) -> Tensor:
     log_probs = log_probs_of(_tensor(samples), classes)
     as_logits(log_probs.flatten(end_dim=-2), "samples")
     return log_probs

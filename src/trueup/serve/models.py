@@ -113,13 +113,13 @@ class LimitsInfo(BaseModel):
     suffixes: list[str]
 
 
-def _shown(name: str) -> str:
+def _show(name: str) -> str:
     if not (bare := name.strip()) or not bare.isprintable():
         raise ValueError("a name of printable characters is wanted")
     return bare
 
 
-MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_shown)]
+MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_show)]
 
 
 class MonitorRequest(Strict):

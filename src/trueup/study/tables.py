@@ -85,12 +85,12 @@ class Table:
         """
         wraps = {0: "{}", 1: "**{}**", 2: "*{}*"}
         lines = [self.title, ""] if self.title else []
-        lines += [_piped([self.head, *self._headings()]), "|:--|" + "--:|" * len(self.columns)]
+        lines += [_pipe_table([self.head, *self._headings()]), "|:--|" + "--:|" * len(self.columns)]
         for group, members in self.groups.items():
             if group:
-                lines.append(_piped([f"**{group}**", *[""] * len(self.columns)]))
+                lines.append(_pipe_table([f"**{group}**", *[""] * len(self.columns)]))
             lines += [
-                _piped([name, *(self._text(entries, column, wraps) for column in self.columns)])
+                _pipe_table([name, *(self._text(entries, column, wraps) for column in self.columns)])
                 for name, entries in members.items()
             ]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
@@ -312,7 +312,7 @@ def _ranks(column: Column, means: Mapping[str, float]) -> dict[str, Literal[0, 1
     return {member: 1 if value == best[0] else 2 for member, value in printed.items() if value in best}
 
 
-def _piped(cells: Iterable[str]) -> str:
+def _pipe_table(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

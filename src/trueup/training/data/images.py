@@ -54,7 +54,7 @@ def fashion_mnist(folder: Path, seed: int) -> Data:
         Source(("fashion_mnist.npz",), lambda where: npz(where / "fashion_mnist.npz")),
         Source(files, ubyte),
         Source(tuple(f"FashionMNIST/raw/{f}" for f in files), lambda where: ubyte(where / "FashionMNIST" / "raw")),
-        _saved("fashion_mnist", "image", "label", CLOTHES),
+        _load_saved("fashion_mnist", "image", "label", CLOTHES),
     ]
     parts = obtain("fashion_mnist", folder, sources, _torchvision("FashionMNIST"))
     return _data("fashion_mnist", add_validation_part(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
@@ -65,10 +65,10 @@ def cifar10(folder: Path, seed: int) -> Data:
     batches = [f"data_batch_{i}" for i in range(1, 6)]
     sources = [
         Source(("cifar10.npz",), lambda where: npz(where / "cifar10.npz")),
-        Source(("cifar10_train*.npz", "cifar10_test.npz"), _numbered),
+        Source(("cifar10_train*.npz", "cifar10_test.npz"), _read_numbered),
         _cifar("cifar-10-batches-bin", ".bin", batches, "test_batch", cifar_binary),
         _cifar("cifar-10-batches-py", "", batches, "test_batch", cifar_pickle),
-        _saved("cifar10", "img", "label", THINGS),
+        _load_saved("cifar10", "img", "label", THINGS),
     ]
     parts = obtain("cifar10", folder, sources, _torchvision("CIFAR10"))
     return _data("cifar10", add_validation_part(parts, share=0.1, seed=seed), THINGS, IMAGENET)
@@ -80,7 +80,7 @@ def cifar100(folder: Path, seed: int) -> Data:
         Source(("cifar100.npz",), lambda where: npz(where / "cifar100.npz")),
         _cifar("cifar-100-binary", ".bin", ["train"], "test", partial(cifar_binary, labels=2)),
         _cifar("cifar-100-python", "", ["train"], "test", partial(cifar_pickle, label="fine_labels")),
-        _saved("cifar100", "img", "fine_label", HUNDRED),
+        _load_saved("cifar100", "img", "fine_label", HUNDRED),
     ]
     parts = obtain("cifar100", folder, sources, _torchvision("CIFAR100"))
     return _data("cifar100", add_validation_part(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
@@ -92,7 +92,7 @@ def svhn(folder: Path, seed: int) -> Data:
     sources = [
         Source(("svhn.npz",), lambda where: npz(where / "svhn.npz")),
         Source(tuple(files.values()), lambda where: {key: mat(where / file) for key, file in files.items()}),
-        _saved("svhn", "image", "label", TEN),
+        _load_saved("svhn", "image", "label", TEN),
     ]
     parts = dict(obtain("svhn", folder, sources, _torchvision("SVHN")))
     if "val" not in parts and "train" in parts:
@@ -125,13 +125,13 @@ def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Call
     return Source(tuple(f"{folder}/{name}{ending}" for name in (*train, test)), parts)
 
 
-def _numbered(where: Path) -> Parts:
+def _read_numbered(where: Path) -> Parts:
     """Training images in as many files as there are, and all test images."""
     train = concatenate([npz(path)["train"] for path in sorted(where.glob("cifar10_train*.npz"))])
     return {"train": train, "test": npz(where / "cifar10_test.npz")["train"]}
 
 
-def _saved(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -> Source:
+def _load_saved(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -> Source:
     """What `save_to_disk` wrote to a folder of the data set's name."""
     return Source(
         (f"{name}/dataset_dict.json",),

@@ -49,7 +49,7 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
     nested = [f"{stored}/data", f"UCI_Datasets/{stored}/data"]
     sources = [
         Source((f"uci_{stored}.npz",), lambda where: _arrays(where / f"uci_{stored}.npz")),
-        *(Source(tuple(f"{inner}/{file}" for file in INDEXED), partial(_indexed, inner)) for inner in nested),
+        *(Source(tuple(f"{inner}/{file}" for file in INDEXED), partial(_read_indexed, inner)) for inner in nested),
     ]
     if site is not None:
         file, delimiter = site
@@ -93,7 +93,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return arrays["x"].astype(np.float64), arrays["y"].astype(np.float64)
 
 
-def _indexed(inner: str, where: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_indexed(inner: str, where: Path) -> tuple[np.ndarray, np.ndarray]:
     """A table beside the numbers of its columns, as in the collection of Hernández-Lobato and Adams (2015)."""
     folder, read = where / inner, []
     for file in INDEXED:

@@ -45,7 +45,7 @@ def trec(folder: Path, seed: int) -> Data:
             ("train_5500.label", "TREC_10.label"),
             _read_parts({"train": "train_5500.label", "test": "TREC_10.label"}, read_questions),
         ),
-        _saved("trec", "coarse_label", QUESTIONS),
+        _load_saved("trec", "coarse_label", QUESTIONS),
     ]
     parts = obtain("trec", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
     return _data("trec", add_validation_part(parts, share=0.1, seed=seed), QUESTIONS, str.split)
@@ -54,7 +54,7 @@ def trec(folder: Path, seed: int) -> Data:
 def sst5(folder: Path, seed: int) -> Data:
     """11,855 sentences on films, of five moods (Socher et al. 2013), in the split of their authors."""
     ours = {"train": "stsa.fine.train", "val": "stsa.fine.dev", "test": "stsa.fine.test"}
-    sources = [Source(tuple(ours.values()), _read_parts(ours, read_labelled)), _saved("sst5", "label", STARS)]
+    sources = [Source(tuple(ours.values()), _read_parts(ours, read_labelled)), _load_saved("sst5", "label", STARS)]
     parts = obtain("sst5", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
     return _data("sst5", add_validation_part(parts, share=0.1, seed=seed), STARS, str.split)
 
@@ -76,7 +76,7 @@ def newsgroups20(folder: Path, seed: int) -> Data:
     sources = [
         Source(tuple(f"{f}/*/*" for f in folders.values()), _read_parts(folders, read_posts)),
         Source(("20news-bydate.tar.gz",), lambda where: read_posts_archive(where / "20news-bydate.tar.gz", folders)),
-        _saved("newsgroups20", "label", GROUPS),
+        _load_saved("newsgroups20", "label", GROUPS),
     ]
     parts = obtain("newsgroups20", folder, sources, Download("scikit-learn", fetch))
     return _data(
@@ -196,7 +196,7 @@ def _read_parts(files: dict[str, str], read: Callable[[Path], Part]) -> Callable
     return lambda where: {key: read(where / file) for key, file in files.items()}
 
 
-def _saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
+def _load_saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
     return Source(
         (f"{name}/dataset_dict.json",),
         lambda where: saved_dataset(where / name, inputs="text", labels=labels, classes=classes),

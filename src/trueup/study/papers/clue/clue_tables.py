@@ -110,7 +110,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             tables[kind] = _figures_table(kind, columns, mine, choices, options)
             tables[f"{kind}-differences"] = _differences_table(kind, columns, mine, choices)
             tables[f"{kind}-levels"] = _levels_table(kind, columns, mine)
-    shown = [row for row in rows if row["method"] in _shown(choices, row["data"])]
+    shown = [row for row in rows if row["method"] in _methods_shown(choices, row["data"])]
     titles = {name: title(name) for name in CLASSIFIERS}
     note = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."
     order: dict[str, Any] = {"by": "method", "titles": titles}
@@ -132,7 +132,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     drawings: dict[str, Any] = {}
     by_data = _by_data(rows)
     for name, data_rows in by_data.items():
-        shown = _shown({name: _choices(data_rows, options)}, name)
+        shown = _methods_shown({name: _choices(data_rows, options)}, name)
         drawings[f"alignment-{name}"] = _alignment(name, [row for row in data_rows if row["method"] in shown])
         for metric in ("ece", "nll"):
             curves = {
@@ -284,7 +284,7 @@ def _choices(rows: Rows, options: Options) -> list[str]:
     return [name for name in choices if name is not None]
 
 
-def _shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:
+def _methods_shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:
     """The baselines, and what was chosen."""
     return list(dict.fromkeys([PLAIN, AVERAGED, GAUSSIAN, *choices.get(data, ())]))
 

@@ -192,7 +192,7 @@ def _rank_table(rankings: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
         test_notes.append(
             f"{RANKED[key]}: Friedman χ² = {each.statistic:.1f}, p = {each.p_value:.2g} ({each.data_sets} data sets); "
             f"ranks more than {each.critical:.2f} apart differ at 5 % (Nemenyi). "
-            f"Told from the best, {best}: {', '.join(worse) or 'none'}."
+            f"Statistically significantly worse than the best, {best}: {', '.join(worse) or 'none'}."
         )
     columns = [Column(key, f"mean rank by {title}", digits=2) for key, title in RANKED.items()]
     return tabulate(lines, by="method", columns=columns, notes=[*test_notes, *notes])

@@ -85,7 +85,7 @@ def diagrams(chosen: Chosen) -> Any:
     for index, (loss, rows) in enumerate(chosen.items()):
         for row, (name, words) in enumerate((("reliability", "raw"), ("reliability_temperature", "with TS"))):
             record: dict[str, Any] = {k: np.array(v) if isinstance(v, list) else v for k, v in rows[0][name].items()}
-            title = f"{_named(loss, rows[0]['coefficient'])}, {words}"
+            title = f"{_label(loss, rows[0]['coefficient'])}, {words}"
             draw(Reliability(**record), axes[row * len(chosen) + index], title=title)
     return figure
 
@@ -97,7 +97,7 @@ def validation(chosen: Chosen) -> Any:
         for index, (loss, rows) in enumerate(chosen.items()):
             sizes = sorted({line["size"] for line in rows[0]["validation_sizes"]})
             values = [[100 * x[name] for r in rows for x in r["validation_sizes"] if x["size"] == s] for s in sizes]
-            _curve(ax, index, sizes, values, _named(loss, rows[0]["coefficient"]), band=False)
+            _curve(ax, index, sizes, values, _label(loss, rows[0]["coefficient"]), band=False)
         _log_sizes(ax, sizes)
         _finish(ax, words, "Validation samples", "ECE (%)")
     return figure
@@ -127,7 +127,7 @@ def histograms(chosen: Chosen) -> Any:
     for ax, (loss, record) in zip(axes, records.items(), strict=True):
         bands = tuple(Band(band["first"], band["last"], np.array(band["count"])) for band in record["bands"])
         whole = MaxLogits(np.array(record["edges"]), bands, record["range"], record["auc"])
-        draw(whole, ax, title=_named(loss, chosen[loss][0]["coefficient"]))
+        draw(whole, ax, title=_label(loss, chosen[loss][0]["coefficient"]))
         ax.set_xlim(min(end[0] for end in ends), max(end[1] for end in ends))
     return figure
 
@@ -139,7 +139,7 @@ def sweep(rows: Rows) -> Any:
     for index, (loss, value) in enumerate(SWEEP):
         weight = (1 - p) ** value if loss == "focal" else (1 + p) ** value
         look = {**style.line_style(index), "marker": ""}
-        axes[0].plot(p, -weight * np.log(p), **look, label=_named(loss, value))
+        axes[0].plot(p, -weight * np.log(p), **look, label=_label(loss, value))
     axes[0].set_ylim(0, 5)
     _finish(axes[0], "(a) losses", "Probability of the label", "Loss")
     short = {"focal": "focal {:g}", REFERENCE: "CE", "inverse_focal": "inverse {:g}"}
@@ -210,5 +210,5 @@ def _values(rows: Rows, loss: str, coefficient: float, name: str) -> list[float]
     return [row[name] for row in rows if row["loss"] == loss and row["coefficient"] == coefficient]
 
 
-def _named(loss: str, coefficient: float) -> str:
+def _label(loss: str, coefficient: float) -> str:
     return TITLES[loss] if loss == REFERENCE else f"{TITLES[loss]} {coefficient:g}"
