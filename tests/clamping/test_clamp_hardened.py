@@ -77,7 +77,7 @@ def test_projected_goes_down_the_penalties_as_far_as_it_pays():
         ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
         ({"recipe": partial(subspace, folds=1)}, "folds must be at least 2"),
         ({"recipe": partial(subspace, frequencies=0)}, "frequencies must be at least 1, got 0"),
-        ({"recipe": partial(subspace, penalties=[-1.0])}, "lams must be positive and finite"),
+        ({"recipe": partial(subspace, penalties=[-1.0])}, "penalties must be positive and finite"),
         ({"recipe": "paper", "penalty": math.inf}, "penalty must be finite for a descent"),
     ],
 )
