@@ -60,18 +60,10 @@ LIBRARY = {
     },
     "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
     "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},
-    "clamp": {
-        "trueup.clamping.fit:clamp": {
-            **{name: name for name in ("recipe", "loss", "input_map", "seed")},
-            "penalty": "lam",
-        }
-    },
+    "clamp": {"trueup.clamping.fit:clamp": {name: name for name in ("recipe", "loss", "penalty", "input_map", "seed")}},
     "train": {
         "trueup.training.loop:train": {
-            **{name: name for name in ("optimiser", "schedule", "seed")},
-            "batch_size": "batch",
-            "lr": "rate",
-            "weight_decay": "decay",
+            name: name for name in ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")
         },
         "trueup.training.data:load_data": {"data": "name"},
     },

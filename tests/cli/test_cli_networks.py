@@ -173,20 +173,20 @@ def test_train_goes_on_where_it_was_stopped(folder, trained, command, monkeypatc
     words = ("train", "--data", "digits", "--network", "mlp", "--epochs", 2, "--lr", 0.05, "--seed", 1)
     from trueup.training import loop
 
-    judged = loop._Run.evaluate
+    evaluate = loop._Run.evaluate
 
     def stopped(self, number, *rest, **options):
         if number == 2:
             raise KeyboardInterrupt
-        return judged(self, number, *rest, **options)
+        return evaluate(self, number, *rest, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop._Run, "judged", stopped)
+        patched.setattr(loop._Run, "evaluate", stopped)
         command(*words, "-o", "again", code=130)
     assert (folder / "again/checkpoint.pt").exists()
     other = command("train", "--data", "digits", "--network", "cnn", "--epochs", 2, "-o", "again", code=2)
     assert "again/checkpoint.pt is of another run" in other.stderr
-    assert "going on from again/checkpoint.pt" in command(*words, "-o", "again").stderr
+    assert "resuming from again/checkpoint.pt" in command(*words, "-o", "again").stderr
     assert not (folder / "again/checkpoint.pt").exists()
     one, two = (load_file(f"{name}/weights.safetensors") for name in ("run", "again"))
     assert all(torch.equal(one[name], two[name]) for name in one)
