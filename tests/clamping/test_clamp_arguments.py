@@ -283,7 +283,7 @@ def test_a_recipe_that_ends_nowhere_gives_no_fit():
     for wrong in (
         {"temperature": math.nan},
         {"temperature": -1.0},
-        {"penalty": math.inf},
+        {"penalty_value": math.inf},
         {"logits": torch.full((150, 4), math.nan)},
     ):
         with pytest.raises(FitError, match="the recipe astray did not end at a finite objective: T = .*no fit is"):

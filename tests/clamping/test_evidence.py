@@ -12,7 +12,7 @@ def test_noise_is_rarely_taken_for_a_signal():
     mix = rng.normal(size=(5, 5))
     found = np.array(
         [
-            gradient_test(((rng.exponential(size=(300, 5)) - 1) * rng.standard_t(4, (300, 1))) @ mix.T, draws=200)
+            gradient_test(((rng.exponential(size=(300, 5)) - 1) * rng.standard_t(4, (300, 1))) @ mix.T, n_resamples=200)
             for _ in range(200)
         ]
     )
@@ -39,7 +39,7 @@ def test_it_agrees_with_hotelling_for_normal_data():
         mean, covariance = x.mean(axis=0), np.cov(x.T)
         statistic = 500 * mean @ np.linalg.solve(covariance, mean)
         wanted = f.sf(statistic * (500 - 6) / (6 * 499), 6, 494)
-        assert gradient_test(x, draws=5000) == pytest.approx(wanted, abs=0.03)
+        assert gradient_test(x, n_resamples=5000) == pytest.approx(wanted, abs=0.03)
 
 
 def test_what_a_nuisance_explains_does_not_count():

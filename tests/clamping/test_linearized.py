@@ -91,15 +91,15 @@ def test_differences_are_derivatives(scaled):
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     network = Network(model.requires_grad_(False), CalibrationSet.read([(x, y)], device="cpu"))
     basis = torch.linalg.qr(torch.randn(5, 2, generator=generator).double())[0].T
-    chart = InputParameters(network, basis, channel_norms(network), scaled=scaled)
+    chart = InputParameters(network, basis, channel_norms(network), has_scale=scaled)
     part = network.inputs.subset(torch.arange(10))
-    found = linearize(chart, part, network.plain_logits()[:10], y[:10], relative=1e-6)
+    found = linearize(chart, part, network.plain_logits()[:10], y[:10], step_size=1e-6)
     assert found.jacobian.shape == (10, 3, 7 if scaled else 2)
     theta = torch.zeros(chart.size, dtype=torch.float64)
 
     def logits(theta):
         moved = x[:10] + theta[:2] @ basis
-        return model(moved if not scaled else x[:10] * torch.exp(theta[2:] / chart.spread) + theta[:2] @ basis)
+        return model(moved if not scaled else x[:10] * torch.exp(theta[2:] / chart.channel_norms) + theta[:2] @ basis)
 
     wanted = torch.autograd.functional.jacobian(logits, theta)
     torch.testing.assert_close(found.jacobian, wanted, atol=1e-5, rtol=1e-4)
@@ -138,8 +138,8 @@ def test_the_gradient_of_a_chart_is_that_of_its_map():
     spread = channel_norms(network)
     torch.testing.assert_close(spread, x.square().sum(dim=(2, 3)).mean(dim=0).sqrt())
     for chart in (
-        InputParameters(network, basis, spread, scaled=True),
-        InputParameters(network, None, spread, scaled=True),
+        InputParameters(network, basis, spread, has_scale=True),
+        InputParameters(network, None, spread, has_scale=True),
         InputParameters(network, basis, spread),
     ):
         theta = np.random.default_rng(0).normal(size=chart.size)
@@ -154,6 +154,6 @@ def test_the_gradient_of_a_chart_is_that_of_its_map():
         for j, step in enumerate(1e-6 * np.eye(chart.size)):
             assert mine[j] == pytest.approx((value(theta + step) - value(theta - step)) / 2e-6, abs=1e-5)
     delta = torch.randn(2, 3, 3, generator=generator).double()
-    assert InputParameters(network, basis, spread).place(delta) == pytest.approx(
+    assert InputParameters(network, basis, spread).theta_of(delta) == pytest.approx(
         (basis.reshape(4, -1) @ delta.reshape(-1)).numpy()
     )

@@ -14,7 +14,7 @@ from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.input_parameters import InputParameters
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, Penalty, Problem
-from trueup.clamping.varpro import VarProObjective, varpro
+from trueup.clamping.varpro import VarProObjective, descend, varpro
 
 
 def sample(n=200, moved=1.0):
@@ -142,4 +142,4 @@ def test_the_gradient_is_that_of_the_value_and_points_that_explode_are_left():
     )
     bad = VarProObjective(problem_of(small, Loss()), InputParameters(small, None, torch.ones(2)), 0.0, temperature=1.0)
     assert bad(np.array([9.0, 0.0]))[0] == math.inf
-    assert minimize(bad, np.array([0.0, 0.0])).value < math.log(2)
+    assert descend(bad, np.array([0.0, 0.0])).value < math.log(2)
