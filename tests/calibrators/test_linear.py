@@ -124,6 +124,14 @@ def test_leaving_the_path_of_penalties_early_chooses_as_the_whole_path_does(data
     assert _choose_penalty(path, problem, 0.35, 5)[1] == min(each, key=lambda found: found[0])[1]
 
 
+def test_the_cross_validated_loss_of_a_penalty_is_a_mean_of_held_out_rows():
+    problem = Problem(Z, Y, Penalty.odir(1e-3, 4))
+    weight, bias, _ = problem.solve(0.5)
+    in_sample = metrics.nll(LOGITS @ weight.numpy().T + bias.numpy(), LABELS)
+    held_out = best_of([problem.penalty], problem, 0.5, 5)[0]
+    assert in_sample < held_out < 1.1 * in_sample
+
+
 def test_vector_sums_agree_between_passes():
     rng = np.random.default_rng(1)
     weight, bias, shift = rng.normal(size=4), rng.normal(size=4), rng.normal(size=800)

@@ -1,3 +1,4 @@
+import inspect
 import json
 import math
 
@@ -7,6 +8,7 @@ import torch
 
 from strategies import calibrated
 from trueup import METRICS, Predictions, compare, evaluate
+from trueup.metrics.sharded import evaluate_shards
 from trueup.metrics.table import DEFAULT
 
 PAIR = calibrated(2000, 4, temperature=2.0)
@@ -20,6 +22,18 @@ def test_values_are_those_of_the_metrics():
     for metric in scores.metrics:
         assert scores[metric].value == pytest.approx(METRICS[metric](*PAIR), abs=1e-12), metric
     assert math.isnan(scores["smooth_ece"].low)
+
+
+def test_all_tables_have_the_same_defaults():
+    def defaults(function):
+        return {
+            name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty
+        }
+
+    ours = defaults(evaluate)
+    assert 1000 in ours.values()  # resamples
+    for other in (compare, evaluate_shards):
+        assert ours.items() <= defaults(other).items()
 
 
 def test_numpy_torch_and_predictions_agree():
