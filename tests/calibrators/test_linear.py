@@ -128,7 +128,7 @@ def test_the_cross_validated_loss_of_a_penalty_is_a_mean_of_held_out_rows():
     problem = Problem(Z, Y, Penalty.odir(1e-3, 4))
     weight, bias, _ = problem.solve(0.5)
     in_sample = metrics.nll(LOGITS @ weight.numpy().T + bias.numpy(), LABELS)
-    held_out = best_of([problem.penalty], problem, 0.5, 5)[0]
+    held_out = _choose_penalty([problem.penalty], problem, 0.5, 5)[0]
     assert in_sample < held_out < 1.1 * in_sample
 
 
