@@ -289,8 +289,8 @@ def test_descent_fits_the_labels(name):
     z = logits.clone().requires_grad_()
     loss = LOSSES[name](reduction="sum")
     start = (z.argmax(dim=1) == labels).double().mean()
-    optimiser = torch.optim.SGD([z], lr=0.1)
-    for _ in range(100):
+    optimiser = torch.optim.SGD([z], lr=0.05)
+    for _ in range(200):
         optimiser.zero_grad()
         loss(z, labels).backward()
         optimiser.step()
