@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -24,6 +25,18 @@ def test_every_public_name_resolves():
         assert getattr(trueup, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = trueup.nonsense
+
+
+@pytest.mark.parametrize("package", [*trueup._PACKAGES, "training.data", "report.figures"])
+def test_every_public_name_of_a_package_resolves(package):
+    module = import_module(f"trueup.{package}")
+    assert module.__doc__
+    if package == "integrations":  # its modules need libraries of their own
+        return
+    assert module.__all__
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    with pytest.raises(AttributeError, match=rf"module 'trueup.{package}' has no attribute 'nonsense'"):
+        _ = module.nonsense
 
 
 def test_metrics_resolve_to_themselves():

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trueup.core.version import __version__
-from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS
+from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_attribute
 
 if TYPE_CHECKING:
     from trueup import (
@@ -136,9 +136,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"trueup.{name}")
-    if name in _NAMES:
-        return getattr(import_module(f"trueup.{_NAMES[name]}"), name)
-    raise AttributeError(f"module 'trueup' has no attribute {name!r}")
+    return lazy_attribute(__name__, name, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -41,6 +41,13 @@ class Lazy(Mapping[str, Any]):
         return f"<{len(self)} {plural}: {', '.join(self)}>"
 
 
+def lazy_attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
+    """What a package's `__getattr__` returns: a public name, from the module, relative to the package, that has it."""
+    if name in modules:
+        return getattr(import_module(f".{modules[name]}", package), name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
 def _in(module: str, *names: str) -> dict[str, str]:
     return {name: f"trueup.metrics.{module}:{name}" for name in names}
 

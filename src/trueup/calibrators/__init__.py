@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-from trueup.registry import CALIBRATORS
+from trueup.registry import CALIBRATORS, lazy_attribute
 
 _MODULES = {
     "Calibrator": "base",
@@ -18,11 +17,7 @@ __all__ = [*CALIBRATORS, *_MODULES]  # noqa: PLE0604 (both hold strings)
 
 
 def __getattr__(name: str) -> Any:
-    if name in CALIBRATORS:
-        return CALIBRATORS[name]
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return CALIBRATORS[name] if name in CALIBRATORS else lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

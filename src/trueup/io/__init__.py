@@ -1,1 +1,60 @@
-"""Files: predictions in five formats, artifacts of what was fitted, shards, and writes that are whole or not there."""
+"""Files: predictions in five formats, artifacts of what was fitted, shards, and atomic writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trueup.registry import lazy_attribute
+
+if TYPE_CHECKING:
+    from trueup.io.artifacts import (
+        load_calibrator,
+        load_recalibrator,
+        read_header,
+        save_calibrator,
+        save_recalibrator,
+    )
+    from trueup.io.predictions import Predictions, load, load_logits, open_predictions, save, save_logits, stream
+    from trueup.io.shards import BadShard, Shards
+
+_MODULES = {
+    "BadShard": "shards",
+    "Predictions": "predictions",
+    "Shards": "shards",
+    "load": "predictions",
+    "load_calibrator": "artifacts",
+    "load_logits": "predictions",
+    "load_recalibrator": "artifacts",
+    "open_predictions": "predictions",
+    "read_header": "artifacts",
+    "save": "predictions",
+    "save_calibrator": "artifacts",
+    "save_logits": "predictions",
+    "save_recalibrator": "artifacts",
+    "stream": "predictions",
+}
+
+__all__ = [
+    "BadShard",
+    "Predictions",
+    "Shards",
+    "load",
+    "load_calibrator",
+    "load_logits",
+    "load_recalibrator",
+    "open_predictions",
+    "read_header",
+    "save",
+    "save_calibrator",
+    "save_logits",
+    "save_recalibrator",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return lazy_attribute(__name__, name, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

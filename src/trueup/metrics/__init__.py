@@ -5,10 +5,9 @@ A metric's module is imported when the metric is used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.registry import METRICS
+from trueup.registry import METRICS, lazy_attribute
 
 if TYPE_CHECKING:
     from trueup.core.bins import Bins
@@ -55,20 +54,20 @@ if TYPE_CHECKING:
     from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 _MODULES = {
-    "Bins": "core.bins",
-    "Mean": "core.tally",
-    "REGRESSION": "metrics.regression",
-    "Tally": "core.tally",
-    "bootstrap": "metrics.intervals",
-    "brier_decomposition": "metrics.proper",
-    "consistency": "metrics.hypothesis_tests",
-    "ood_aupr": "metrics.ranking",
-    "ood_auroc": "metrics.ranking",
-    "ood_fpr95": "metrics.ranking",
-    "paired_bootstrap": "metrics.intervals",
-    "risk_coverage": "metrics.ranking",
-    "skce_test": "metrics.kernel",
-    "spiegelhalter": "metrics.hypothesis_tests",
+    "Bins": ".core.bins",
+    "Mean": ".core.tally",
+    "REGRESSION": "regression",
+    "Tally": ".core.tally",
+    "bootstrap": "intervals",
+    "brier_decomposition": "proper",
+    "consistency": "hypothesis_tests",
+    "ood_aupr": "ranking",
+    "ood_auroc": "ranking",
+    "ood_fpr95": "ranking",
+    "paired_bootstrap": "intervals",
+    "risk_coverage": "ranking",
+    "skce_test": "kernel",
+    "spiegelhalter": "hypothesis_tests",
 }
 """Where the names outside `METRICS` are."""
 
@@ -127,11 +126,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in METRICS:
-        return METRICS[name]
-    if name in _MODULES:
-        return getattr(import_module(f"trueup.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'trueup.metrics' has no attribute {name!r}")
+    return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from trueup.registry import lazy_attribute
 
 if TYPE_CHECKING:
     from trueup.report.audit import Audit, method_title
@@ -52,9 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"trueup.report.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'trueup.report' has no attribute {name!r}")
+    return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trueup.registry import lazy_attribute
 from trueup.study.grid import STUDIES, Cell, Options, Study, product
 from trueup.study.run import RunSummary, run
 from trueup.study.store import Outcome, Store
@@ -49,9 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"trueup.study.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'trueup.study' has no attribute {name!r}")
+    return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from trueup.registry import lazy_attribute
 
 if TYPE_CHECKING:
     from trueup.training.augment import flip_and_crop
@@ -64,9 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"trueup.training.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'trueup.training' has no attribute {name!r}")
+    return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:
