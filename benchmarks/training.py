@@ -288,7 +288,7 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
         metrics.nll(z, y),
         metrics.ece(z, y),
         metrics.uce(z, y),
-        correlation(found.doubts, found.errors),
+        correlation(found.uncertainty, found.errors),
         metrics.auroc(z, y, score="entropy"),
     )
     return dict(zip(CLASSIFIED, values, strict=True))
@@ -297,14 +297,14 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
 def regression_figures(network: nn.Module, part: tuple[Tensor, Tensor], head: bool) -> Figures:
     """In units of the training targets' standard deviation; an error is large if it is above the median."""
     found = forecast(network, part, "tabular", PASSES, head=head)
-    numbers = (found.prediction, found.doubts.sqrt(), found.target)
+    numbers = (found.prediction, found.uncertainty.sqrt(), found.target)
     values = (
         regression.rmse(*numbers),
         regression.gaussian_nll(*numbers),
         regression.ence(*numbers),
         regression.variance_error(*numbers),
-        correlation(found.doubts, found.errors),
-        ranking.roc_area(found.doubts, found.errors > found.errors.median()),
+        correlation(found.uncertainty, found.errors),
+        ranking.roc_area(found.uncertainty, found.errors > found.errors.median()),
     )
     return dict(zip(REGRESSED, values, strict=True))
 

@@ -103,7 +103,8 @@ def require_file(path: Path) -> Path:
         raise ValueError(f"{path}: wanted a file, this is none")
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
-    if not os.access(path, os.R_OK):  # safetensors would say that it is not there
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path, os.R_OK, effective_ids=effective):  # safetensors would say that it is not there
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
 
