@@ -96,6 +96,7 @@ METHODS = Lazy(
         **_fits(
             "linear",
             vector="Vector.fit",
+            bias_corrected_temperature="Vector.fit_bias_corrected",
             matrix="Matrix.fit",
             ms_odir="Matrix.fit_odir",
             dirichlet="Dirichlet.fit",
@@ -106,6 +107,9 @@ METHODS = Lazy(
         **_fits("ets", ets="EnsembleTemperature.fit"),
         **_fits("platt", platt="Platt.fit"),
         **_fits("beta", beta="Beta.fit"),
+        **_fits("quadratic", quadratic="Quadratic.fit"),
+        **_fits("smoothing_spline", smoothing_spline="SmoothingSpline.fit"),
+        **_fits("venn_abers", venn_abers="VennAbers.fit", venn_abers_cross="VennAbers.fit_cross"),
         **_fits(
             "isotonic",
             isotonic="Isotonic.fit",

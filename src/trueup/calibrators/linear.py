@@ -15,7 +15,7 @@ from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalt
 from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_tensors
 from trueup.core.native import one_thread
-from trueup.core.optimize import Certificate
+from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.splits import k_fold
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
@@ -75,6 +75,27 @@ class Vector(Linear):
         problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
         return cls(weight, bias).with_certificate(certificate)
+
+    @classmethod
+    def fit_bias_corrected(cls, logits: Any, labels: Any) -> Self:
+        """Bias-corrected temperature scaling: one temperature and a bias for each class, q = softmax(z/T + b).
+
+        Alexandari, Kundaje & Shrikumar, "Maximum likelihood with bias-corrected calibration" (2020).
+        """
+        z, y = as_tensors(logits, labels, at_least=1)
+        classes = z.shape[1]
+        likelihood = Problem(z, y, Penalty(), vector=True).likelihood()
+
+        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            sums = likelihood(np.concatenate([np.full(classes, x[0]), x[1:]])) / len(z)
+            # A constant added to the bias would change nothing without a trace of a penalty.
+            pull = np.concatenate([[0.0], VECTOR_PENALTY * x[1:]])
+            gradient = np.concatenate([[sums[1 : classes + 1].sum()], sums[classes + 1 :]])
+            return float(sums[0] + pull @ x), gradient + 2 * pull
+
+        x, certificate = lbfgs(objective, np.concatenate([[near_inverse_temperature(z, y)], np.zeros(classes)]))
+        bias = torch.from_numpy(x[1:] - x[1:].mean())
+        return cls(torch.full((classes,), x[0]), bias).with_certificate(certificate)
 
 
 class Matrix(Linear):

@@ -1,0 +1,171 @@
+"""Venn–Abers prediction: two isotonic regressions that bracket the probability, one for each label a row could have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.per_class import PADDING, one_vs_rest, pad_curves
+from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
+from trueup.core.onnx_ops import count_below
+from trueup.core.row_scores import class_probs
+from trueup.core.splits import k_fold
+
+Curves: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Distinct scores, and the lower and upper probabilities between them."""
+_TIE = 1e-12
+"""Scores no further apart are equal: the same probability may come out of a softmax with other last digits."""
+
+
+class VennAbers(Calibrator):
+    """Bracket each class's probability: p₀ and p₁ are isotonic fits with the row itself added as 0 and as 1.
+
+    One of the two is calibrated whatever the distribution; the single probability is p = p₁/(1 − p₀ + p₁), and with
+    several folds p = GM(p₁)/(GM(1 − p₀) + GM(p₁)) with geometric means over the folds. Several classes are taken one
+    against the rest and normalised. Not for ranking: a step function makes many rows equal.
+    Vovk, Petej & Fedorova, "Large-scale probabilistic predictors with and without guarantees of validity" (2015).
+
+    >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    >>> fitted = VennAbers.fit(logits, [1, 0, 1, 0])
+    >>> low, high = fitted.brackets(np.log([[0.65, 0.35]]))
+    >>> low.round(4), high.round(4)
+    (array([[0.    , 0.3333]]), array([[0.6667, 1.    ]]))
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # each row is a share of the evidence beside the added one
+    differentiable = False
+
+    scores: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    def __init__(self, scores: Any, lower: Any, upper: Any) -> None:
+        super().__init__()
+        for name, value in (("scores", scores), ("lower", lower), ("upper", upper)):
+            self.keep(name, value)
+        shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
+        if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
+            shapes = [tuple(x.shape) for x in (self.scores, self.lower, self.upper)]
+            raise ValueError(f"scores must be (folds, classes, m), lower and upper one longer, got {shapes}")
+        if not bool(((self.lower >= 0) & (self.lower <= self.upper) & (self.upper <= 1)).all()):
+            raise ValueError("lower and upper must lie in [0, 1], lower at most upper")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The single probabilities, normalised."""
+        self._check_classes(logits, self.scores.shape[1])
+        return one_vs_rest(logits, self._single)
+
+    def brackets(self, logits: Any) -> tuple[Any, Any]:
+        """p₀ and p₁ of each class, (n, classes) each; geometric means over the folds of p₁ and of 1 − p₀."""
+        z = as_logits(logits)
+        self._check_classes(z, self.scores.shape[1])
+        low, high = self._means(torch.softmax(upcast_half(z).double(), dim=1).T.contiguous())
+        return match_kind((1 - low).T, logits), match_kind(high.T, logits)
+
+    def _single(self, p: Tensor) -> Tensor:
+        not_low, high = self._means(p)
+        return high / (not_low + high)
+
+    def _means(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Geometric means over the folds of 1 − p₀ and p₁ at probabilities (classes, n)."""
+        not_low, high = [], []
+        for scores, lower, upper in zip(self.scores, self.lower, self.upper, strict=True):
+            not_low.append(torch.log(1 - lower.gather(1, count_below(scores - _TIE, p, right=True))))
+            high.append(torch.log(upper.gather(1, count_below(scores + _TIE, p))))
+        return torch.stack(not_low).mean(dim=0).exp(), torch.stack(high).mean(dim=0).exp()
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any) -> Self:
+        """Venn–Abers: the inductive predictor, for which all rows calibrate."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        return cls._of([_curves(z, y)])
+
+    @classmethod
+    def fit_cross(cls, logits: Any, labels: Any, *, folds: int = 5) -> Self:
+        """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
+        z, y = as_tensors(logits, labels, at_least=2 * folds)
+        parts = [held_out for _, held_out in k_fold(z, y, folds)]
+        return cls._of([_curves(z[part], y[part]) for part in parts])
+
+    @classmethod
+    def _of(cls, folds: Sequence[list[Curves]]) -> Self:
+        curves = [curve for classes in folds for curve in classes]
+
+        def stacked(part: int, fill: float | None = None) -> np.ndarray:
+            return pad_curves([curve[part] for curve in curves], fill).reshape(len(folds), len(folds[0]), -1)
+
+        return cls(stacked(0, PADDING), stacked(1), stacked(2))
+
+
+def _curves(z: Tensor, y: Tensor) -> list[Curves]:
+    labels = y.cpu().numpy()
+    if z.shape[1] == 2:
+        scores, low, high = bracket_curves(
+            torch.softmax(upcast_half(z).double(), dim=1)[:, 1].cpu().numpy(), labels == 1
+        )
+        return [(1 - scores[::-1], 1 - high[::-1], 1 - low[::-1]), (scores, low, high)]
+    return [
+        bracket_curves(scores, labels == k) for first, block in class_probs(z) for k, scores in enumerate(block, first)
+    ]
+
+
+def bracket_curves(scores: np.ndarray, positive: np.ndarray) -> Curves:
+    """Distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
+
+    A row added as 1 joins the block of the next score at or above it, one added as 0 that of the score at or below, so
+    both are step functions with steps at the scores of the fit.
+
+    >>> c, low, high = bracket_curves(np.array([0.1, 0.2, 0.3]), np.array([False, True, False]))
+    >>> low.round(3), high.round(3)
+    (array([0.   , 0.   , 0.333, 0.333]), array([0.5  , 0.667, 0.667, 1.   ]))
+    """
+    order = np.argsort(scores, kind="stable")
+    ordered = scores[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
+    count = np.diff(first, append=len(ordered)).astype(np.float64)
+    hits = np.add.reduceat(positive[order].astype(np.float64), first)
+    high = _added_as_one(count, hits)
+    # Turned around, a row added as 0 is one added as 1.
+    low = 1 - _added_as_one(count[::-1], (count - hits)[::-1])[::-1]
+    return ordered[first], low, high
+
+
+def _added_as_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """The isotonic value at each group of equal scores if one more positive is put there, and 1 above them all.
+
+    One walk along the cumulative sums (n, hits), led by a point (−1, −1) for the added row: the value is the slope of
+    the first side of their convex minorant, and the added row moves on by one group at each step.
+    """
+    x = np.concatenate([[-1.0, 0.0], np.cumsum(count)]).tolist()
+    y = np.concatenate([[-1.0, 0.0], np.cumsum(hits)]).tolist()
+    corners: list[tuple[float, float]] = []
+
+    def add(corner: tuple[float, float]) -> None:
+        """Put a corner to the left of the others, and drop those that the minorant passes below."""
+        a, b = corner
+        while len(corners) > 1:
+            (c, d), (e, f) = corners[-1], corners[-2]
+            if (c - a) * (f - d) > (e - c) * (d - b):
+                break
+            corners.pop()
+        corners.append(corner)
+
+    for corner in zip(reversed(x), reversed(y), strict=True):
+        add(corner)
+    values = np.ones(len(count) + 1)
+    for i in range(1, len(x) - 1):
+        (left, base), (right, top) = corners[-1], corners[-2]
+        slope = (top - base) / (right - left)
+        values[i - 1] = slope
+        x[i], y[i] = x[i - 1] + x[i + 1] - x[i], y[i - 1] + y[i + 1] - y[i]
+        if y[i] < base + slope * (x[i] - left) - 1e-12:
+            corners.pop()
+            add((x[i], y[i]))
+    return values
