@@ -25,10 +25,12 @@ LONGEST = 10
 MOST = 1 << 30
 """Bytes that a reader may ask for beyond what it has after the warm-up; the good files have some kilobytes."""
 FILES = {
-    **{"pairs": 75, "parquet": 70, "headers": 60, "clamped": 60, "shards": 16, "store": 60, "web": 24, "monitors": 16},
+    **{"pairs": 75, "parquet": 70, "headers": 60, "clamped": 60, "shards": 16, "store": 60, "web": 9, "monitors": 6},
     **{"cli": 5, "images": 40, "texts": 40},
 }
-"""How many broken files each group of readers gets, of each good one, times the effort; at effort 1, a third."""
+"""How many broken files each group of readers gets, of each good one, times the effort; at effort 1, a third.
+
+Each upload to the web app starts a process, so those are few."""
 NOW = Path("now.txt")
 """Which file is being read, in case nobody is left to tell."""
 
@@ -89,6 +91,11 @@ def read_broken(path, read, count, seed, findings):
     return whole, slowest
 
 
+def _warm_up(count):
+    """Files read before memory is looked at."""
+    return max(min(8, count), count // 4)
+
+
 def group(files, count, report):
     """One group of readers in this process: what came of it as JSON."""
     signal.signal(signal.SIGALRM, _alarm)
@@ -97,13 +104,13 @@ def group(files, count, report):
     for path, read in files:
         if not read(path):
             findings.append(f"{path}: the good file is refused")
-        read_broken(path, read, max(8, count // 4), "warm-up", findings)
+        read_broken(path, read, _warm_up(count), "warm-up", findings)
     before, peak = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST, resource.RLIM_INFINITY))
     for path, read in files:
         good, longest = read_broken(path, read, count, 0, findings)
-        whole, slowest, total = whole + good, max(slowest, longest), total + count + max(8, count // 4)
+        whole, slowest, total = whole + good, max(slowest, longest), total + count + _warm_up(count)
     facts = {
         "files": total,
         "whole": whole,
