@@ -16,7 +16,7 @@ from trueup.core.row_scores import (
     score_rows,
     score_rows_and_classes,
 )
-from trueup.core.splits import hash_folds
+from trueup.core.splits import hash_groups
 
 PASSES = [pytest.param(True, id="native"), pytest.param(False, id="torch")]
 
@@ -154,9 +154,9 @@ def test_ties_go_to_the_lowest_class():
 def test_the_pass_has_the_hash_of_the_folds():
     z = torch.randn(1000, 5, generator=torch.Generator().manual_seed(3))
     y = torch.arange(1000) % 5
-    group = hash_folds(z, y, 32)
+    group = hash_groups(z, y, 32)
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(4))
-    assert np.array_equal(hash_folds(z[order], y[order], 32), group[order.numpy()])
+    assert np.array_equal(hash_groups(z[order], y[order], 32), group[order.numpy()])
     sizes = np.bincount(group, minlength=32)
     assert sizes.min() > 10
     assert sizes.max() < 60

@@ -1,8 +1,19 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trueup.core.splits import fold_mask, hash_folds, k_fold, random_order, split_by_sizes, split_indices
+from trueup.core.splits import (
+    fold_mask,
+    hash_groups,
+    k_fold,
+    random_groups,
+    random_order,
+    split_by_sizes,
+    split_indices,
+    stratified_folds,
+)
 
 
 def _pair(n=1000, classes=5):
@@ -10,12 +21,58 @@ def _pair(n=1000, classes=5):
     return z, torch.arange(n) % classes
 
 
-def test_hash_folds_follow_content_not_order():
-    z, y = _pair()
-    fold = hash_folds(z, y, 5)
-    order = torch.randperm(1000, generator=torch.Generator().manual_seed(4))
-    assert np.array_equal(hash_folds(z[order], y[order], 5), fold[order.numpy()])
-    assert np.bincount(fold, minlength=5).min() > 100
+discrete_pairs = st.integers(2, 4).flatmap(
+    lambda classes: st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=classes, max_size=classes), st.integers(0, classes - 1)
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+
+
+def _groups_of_content(split, z, y, parts):
+    return sorted(zip(z.tolist(), y.tolist(), split(z, y, parts).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("split", [stratified_folds, random_groups, hash_groups])
+@given(rows=discrete_pairs, seed=st.integers(0, 9))
+def test_splits_do_not_depend_on_the_order_of_rows(split, rows, seed):
+    z, y = torch.tensor([row for row, _ in rows]), torch.tensor([label for _, label in rows])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    assert _groups_of_content(split, z[order], y[order], 3) == _groups_of_content(split, z, y, 3)
+
+
+@given(rows=discrete_pairs, folds=st.integers(2, 5))
+def test_folds_share_labels_and_copies_evenly(rows, folds):
+    z, y = torch.tensor([row for row, _ in rows]), torch.tensor([label for _, label in rows])
+    fold = stratified_folds(z, y, folds)
+    kinds = [fold, *(fold[y.numpy() == label] for label in set(y.tolist()))]
+    kinds += [fold[[r == row for r in rows]] for row in rows]
+    for kind in kinds:
+        counts = np.bincount(kind, minlength=folds)
+        assert counts.max() - counts.min() <= 1
+
+
+def test_rows_that_differ_anywhere_have_places_of_their_own():
+    z = torch.zeros(64, 9)
+    z[:, 4] = torch.arange(64)  # neither the first, the last nor the label's logit
+    y = torch.zeros(64, dtype=torch.int64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    assert np.array_equal(stratified_folds(z[order], y[order], 5), stratified_folds(z, y, 5)[order.numpy()])
+
+
+def test_random_groups_of_copies_show_the_noise_of_rows():
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(40):
+        y = (rng.random(3000) < 0.3).astype(np.int64)
+        z = np.zeros((3000, 2))
+        z[:, 1] = rng.choice(rng.normal(size=2), 3000)
+        group = random_groups(torch.from_numpy(z), torch.from_numpy(y), 32)
+        ratios.append(np.bincount(group, weights=y - 0.3, minlength=32).var(ddof=1) * 32 / (3000 * 0.21))
+    assert 0.9 < np.mean(ratios) < 1.1
 
 
 def test_each_row_is_held_out_once():
@@ -25,9 +82,10 @@ def test_each_row_is_held_out_once():
     assert all(bool((train ^ held_out).all()) for train, held_out in masks)
 
 
-def test_copies_of_one_row_leave_no_fold():
+def test_copies_of_one_row_are_spread_and_one_row_has_no_fold():
     z, y = _pair(1)
-    assert k_fold(z.expand(20, -1), y.expand(20), 5) == []
+    assert k_fold(z, y, 5) == []
+    assert [int(held_out.sum()) for _, held_out in k_fold(z.expand(20, -1), y.expand(20), 5)] == [4] * 5
 
 
 def test_fold_masks_of_an_order_cover_every_row_once():

@@ -136,7 +136,7 @@ def _binary(odds: Tensor) -> Tensor:
 def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
-    Rows go to folds by a hash of what they hold: their order does not matter, and copies of a row share a fold.
+    Folds are stratified by label and spread copies of a row; the order of the rows does not matter.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))

@@ -69,7 +69,7 @@ INLINE float expf_nonpositive(float x) {
     return p * power_of_two;
 }
 
-/* The hash of `hash_folds` in splits.py, bit for bit. */
+/* The hash of `hash_groups` in splits.py, bit for bit. */
 INLINE uint64_t hash_bits(uint64_t first, uint64_t label, uint64_t last, uint64_t y) {
     uint64_t h = y * 0x165667B19E3779F9ull;
     h = (h + first) * 0x9E3779B97F4A7C15ull;

@@ -17,7 +17,7 @@ from torch import Tensor
 from trueup.core import chunks, native
 from trueup.core.arrays import upcast_half
 from trueup.core.native import as_float64, map_threads
-from trueup.core.splits import hash_folds
+from trueup.core.splits import hash_groups
 
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
@@ -213,7 +213,7 @@ def _torch_pass(
         scored.entropy[at] = np.log(total) - as_float64((e * shifted).sum(dim=1)) / total
         if cells is not None:
             if cells.group is None:
-                scored.group[at] = hash_folds(z, y, cells.groups)
+                scored.group[at] = hash_groups(z, y, cells.groups)
             probs = e / torch.from_numpy(total).to(e)[:, None]
             _torch_classes(probs, y.cpu().numpy(), scored.group[at], cells.cuts, sums)
 

@@ -9,36 +9,109 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.core import chunks
 from trueup.core.arrays import upcast_half
 
 
-def hash_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
-    """The fold of each row, by a hash of what it holds: neither the order of the rows nor their chunks matter.
+def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
+    """The fold of each row: each class is spread evenly over the folds, and so are copies of a row.
 
-    Copies of a row share a fold. The compiled pass has the same hash.
+    Within a label, rows are sorted by a hash of all that they hold and take the folds in turn. The order of the rows
+    does not matter, since only equal rows can change places. Folds by the hash alone would put all copies of a row in
+    one fold, and cross-validation of discrete scores would break.
+
+    >>> z, y = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0, 1, 0])
+    >>> stratified_folds(z, y, 2)
+    array([0, 1, 1, 0])
+    """
+    y = labels.cpu().numpy()
+    fold = np.empty(len(y), np.int64)
+    fold[np.lexsort((_row_hash(logits, labels), y))] = np.arange(len(y)) % folds
+    return fold
+
+
+def random_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
+    """A group of each row as if drawn at random, yet whatever the order of the rows: the spread of sums over groups
+    shows the noise of independent rows.
+
+    A group follows from the hash of a row and the number of its copy. (`stratified_folds` would hide the noise of the
+    labels.)
 
     >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 1, 0])
-    >>> hash_folds(z, y, 5)
+    >>> random_groups(z, y, 5)
+    array([0, 4, 4])
+    """
+    mixed = _row_hash(logits, labels)
+    order = np.argsort(mixed, kind="stable")
+    first = np.concatenate([[True], np.diff(mixed[order]) != 0]) if len(order) else np.zeros(0, bool)
+    place = np.arange(len(order))
+    copy = np.empty(len(order), np.uint64)
+    copy[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    # A row without copies goes where a stream would put it.
+    mixed = np.where(copy == 0, mixed, _mix(_mix(mixed, copy, _FACTORS[0]), copy, _FACTORS[1]))
+    return (mixed % np.uint64(groups)).astype(np.int64)
+
+
+def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
+    """The group of each row by a hash of three of its numbers: for streams, where copies of a row cannot be counted.
+
+    Neither the order of the rows nor their chunks matter; copies of a row share a group. The compiled pass has the same
+    hash.
+
+    >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 1, 0])
+    >>> hash_groups(z, y, 5)
     array([2, 4, 2])
     """
+    return (_quick_hash(logits, labels) % np.uint64(groups)).astype(np.int64)
+
+
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
+
+
+def _quick_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """A hash of the label and of the first, the label's and the last logit."""
     mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
     columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
-    for column, factor in zip(columns, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5), strict=True):
-        value = upcast_half(logits.gather(1, column[:, None])[:, 0]).contiguous()
-        bits = value.view(torch.int64 if value.dtype == torch.float64 else torch.int32).cpu().numpy()
-        mixed = (mixed + bits.astype(np.int64).view(np.uint64)) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(29)
-    return (mixed % np.uint64(folds)).astype(np.int64)
+    for column, factor in zip(columns, _FACTORS, strict=True):
+        mixed = _mix(mixed, _bits(logits.gather(1, column[:, None])[:, 0]), factor)
+    return mixed
+
+
+def _row_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """A hash of the label and the whole row; the quick one, refined where several rows share it."""
+    mixed = _quick_hash(logits, labels)
+    order = np.argsort(mixed)
+    equal = np.diff(mixed[order]) == 0
+    shared = order[np.concatenate([equal, [False]]) | np.concatenate([[False], equal])] if len(order) else order
+    for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
+        rows = shared[some]
+        bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])
+        whole = mixed[rows]
+        for k in range(bits.shape[1]):
+            whole = _mix(whole, bits[:, k], _FACTORS[k % 3])
+        mixed[rows] = whole
+    return mixed
+
+
+def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:
+    mixed = (mixed + value) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+def _bits(values: Tensor) -> np.ndarray:
+    values = upcast_half(values).contiguous()
+    bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32).cpu().numpy()
+    return bits.astype(np.int64).view(np.uint64)
 
 
 def k_fold(logits: Tensor, labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
-    """Masks of the training and the held-out rows of each fold of `hash_folds`, without folds that leave one empty.
+    """Masks of the training and the held-out rows of each of the `stratified_folds` that leaves neither empty.
 
     >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 1, 0])
-    >>> k_fold(z, y, 5)[0]
-    (tensor([False,  True, False]), tensor([ True, False,  True]))
+    >>> k_fold(z, y, 2)[0]
+    (tensor([False, False,  True]), tensor([ True,  True, False]))
     """
-    fold = torch.from_numpy(hash_folds(logits, labels, folds)).to(logits.device)
+    fold = torch.from_numpy(stratified_folds(logits, labels, folds)).to(logits.device)
     masks = [(fold != k, fold == k) for k in range(folds)]
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 

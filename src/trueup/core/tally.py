@@ -240,8 +240,8 @@ class Tally:
         return self.grid.binned(self.grid.bin_of_cell())
 
 
-def class_cells(classes: int, bins: int, rounding: float, group: np.ndarray | None = None) -> ClassCells:
+def class_cells(classes: int, bins: int, rounding: float) -> ClassCells:
     """What a tally counts class-wise; fewer groups where there are very many classes, to bound memory."""
     inner = cut_points(equal_width(bins), rounding=rounding)
     groups = max(8, min(32, (1 << 21) // (classes * (len(inner) + 1))))
-    return ClassCells(inner, groups, group)
+    return ClassCells(inner, groups)

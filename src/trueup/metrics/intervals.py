@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from scipy.special import ndtri
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
 from trueup.core.row_scores import RowScores, score_rows_and_classes
+from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
 from trueup.metrics.resampling import (
     BootstrapBins,
@@ -58,8 +59,9 @@ class Scored(NamedTuple):
                 f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
             )
         unit = rounding_error(z)
-        group = None if beside is None else beside.rows.group
-        rows, classes = score_rows_and_classes(z, y, class_cells(z.shape[1], bins, unit, group))
+        cells = class_cells(z.shape[1], bins, unit)
+        group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
+        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group))
         return cls(rows, Tally.from_rows(rows, classes, bins, unit), unit)
 
     def value(self, metric: str) -> float:

@@ -123,7 +123,7 @@ class Classwise(NamedTuple):
         shares = tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel()
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
-        # exceed this where rows repeat (a calibrator that gives few distinct outputs): equal rows share a group.
+        # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
         limit = 2 * math.sqrt(max(tally.brier.total, 0.0)) / scale
         return cls(gap, np.sqrt(cells.count * rate * (1 - rate)), scale, influence, limit)
 
