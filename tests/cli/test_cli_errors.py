@@ -306,7 +306,10 @@ def test_warnings_are_one_line_on_stderr(folder, command):
     np.savez("zeros.npz", probs=shares, labels=np.arange(40) % 2)
     words = ("evaluate", "zeros.npz", "--probs", "--json")
     done = command(*words)
-    assert done.stderr == "trueup: warning: 40 exact zeros among 120 probabilities were raised to 1e-30\n"
+    assert done.stderr == (
+        "trueup: warning: 40 exact zeros among 120 probabilities were raised to 0.1, "
+        "which is half the smallest positive one\n"
+    )
     assert done.stdout.startswith("{")
     assert command(*words, "--quiet").stderr == ""
 

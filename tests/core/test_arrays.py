@@ -121,11 +121,26 @@ class TestFromProbs:
             back = torch.softmax(torch.as_tensor(z).double(), dim=1).numpy()
             assert np.allclose(back, p, atol=1e-6)
 
-    def test_zeros_get_the_floor_and_one_warning_counts_them(self):
-        with pytest.warns(UserWarning, match="3 exact zeros among 6 probabilities were raised to 1e-30") as caught:
+    def test_zeros_get_half_the_resolution_and_one_warning_counts_them(self):
+        with pytest.warns(UserWarning, match="3 exact zeros among 6 .* raised to 0.25, which") as caught:
             z = from_probs(np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]))
         assert len(caught) == 1
-        assert z[0, 1] == np.log(1e-30)
+        assert z[0, 1] == np.log(0.25)
+        with pytest.warns(UserWarning, match="raised to 1e-06, as none lies between"):
+            from_probs(np.array([[1.0, 0.0], [0.0, 1.0]]))
+
+    @pytest.mark.filterwarnings("ignore:.*exact zeros")
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_zeros_stay_the_least_of_all(self, dtype):
+        for tiny in (1e-4, 1e-7) if dtype == np.float16 else (1e-4, 1e-30):
+            z = from_probs(np.array([[1.0, 0.0], [1 - tiny, tiny]], dtype))
+            assert np.isfinite(z).all()
+            assert z[0, 1] <= z[1, 1] < -5
+
+    def test_a_floor_of_ones_own_holds_for_all_and_is_not_told(self):
+        z = from_probs(np.array([[0.999, 0.001], [1.0, 0.0]]), floor=0.01)
+        assert np.allclose(z[:, 1], np.log(0.01))
+        refused("floor must lie between 0 and 0.5, got 0", from_probs, np.array([[0.5, 0.5]]), floor=0)
 
     def test_rounding_is_tolerated_and_worse_is_not(self):
         from_probs(np.array([[0.5 + 9e-7, 0.5]]))

@@ -810,3 +810,15 @@ def test_seven_networks_in_one_file(logits_folder):
     ]
     assert 0.895 < min(accuracies) < max(accuracies) < 0.935
     assert len(set(accuracies)) == 7
+
+
+@pytest.mark.filterwarnings("ignore:.*exact zeros")
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_zeros_become_the_same_in_every_part_of_a_stream(tmp_path, suffix):
+    votes = np.array([[1.0, 0.0], [0.6, 0.4], [0.0, 1.0], [0.9, 0.1]])
+    path = tmp_path / f"forest{suffix}"
+    save(path, (votes, [0, 1, 1, 0]))
+    whole = load(path, probs=True)
+    assert np.exp(whole.logits).min() == pytest.approx(0.05)
+    parts = list(stream(path, rows=1, probs=True))
+    assert np.array_equal(np.concatenate([part.logits for part in parts]), whole.logits)

@@ -52,7 +52,9 @@ def test_probabilities_are_read_when_said_so_and_their_zeros_are_told(client):
     body = npz(probs=np.array([[0.8, 0.2], [1.0, 0.0]]), labels=np.array([0, 1]))
     assert "tick “Probabilities, not logits”" in upload(client, body).json()["error"]
     found = uploaded(client, body, probs=True)
-    assert found["notes"] == ["1 exact zeros among 4 probabilities were raised to 1e-30"]
+    assert found["notes"] == [
+        "1 exact zeros among 4 probabilities were raised to 0.1, which is half the smallest positive one"
+    ]
 
 
 def test_names_can_be_given(client, pair):

@@ -20,8 +20,8 @@ from trueup.core.errors import Hint, InputError
 Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
 
-FLOOR = 1e-30
-"""What an exact zero among probabilities becomes, so that its logarithm is a number."""
+FLOOR = 1e-6
+"""What an exact zero becomes where all probabilities are zeros and ones, which show no resolution."""
 
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
@@ -116,16 +116,23 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     return _check_finite(x if x.is_floating_point() else x.double(), name)
 
 
-def from_probs(probs: A, *, name: str = "probs") -> A:
+def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> A:
     """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
     vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
-    Exact zeros become log(1e-30), and a warning counts them.
+    Exact zeros, as in the votes of a forest, are raised to half the smallest positive probability, which is the
+    resolution of the data, and a warning says so. With `floor` nothing is smaller than that: give later, smaller
+    batches the floor of the calibration set (`resolution`).
 
     >>> from_probs(np.array([[0.5, 0.5]]))
     array([[-0.69314718, -0.69314718]])
+    >>> np.exp(from_probs(np.array([[0.9, 0.1], [1.0, 0.0]]), floor=0.01))
+    array([[0.9 , 0.1 ],
+           [1.  , 0.01]])
     """
+    if floor is not None and not 0 < floor < 0.5:
+        raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
     p = _tensor(probs, name)
     if p.ndim != 2 or p.shape[1] < 2:
         raise ValueError(f"{name} must have shape (n, classes) with at least 2 classes, got {_shape(p)}")
@@ -141,11 +148,29 @@ def from_probs(probs: A, *, name: str = "probs") -> A:
         row = int(off.argmax())
         if off[row] > in_sum:
             raise ValueError(f"{name} must sum to 1 in each row, got {p[row].double().sum().item():.8g} in row {row}")
-    zeros = int((p <= 0).sum())
-    if zeros:
-        warnings.warn(f"{zeros} exact zeros among {p.numel()} probabilities were raised to {FLOOR:g}", stacklevel=2)
-        p = torch.where(p <= 0, FLOOR, p)
-    return match_kind(torch.log(p).to(dtype), probs)
+    if floor is None and (zeros := int((p <= 0).sum())):
+        warn_of_zeros(zeros, p.numel(), floor := resolution(p))
+    return match_kind(torch.log(p if floor is None else p.clamp(min=floor)).to(dtype), probs)
+
+
+def resolution(probs: Any) -> float:
+    """Half the smallest positive probability: what an exact zero may stand for.
+
+    >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
+    0.05
+    """
+    p = _tensor(probs, "probs")
+    smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
+    return FLOOR if smallest > 0.5 else max(smallest / 2, torch.finfo(p.dtype).tiny)
+
+
+def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
+    """Say that exact zeros among probabilities were raised, and to what."""
+    warnings.warn(
+        f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
+        + ("as none lies between 0 and 0.5" if floor == FLOOR else "which is half the smallest positive one"),
+        stacklevel=3,
+    )
 
 
 def from_binary(scores: A, *, name: str = "scores") -> A:

@@ -47,9 +47,9 @@ def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     """Write warnings for users with `write`, in one line without the place in the code; leave out all others.
 
     >>> with write_warnings(print):
-    ...     warnings.warn("40 exact zeros were raised to 1e-30")
+    ...     warnings.warn("40 exact zeros were raised to 0.05")
     ...     warnings.warn("only developers need this", DeprecationWarning)
-    40 exact zeros were raised to 1e-30
+    40 exact zeros were raised to 0.05
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

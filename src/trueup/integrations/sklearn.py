@@ -11,8 +11,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import from_binary, from_probs
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.arrays import from_binary, from_probs, resolution
 from trueup.registry import METHODS
 
 try:
@@ -61,7 +60,8 @@ class LogitCalibrator(_CalibratedBase):
     With `input="probs"` it holds probabilities. A single column is a binary score: the log-odds of the second class, or
     its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `classes` where
     y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
-    `options` are its keyword arguments. The fitted calibrator is `calibrator_`.
+    `options` are its keyword arguments. The fitted calibrator is `calibrator_`; probabilities, exact zeros among them,
+    are raised to `floor_`, half the smallest positive one of the fit.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -72,6 +72,7 @@ class LogitCalibrator(_CalibratedBase):
     """
 
     calibrator_: Calibrator
+    floor_: float
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class LogitCalibrator(_CalibratedBase):
         """Fit the calibrator to scores (n, classes) and the true labels (n,)."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         check_classification_targets(y)
+        self.floor_ = resolution(X)
         z = self._logits(X)
         self.classes_, labels = _encode(column_or_1d(y), self.classes, z.shape[1])
         self.calibrator_ = _fit(self.method, self.options, z, labels)
@@ -104,7 +106,7 @@ class LogitCalibrator(_CalibratedBase):
         if self.input == "logits":
             return X if X.shape[1] > 1 else from_binary(X)
         if self.input == "probs":
-            return from_probs(X if X.shape[1] > 1 else np.hstack([1 - X, X]), name="X")
+            return from_probs(X if X.shape[1] > 1 else np.hstack([1 - X, X]), floor=self.floor_, name="X")
         raise ValueError(f'input must be "logits" or "probs", got {self.input!r}')
 
 
@@ -128,6 +130,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
 
     calibrator_: Calibrator
     estimator_: Any
+    floor_: float
 
     def __init__(
         self,
@@ -159,7 +162,8 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
             )
         response = _response(self.estimator)
         scores = cross_val_predict(clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs)
-        z = _scores_as_logits(scores, response, self.classes_)
+        self.floor_ = resolution(scores)
+        z = _scores_as_logits(scores, response, self.classes_, self.floor_)
         self.estimator_ = clone(self.estimator).fit(X, y)
         self.calibrator_ = _fit(self.method, self.options, z, labels)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -171,7 +175,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         check_is_fitted(self)
         response = _response(self.estimator_)
         scores = getattr(self.estimator_, response)(X)
-        return _apply(self.calibrator_, _scores_as_logits(scores, response, self.classes_))
+        return _apply(self.calibrator_, _scores_as_logits(scores, response, self.classes_, self.floor_))
 
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
@@ -215,11 +219,10 @@ def _response(estimator: Any) -> str:
     raise ValueError(f"estimator must have decision_function or predict_proba, got {type(estimator).__name__}")
 
 
-def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray) -> np.ndarray:
+def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray, floor: float) -> np.ndarray:
     z = np.asarray(scores)
     if response == "predict_proba":
-        with silence_warnings(message=".*exact zeros"):  # zeros are ordinary in the votes of trees
-            z = from_probs(z)
+        z = from_probs(z, floor=floor)
     elif z.ndim == 1:
         z = from_binary(z)
     if z.shape[1] != len(classes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.core.arrays import Array, as_labels, as_logits, as_pair, as_tensors, from_probs
+from trueup.core.arrays import (
+    ROUNDING,
+    Array,
+    as_labels,
+    as_logits,
+    as_pair,
+    as_tensors,
+    from_probs,
+    resolution,
+    warn_of_zeros,
+)
 from trueup.core.errors import InputError
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, splits_in
@@ -140,9 +150,16 @@ class PredictionFile:
         with errors_name_file(self.path):
             self._require_labels()
             names, label = find_columns(self.source.columns, self.logits, self.labels, self.probs, split)
-            for z, y in self.source.read(names, label, rows):
+            parts: Iterable[tuple[np.ndarray, Any]] = self.source.read(names, label, rows)
+            floor = None
+            if self.probs and rows == sys.maxsize:  # all of them are wanted at once anyway
+                floor = _floor(parts := list(parts))
+            elif self.probs:
+                with open_predictions(self.path, logits=self.logits, labels=self.labels, probs=True) as first:
+                    floor = _floor(first.source.read(names, None, rows))
+            for z, y in parts:
                 with _errors_name_row(start):
-                    part = _check(z, y, self.probs, checked_before)
+                    part = _check(z, y, self.probs, floor, checked_before)
                     if classes not in (None, part.logits.shape[1]):
                         raise InputError("logits", f"have {classes} classes as before", str(part.logits.shape[1]))
                 classes = part.logits.shape[1]
@@ -154,6 +171,21 @@ class PredictionFile:
         for file in file_list(self.path):
             if not file.is_file():
                 raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
+
+
+def _floor(parts: Iterable[tuple[np.ndarray, Any]]) -> float | None:
+    """What exact zeros are raised to, the same in all parts; None where there are none, or a part is not sound."""
+    zeros = numbers = 0
+    smallest = []  # positive number of each part
+    for z, _ in parts:
+        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):  # false for NaN too
+            return None  # the check of that part says what is wrong
+        zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
+        smallest.append(z.min(initial=1.0, where=z > 0))
+    if not zeros:
+        return None
+    warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
+    return floor
 
 
 def stream(
@@ -282,9 +314,9 @@ def _errors_name_row(start: int) -> Iterator[None]:
         raise ValueError(f"from row {start} on, {error}" if start else str(error)) from None
 
 
-def _check(logits: np.ndarray, labels: Any, probs: bool, checked_before: bool) -> Predictions:
+def _check(logits: np.ndarray, labels: Any, probs: bool, floor: float | None, checked_before: bool) -> Predictions:
     if probs:
-        return Predictions(*as_pair(from_probs(logits), labels))
+        return Predictions(*as_pair(from_probs(logits, floor=floor), labels))
     if checked_before:
         return Predictions(logits, as_labels(labels, logits))
     z, y = as_pair(logits, labels)
