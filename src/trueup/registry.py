@@ -130,6 +130,7 @@ METHODS = Lazy(
         **_fits("order_preserving", order_invariant="OrderInvariant.fit"),
         **_fits("diagonal", diagonal="Diagonal.fit"),
         **_fits("proximity_aware", density_ratio="DensityRatio.fit", bin_mean_shift="BinMeanShift.fit"),
+        **_fits("residual", residual="Residual.fit"),
         "temperature_histogram": "trueup.calibrators.auto:temperature_histogram",
         "diagonal_sms": "trueup.calibrators.auto:diagonal_sms",
         "auto": "trueup.calibrators.auto:auto",
