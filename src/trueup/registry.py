@@ -103,6 +103,7 @@ METHODS = Lazy(
             dirichlet_odir="Dirichlet.fit_odir",
             svs="Structured.fit_vector",
             sms="Structured.fit_matrix",
+            sms_cv="Structured.fit_matrix_cv",
         ),
         **_fits("ets", ets="EnsembleTemperature.fit"),
         **_fits("platt", platt="Platt.fit"),
