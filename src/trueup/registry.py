@@ -117,6 +117,7 @@ METHODS = Lazy(
             isotonic_ovr="IsotonicOvR.fit",
             isotonic_ovr_ts="IsotonicOvR.fit_scaled",
             isotonic_pooled="IsotonicPooled.fit",
+            centred_isotonic="IsotonicOvR.fit_centred",
         ),
         **_fits(
             "histogram",
@@ -124,6 +125,7 @@ METHODS = Lazy(
             histogram_mass="Histogram.fit_mass",
             histogram_ovr="HistogramOvR.fit",
         ),
+        **_fits("shrunken_histogram", shrunken_histogram="ShrunkenHistogram.fit"),
         **_fits("scaling_binning", scaling_binning="ScalingBinning.fit"),
         **_fits("bbq", bbq="BBQ.fit"),
         **_fits("imax", imax="IMax.fit", imax_shared="IMaxShared.fit"),
