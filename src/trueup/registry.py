@@ -105,6 +105,7 @@ METHODS = Lazy(
             sms="Structured.fit_matrix",
             sms_cv="Structured.fit_matrix_cv",
         ),
+        **_fits("low_rank", low_rank="LowRank.fit"),
         **_fits("ets", ets="EnsembleTemperature.fit"),
         **_fits("platt", platt="Platt.fit"),
         **_fits("beta", beta="Beta.fit"),
