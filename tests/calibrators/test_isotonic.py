@@ -154,3 +154,39 @@ def test_real_data(data, fit):
     out = fit(*val)(test.logits)
     assert metrics.ece(out, test.labels) < 0.35 * metrics.ece(*test)
     assert metrics.nll(out, test.labels) < 0.9 * metrics.nll(*test)
+
+
+def slow_centred(scores, hits):
+    """The blocks of equal isotonic values, each at the mean of its scores."""
+    places, fitted = slow_isotonic(scores, hits)
+    level = {place: round(value, 9) for place, value in zip(places, fitted, strict=True)}
+    blocks = {}
+    for score, hit in zip(scores, hits, strict=True):
+        blocks.setdefault(level[round(float(score), 12)], []).append((score, hit))
+    curve = [(np.mean([s for s, _ in block]), np.mean([h for _, h in block])) for _, block in sorted(blocks.items())]
+    return np.array(curve).T
+
+
+@given(pairs(max_rows=25, max_classes=3))
+def test_centred_curves_equal_the_slow_loop(pair):
+    logits, labels = tame(pair)
+    n, classes = logits.shape
+    probs = reference.softmax(logits)
+    out = np.empty_like(probs)
+    for k in range(classes):
+        knots, values = slow_centred(probs[:, k], (labels == k).astype(float))
+        values = np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))
+        out[:, k] = np.interp(probs[:, k], knots, values) + 1e-9 * probs[:, k]
+    out /= out.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(IsotonicOvR.fit_centred(logits, labels)(logits)), out, atol=1e-9)
+
+
+def test_centred_curves_rise_between_blocks_and_two_classes_complement():
+    z, y = calibrated(400, 2, temperature=2.0)
+    fitted = IsotonicOvR.fit_centred(z, y)
+    assert (fitted.values.diff(dim=1) > 0).all()
+    new = np.linspace(-8, 8, 200)
+    p = np.exp(fitted(np.stack([np.zeros(200), new], axis=1)))[:, 1]
+    assert (np.diff(p) >= 0).all()
+    knots, values = fitted.knots[1].numpy(), fitted.values[1].numpy()
+    assert p == pytest.approx(np.interp(1 / (1 + np.exp(-new)), knots, values), abs=1e-8)

@@ -8,10 +8,20 @@ from strategies import calibrated
 from trueup import METHODS, load, metrics
 from trueup.calibrators import likelihood
 from trueup.calibrators.likelihood import Penalty, Problem
-from trueup.calibrators.linear import PENALTIES, Dirichlet, Linear, Matrix, Structured, Vector, _choose_penalty
+from trueup.calibrators.linear import (
+    PENALTIES,
+    STRUCTURED_PENALTIES,
+    Dirichlet,
+    Linear,
+    Matrix,
+    Structured,
+    Vector,
+    _choose_penalty,
+)
 from trueup.calibrators.temperature import Temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import _torch_vector, temperature_sums, vector_sums
+from trueup.core.splits import k_fold
 
 LOGITS, LABELS = calibrated(800, 4, temperature=2.0)
 Z, Y = torch.tensor(LOGITS), torch.tensor(LABELS)
@@ -167,6 +177,39 @@ def test_strong_penalties_leave_the_diagonal_free_and_nothing_else():
     off = found.weight - torch.diag(found.weight.diagonal())
     assert off.abs().max() < 1e-5
     assert found.bias.abs().max() < 1e-5
+
+
+def test_the_structured_penalty_is_that_of_least_held_out_loss():
+    """Against a slow search that fits every multiple anew on every fold."""
+    rng = np.random.default_rng(5)
+    z = rng.normal(size=(600, 4)) * 2
+    mixed = z @ (np.eye(4) + 0.8 * rng.normal(size=(4, 4)))  # a fault that a strong penalty cannot repair
+    y = torch.tensor((z + rng.gumbel(size=z.shape)).argmax(axis=1))
+    logits = torch.tensor(mixed)
+    beta = 1 / METHODS["temperature"](logits, y).temperature.item()
+
+    def fit(multiple, rows, of):
+        n = 600
+        penalty = Penalty(off=multiple * 12 / n, diagonal=4 / n, bias=4 / n, centre=1.0)
+        weight, bias, _ = Problem(logits[rows], y[rows], penalty, on="log_probs", scale=beta).solve(1.0)
+        return Structured(1 / beta, weight, bias)(logits[of])
+
+    losses = {}
+    for multiple in STRUCTURED_PENALTIES:
+        parts = [
+            metrics.nll(fit(multiple, train, held), y[held]) * int(held.sum()) for train, held in k_fold(logits, y, 5)
+        ]
+        losses[multiple] = sum(parts)
+    best = min(losses, key=losses.get)
+    assert best < 1
+    everything = torch.ones(600, dtype=torch.bool)
+    found = METHODS["sms_cv"](logits, y)
+    expected = fit(best, everything, everything)
+    assert torch.softmax(found(logits), dim=1).numpy() == pytest.approx(
+        torch.softmax(expected, dim=1).numpy(), abs=1e-5
+    )
+    one = METHODS["sms_cv"](logits, y, penalties=[1.0])
+    assert torch.equal(one.weight, METHODS["sms"](logits, y).weight)
 
 
 def test_structured_scaling_is_temperature_under_strong_penalties_and_minimises_its_objective():

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
 
 from strategies import calibrated, pairs
 from trueup import metrics
@@ -179,3 +180,17 @@ def test_real_predictions_get_better(data):
         after = method.fit(*val)(test[0])
         assert metrics.nll(after, test[1]) == pytest.approx(nll, abs=2e-4)
         assert metrics.ece(after, test[1]) < 0.01
+
+
+def test_beta_with_plain_targets_is_a_logistic_regression_on_the_labels():
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.01, 0.99, 1500)
+    z, y = np.log(np.stack([1 - p, p], axis=1)), (rng.random(1500) < p**2).astype(int)
+    features = np.stack([np.log(p), -np.log1p(-p)], axis=1)
+    free = LogisticRegression(C=1e12, tol=1e-12, max_iter=10_000, solver="newton-cg").fit(features, y)
+    assert (free.coef_ > 0).all()
+    found = np.exp(Beta.fit(z, y, targets="plain")(z))[:, 1]
+    assert found == pytest.approx(free.predict_proba(features)[:, 1], abs=1e-6)
+    assert not np.allclose(found, np.exp(Beta.fit(z, y)(z))[:, 1], atol=1e-6)
+    with pytest.raises(ValueError, match="targets must be"):
+        Beta.fit(z, y, targets="smooth")

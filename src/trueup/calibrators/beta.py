@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -58,14 +58,17 @@ class Beta(Calibrator):
         return log_normalise(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt") -> Self:
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
-        rest refitted.
+        rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
         """
         z, y = as_tensors(logits, labels, at_least=1)
+        if targets not in ("platt", "plain"):
+            raise ValueError(f'targets must be "platt" or "plain", got {targets!r}')
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
-            found, certificate = _rising(log_p, -log_rest, platt_targets(y, classes))
+            wanted = platt_targets(y, classes) if targets == "platt" else (y[:, None] == classes).double()
+            found, certificate = _rising(log_p, -log_rest, wanted)
             parts.append(found)
             certificates.append(certificate)
         return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))

@@ -70,9 +70,10 @@ class Isotonic(TopLabel):
 class IsotonicOvR(Calibrator):
     """Map each class's probability by its own isotonic curve, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
 
-    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. Not for many classes with few samples each, nor
-    where the predicted class must stay: it may change.
-    Zadrozny & Elkan (2002); Zhang et al., "Mix-n-Match" (2020).
+    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve goes straight from
+    the middle of one flat stretch, the mean of its probabilities, to that of the next, so that it rises strictly.
+    Not for many classes with few samples each, nor where the predicted class must stay: it may change.
+    Zadrozny & Elkan (2002); Zhang et al., "Mix-n-Match" (2020); Oron & Flournoy, "Centered isotonic regression" (2017).
 
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> curves = IsotonicOvR.fit(logits, [1, 0, 1, 0])
@@ -114,6 +115,21 @@ class IsotonicOvR(Calibrator):
         z, y = as_tensors(logits, labels, at_least=1)
         scaler = Temperature.fit(z, y)
         return cls._fitted(scaler(upcast_half(z)), y, float(scaler.temperature), scaler.certificate)
+
+    @classmethod
+    def fit_centred(cls, logits: Any, labels: Any) -> Self:
+        """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
+        z, y = as_tensors(logits, labels, at_least=1)
+        labels = y.cpu().numpy()
+        curves = [
+            centre_blocks(scores, labels == k)
+            for first, block in class_probs(z)
+            for k, scores in enumerate(block, first)
+        ]
+        if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
+            curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
+        knots, values = zip(*curves, strict=True)
+        return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), len(z)))
 
     @classmethod
     def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:
@@ -203,3 +219,20 @@ def pool_adjacent_violators(scores: np.ndarray, positive: np.ndarray) -> tuple[n
     if low.any():
         return np.append(scores[low].max(), knots), np.append(0.0, values)
     return knots, values
+
+
+def centre_blocks(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Isotonic regression of what came true: the mean score and the value of each block.
+
+    >>> centre_blocks(np.array([0.1, 0.2, 0.4, 0.9]), np.array([False, True, False, True]))
+    (array([0.1, 0.3, 0.9]), array([0. , 0.5, 1. ]))
+    """
+    order = np.argsort(scores, kind="stable")
+    ordered = scores[order]
+    ends = np.flatnonzero(tie_ends(ordered))
+    starts = np.append(0, ends[:-1] + 1)
+    counts, totals = np.diff(ends, prepend=-1), np.add.reduceat(ordered, starts)
+    hits = np.add.reduceat(positive[order].astype(np.float64), starts)
+    blocks = isotonic_regression(hits / counts, weights=counts).blocks[:-1]
+    rows, totals, hits = (np.add.reduceat(x, blocks) for x in (counts, totals, hits))
+    return totals / rows, hits / rows

@@ -35,8 +35,7 @@ def one_vs_rest(
 
     With `score`, which takes logits, the curve is of that instead of the probabilities.
     """
-    # In single precision 1e-9 would vanish beside the curve's value; eight units of rounding do not.
-    weight = max(ORDER_WEIGHT, 8 * torch.finfo(logits.dtype).eps)
+    weight = order_weight(logits.dtype)
 
     def part(z: Tensor) -> Tensor:
         p = torch.softmax(z.double(), dim=1)
@@ -48,6 +47,11 @@ def one_vs_rest(
         return part(logits)
     blocks = [part(logits[at]) for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.BLOCK)]
     return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
+
+
+def order_weight(dtype: torch.dtype) -> float:
+    """`ORDER_WEIGHT`, or eight units of rounding: in single precision it would vanish beside the curve's value."""
+    return max(ORDER_WEIGHT, 8 * torch.finfo(dtype).eps)
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, one_vs_rest, pad_curves
+from trueup.calibrators.per_class import PADDING, one_vs_rest, order_weight, pad_curves
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.onnx_ops import count_below
 from trueup.core.row_scores import class_probs
@@ -53,21 +53,31 @@ class VennAbers(Calibrator):
         shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
         if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
             shapes = [tuple(x.shape) for x in (self.scores, self.lower, self.upper)]
-            raise ValueError(f"scores must be (folds, classes, m), lower and upper one longer, got {shapes}")
+            raise ValueError(f"scores must be (folds, curves, m), lower and upper one longer, got {shapes}")
         if not bool(((self.lower >= 0) & (self.lower <= self.upper) & (self.upper <= 1)).all()):
             raise ValueError("lower and upper must lie in [0, 1], lower at most upper")
 
     def map(self, logits: Tensor) -> Tensor:
         """The single probabilities, normalised."""
-        self._check_classes(logits, self.scores.shape[1])
-        return one_vs_rest(logits, self._single)
+        self._check_classes(logits, self._classes)
+        if self._classes > 2:
+            return one_vs_rest(logits, self._single)
+        p = _two_probs(logits.double())
+        weight = order_weight(logits.dtype)
+        return torch.log((self._single(p) + weight * p) / (1 + weight)).T.to(logits.dtype)
 
     def brackets(self, logits: Any) -> tuple[Any, Any]:
         """p₀ and p₁ of each class, (n, classes) each; geometric means over the folds of p₁ and of 1 − p₀."""
         z = as_logits(logits)
-        self._check_classes(z, self.scores.shape[1])
-        low, high = self._means(torch.softmax(upcast_half(z).double(), dim=1).T.contiguous())
-        return match_kind((1 - low).T, logits), match_kind(high.T, logits)
+        self._check_classes(z, self._classes)
+        x = upcast_half(z).double()
+        not_low, high = self._means(_two_probs(x) if self._classes == 2 else torch.softmax(x, dim=1).T.contiguous())
+        return match_kind((1 - not_low).T, logits), match_kind(high.T, logits)
+
+    @property
+    def _classes(self) -> int:
+        """One curve serves two classes: that of class 1."""
+        return max(2, self.scores.shape[1])
 
     def _single(self, p: Tensor) -> Tensor:
         not_low, high = self._means(p)
@@ -75,11 +85,21 @@ class VennAbers(Calibrator):
 
     def _means(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """Geometric means over the folds of 1 − p₀ and p₁ at probabilities (classes, n)."""
-        not_low, high = [], []
-        for scores, lower, upper in zip(self.scores, self.lower, self.upper, strict=True):
-            not_low.append(torch.log(1 - lower.gather(1, count_below(scores - _TIE, p, right=True))))
-            high.append(torch.log(upper.gather(1, count_below(scores + _TIE, p))))
-        return torch.stack(not_low).mean(dim=0).exp(), torch.stack(high).mean(dim=0).exp()
+        two = self._classes == 2
+        folds = [self._fold(p[1:] if two else p, k) for k in range(len(self.scores))]
+        not_low, high = (
+            x[0] if len(folds) == 1 else torch.log(torch.stack(x)).mean(dim=0).exp() for x in zip(*folds, strict=True)
+        )
+        # What is not class 1 is class 0, whose brackets are those of class 1 turned around.
+        return (torch.cat([high, not_low]), torch.cat([not_low, high])) if two else (not_low, high)
+
+    def _fold(self, p: Tensor, fold: int) -> tuple[Tensor, Tensor]:
+        """1 − p₀ and p₁ of one fold: places #{c ≤ p} and #{c < p} among its scores, which differ where p is one."""
+        scores = self.scores[fold]
+        below = count_below(scores + _TIE, p)
+        following = scores.gather(1, below.clamp(max=scores.shape[1] - 1))
+        up_to = below + ((following - _TIE <= p) & (below < scores.shape[1]))
+        return 1 - self.lower[fold].gather(1, up_to), self.upper[fold].gather(1, below)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:
@@ -107,13 +127,16 @@ class VennAbers(Calibrator):
 def _curves(z: Tensor, y: Tensor) -> list[Curves]:
     labels = y.cpu().numpy()
     if z.shape[1] == 2:
-        scores, low, high = bracket_curves(
-            torch.softmax(upcast_half(z).double(), dim=1)[:, 1].cpu().numpy(), labels == 1
-        )
-        return [(1 - scores[::-1], 1 - high[::-1], 1 - low[::-1]), (scores, low, high)]
+        return [bracket_curves(_two_probs(upcast_half(z).double())[1].cpu().numpy(), labels == 1)]
     return [
         bracket_curves(scores, labels == k) for first, block in class_probs(z) for k, scores in enumerate(block, first)
     ]
+
+
+def _two_probs(z: Tensor) -> Tensor:
+    """The probabilities of two classes, (2, n): a softmax over so few is ten times slower."""
+    odds = z[:, 1] - z[:, 0]
+    return torch.sigmoid(torch.stack([-odds, odds]))
 
 
 def bracket_curves(scores: np.ndarray, positive: np.ndarray) -> Curves:
@@ -126,7 +149,7 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray) -> Curves:
     >>> low.round(3), high.round(3)
     (array([0.   , 0.   , 0.333, 0.333]), array([0.5  , 0.667, 0.667, 1.   ]))
     """
-    order = np.argsort(scores, kind="stable")
+    order = np.argsort(scores)  # in any order among equals, which are counted together
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
     count = np.diff(first, append=len(ordered)).astype(np.float64)
@@ -143,29 +166,35 @@ def _added_as_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
     One walk along the cumulative sums (n, hits), led by a point (−1, −1) for the added row: the value is the slope of
     the first side of their convex minorant, and the added row moves on by one group at each step.
     """
-    x = np.concatenate([[-1.0, 0.0], np.cumsum(count)]).tolist()
-    y = np.concatenate([[-1.0, 0.0], np.cumsum(hits)]).tolist()
-    corners: list[tuple[float, float]] = []
-
-    def add(corner: tuple[float, float]) -> None:
-        """Put a corner to the left of the others, and drop those that the minorant passes below."""
-        a, b = corner
-        while len(corners) > 1:
-            (c, d), (e, f) = corners[-1], corners[-2]
-            if (c - a) * (f - d) > (e - c) * (d - b):
-                break
-            corners.pop()
-        corners.append(corner)
-
-    for corner in zip(reversed(x), reversed(y), strict=True):
-        add(corner)
-    values = np.ones(len(count) + 1)
+    x = [-1.0, 0.0, *np.cumsum(count).tolist()]
+    y = [-1.0, 0.0, *np.cumsum(hits).tolist()]
+    # The corners of the minorant, the leftmost last. The loops are written out: a call for each corner takes as long.
+    corner_x, corner_y = [x[-1]], [y[-1]]
+    for a, b in zip(reversed(x[:-1]), reversed(y[:-1]), strict=True):
+        while len(corner_x) > 1:
+            c, d = corner_x[-1], corner_y[-1]
+            if (c - a) * (corner_y[-2] - d) > (corner_x[-2] - c) * (d - b):
+                break  # else the minorant passes below this corner
+            corner_x.pop()
+            corner_y.pop()
+        corner_x.append(a)
+        corner_y.append(b)
+    values = []
     for i in range(1, len(x) - 1):
-        (left, base), (right, top) = corners[-1], corners[-2]
-        slope = (top - base) / (right - left)
-        values[i - 1] = slope
-        x[i], y[i] = x[i - 1] + x[i + 1] - x[i], y[i - 1] + y[i + 1] - y[i]
-        if y[i] < base + slope * (x[i] - left) - 1e-12:
-            corners.pop()
-            add((x[i], y[i]))
-    return values
+        left, base = corner_x[-1], corner_y[-1]
+        slope = (corner_y[-2] - base) / (corner_x[-2] - left)
+        values.append(slope)
+        a, b = x[i - 1] + x[i + 1] - x[i], y[i - 1] + y[i + 1] - y[i]
+        x[i], y[i] = a, b
+        if b < base + slope * (a - left) - 1e-12:
+            corner_x.pop()
+            corner_y.pop()
+            while len(corner_x) > 1:
+                c, d = corner_x[-1], corner_y[-1]
+                if (c - a) * (corner_y[-2] - d) > (corner_x[-2] - c) * (d - b):
+                    break
+                corner_x.pop()
+                corner_y.pop()
+            corner_x.append(a)
+            corner_y.append(b)
+    return np.array([*values, 1.0])

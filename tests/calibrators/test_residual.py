@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import torch
+
+import trueup
+from strategies import calibrated
+from trueup import METHODS, metrics
+from trueup.calibrators.residual import Residual, average_folds, fit_folds
+from trueup.calibrators.temperature import Temperature
+from trueup.core.splits import k_fold
+from trueup.integrations.onnx import TOLERANCE, check_export
+
+
+def faulty(n, seed=0, classes=3):
+    """Logits whose fault no curve of one class and no matrix repairs: where two classes are close, both are wrong."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, classes)) * 2
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    gap = np.diff(np.sort(z, axis=1))[:, -1:]
+    return np.where(gap < 1.0, -z, z), y
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return METHODS["residual"](*faulty(1500))
+
+
+def slow_map(calibrator, row):
+    """The formula, one row and one network at a time."""
+    p = np.exp(row - row.max())
+    b = np.log(p / p.sum())
+    clamped = np.maximum(b, -20.0)
+    each = list(clamped) if len(b) <= 50 else []
+    f = np.array([*each, *sorted(clamped, reverse=True)[:6], -sum(np.exp(b) * clamped)])
+    mixture = 0.0
+    for first, last in zip(calibrator.first.numpy(), calibrator.last.numpy(), strict=True):
+        a = first[:, :-1] @ f + first[:, -1]
+        out = last @ (a / (1 + np.exp(-a)))
+        q = np.exp(np.exp(np.clip(out[0], -3, 3)) * np.maximum(b, -80.0) + out[1:])
+        mixture = mixture + q / q.sum()
+    return mixture / len(calibrator.first)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 60])
+def test_the_map_is_the_formula(classes):
+    rng = np.random.default_rng(0)
+    features = (classes if classes <= 50 else 0) + min(6, classes) + 1
+    layers = rng.normal(size=(3, 5, features + 1)) * 0.3, rng.normal(size=(3, classes + 1, 5)) * 0.5
+    calibrator = Residual(Temperature(1.0), *layers)
+    z = rng.normal(size=(20, classes)) * 8
+    assert np.exp(calibrator(z)) == pytest.approx(np.array([slow_map(calibrator, row) for row in z]), abs=1e-12)
+
+
+def test_it_repairs_what_the_base_cannot(trained):
+    z, y = faulty(4000, seed=1)
+    base = METHODS["diagonal_sms"](*faulty(1500))
+    assert isinstance(trained, Residual)
+    assert metrics.nll(trained(z), y) < 0.98 * metrics.nll(base(z), y)
+
+
+def test_where_nothing_is_to_correct_it_is_the_base():
+    z, y = calibrated(600, 3, temperature=2.0)
+    fitted, base = METHODS["residual"](z, y, base="temperature"), METHODS["temperature"](z, y)
+    assert type(fitted) is type(base)
+    assert fitted(z) == pytest.approx(base(z), abs=1e-6)
+
+
+def test_few_rows_give_the_base():
+    assert type(METHODS["residual"](*faulty(499), base="svs")).__name__ == "Structured"
+
+
+def test_the_order_of_rows_changes_nothing(trained):
+    z, y = faulty(1500)
+    order = np.random.default_rng(0).permutation(len(y))
+    again = METHODS["residual"](z[order], y[order])
+    new = faulty(100, seed=2)[0]
+    assert np.array_equal(again(new), trained(new))
+
+
+def test_folds_have_not_seen_their_rows():
+    """With labels of noise, a network that had seen a row would favour its label."""
+    z, y = (torch.tensor(part) for part in faulty(1000))
+    noise = torch.tensor(np.random.default_rng(3).integers(0, 3, 1000))
+    folds = k_fold(z, noise, 5)
+    models = fit_folds(z, noise, folds, bases=[Temperature(100.0)] * 5)
+    held_out = sum(
+        metrics.nll(model(z[held]), noise[held]) * int(held.sum())
+        for model, (_, held) in zip(models, folds, strict=True)
+    )
+    assert held_out / 1000 > np.log(3) - 0.01
+    honest = fit_folds(z, y, k_fold(z, y, 5), bases=[Temperature(1.0)] * 5)
+    whole = average_folds(honest, Temperature(1.0))
+    assert whole.first.shape[0] == 5
+    assert torch.equal(whole.first[2], honest[2].first[0])
+
+
+def test_two_classes_and_their_order():
+    z, y = faulty(1500, classes=2)
+    fitted = METHODS["residual"](z, y)
+    assert metrics.nll(fitted(z), y) < metrics.nll(METHODS["diagonal_sms"](z, y)(z), y)
+
+
+def test_files_exports_and_copies(trained, tmp_path):
+    z = torch.tensor(faulty(30, seed=4)[0])
+    file = tmp_path / "residual.safetensors"
+    trueup.save_calibrator(trained, file)
+    assert torch.equal(trueup.load_calibrator(file)(z), trained(z))
+    program = torch.export.export(trained, (z[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    assert torch.allclose(program.module()(z), trained(z), atol=1e-9)
+    assert trained.shift_invariant
+    assert torch.allclose(trained(z + 7), trained(z), atol=1e-8)
+
+
+def test_onnx(trained):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is not installed: trueup[onnx]")
+    differences = check_export(trained, torch.tensor(faulty(30, seed=4)[0]).float())
+    assert max(differences.values()) <= TOLERANCE, differences
+
+
+def test_gradients_flow(trained):
+    z = torch.tensor(faulty(20, seed=5)[0], requires_grad=True)
+    trained(z)[:, 0].sum().backward()
+    assert torch.isfinite(z.grad).all()
+    assert z.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((torch.zeros(4, 6), torch.zeros(3, 4)), "first must be"),
+        ((torch.zeros(1, 4, 6), torch.zeros(2, 3, 4)), "first must be"),
+        ((torch.zeros(1, 4, 7), torch.zeros(1, 3, 4)), "5 features"),
+    ],
+)
+def test_other_parameters_are_refused(layers, message):
+    with pytest.raises(ValueError, match=message):
+        Residual(Temperature(1.0), *layers)
