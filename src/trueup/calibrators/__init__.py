@@ -13,7 +13,7 @@ _MODULES = {
     **dict.fromkeys(("IsotonicQuantiles", "Recalibrator", "VarianceScaling"), "regression"),
 }
 
-__all__ = [*CALIBRATORS, *_MODULES]  # noqa: PLE0604 (both hold strings)
+__all__ = sorted([*CALIBRATORS, *_MODULES])  # noqa: PLE0605 (a list of strings)
 
 
 def __getattr__(name: str) -> Any:
