@@ -26,7 +26,7 @@ def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
     """
     y = labels.cpu().numpy()
     fold = np.empty(len(y), np.int64)
-    fold[np.lexsort((_row_hash(logits, labels), y))] = np.arange(len(y)) % folds
+    fold[np.lexsort((_row_hash(logits, labels)[0], y))] = np.arange(len(y)) % folds
     return fold
 
 
@@ -41,15 +41,16 @@ def random_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     >>> random_groups(z, y, 5)
     array([0, 4, 4])
     """
-    mixed = _row_hash(logits, labels)
-    order = np.argsort(mixed, kind="stable")
-    first = np.concatenate([[True], np.diff(mixed[order]) != 0]) if len(order) else np.zeros(0, bool)
-    place = np.arange(len(order))
-    copy = np.empty(len(order), np.uint64)
-    copy[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    # A row without copies goes where a stream would put it.
-    mixed = np.where(copy == 0, mixed, _mix(_mix(mixed, copy, _FACTORS[0]), copy, _FACTORS[1]))
-    return (mixed % np.uint64(groups)).astype(np.int64)
+    mixed, shared = _row_hash(logits, labels)
+    if len(shared):
+        order = shared[np.argsort(mixed[shared], kind="stable")]
+        place = np.arange(len(order))
+        first = np.concatenate([[True], np.diff(mixed[order]) != 0])
+        copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
+        # A row without copies, or the first of them, goes where a stream would put it.
+        again, copy = order[copy > 0], copy[copy > 0]
+        mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
+    return _remainder(mixed, groups)
 
 
 def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
@@ -62,7 +63,7 @@ def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     >>> hash_groups(z, y, 5)
     array([2, 4, 2])
     """
-    return (_quick_hash(logits, labels) % np.uint64(groups)).astype(np.int64)
+    return _remainder(_quick_hash(logits, labels), groups)
 
 
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
@@ -71,18 +72,16 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
 def _quick_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
     """A hash of the label and of the first, the label's and the last logit."""
     mixed = labels.cpu().numpy().astype(np.uint64) * np.uint64(0x165667B19E3779F9)
-    columns = (torch.zeros_like(labels), labels, torch.full_like(labels, logits.shape[1] - 1))
+    columns = (logits[:, 0], logits.gather(1, labels[:, None])[:, 0], logits[:, -1])
     for column, factor in zip(columns, _FACTORS, strict=True):
-        mixed = _mix(mixed, _bits(logits.gather(1, column[:, None])[:, 0]), factor)
+        mixed = _mix(mixed, _bits(column), factor)
     return mixed
 
 
-def _row_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
-    """A hash of the label and the whole row; the quick one, refined where several rows share it."""
+def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
     mixed = _quick_hash(logits, labels)
-    order = np.argsort(mixed)
-    equal = np.diff(mixed[order]) == 0
-    shared = order[np.concatenate([equal, [False]]) | np.concatenate([[False], equal])] if len(order) else order
+    shared = _repeated(mixed)
     for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
         rows = shared[some]
         bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])
@@ -90,12 +89,27 @@ def _row_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
         for k in range(bits.shape[1]):
             whole = _mix(whole, bits[:, k], _FACTORS[k % 3])
         mixed[rows] = whole
-    return mixed
+    return mixed, shared
+
+
+def _repeated(values: np.ndarray) -> np.ndarray:
+    """Where the values stand that occur more than once; only those that share their last bits are sorted."""
+    last_bits = (values & np.uint64((1 << (4 * len(values)).bit_length()) - 1)).view(np.int64)
+    places = np.flatnonzero(np.bincount(last_bits)[last_bits] > 1)
+    _, number_of, count = np.unique(values[places], return_inverse=True, return_counts=True)
+    return places[count[number_of] > 1]
+
+
+def _remainder(values: np.ndarray, groups: int) -> np.ndarray:
+    """values % groups; NumPy has a fast division by a scalar, but no fast remainder."""
+    return (values - values // np.uint64(groups) * np.uint64(groups)).astype(np.int64)
 
 
 def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:
-    mixed = (mixed + value) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(29))
+    mixed = mixed + value
+    mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
 
 
 def _bits(values: Tensor) -> np.ndarray:
