@@ -55,8 +55,12 @@ def main() -> None:
         folder = Path(options.folder or temporary, f"{size.shards}x{size.rows}x{size.classes}-{options.suffix}")
         folder.mkdir(parents=True, exist_ok=True)
         began = perf_counter()
-        with workers(2) as pool:
-            list(pool.map(partial(write, str(folder), size, options.suffix), range(size.shards)))
+        written = partial(write, str(folder), size, options.suffix)
+        if size.judged:
+            with workers(2) as pool:
+                list(pool.map(written, range(size.shards)))
+        else:  # to start the workers would take longer
+            list(map(written, range(size.shards)))
         print(f"{size.shards} files of {size.rows:,} × {size.classes} ({options.suffix}), {gigabytes(folder):.1f} GB")
         print(f"written in {perf_counter() - began:.0f} s", flush=True)
         judge(size, str(folder))

@@ -17,7 +17,7 @@ def run_two_ranks(file, folder):
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in processes]
+        errors = [process.communicate(timeout=600)[1].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()

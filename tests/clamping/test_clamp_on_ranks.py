@@ -99,7 +99,7 @@ def broken(rank):
 def main(rank, store, out):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=600)
     )
     found = {way: fitted(way, SHARES[rank], size=70) for way in WAYS}
     found["alone"] = fitted("subspace", slice(None) if rank == 1 else slice(0, 0))
@@ -119,7 +119,7 @@ def pair(tmp_path_factory):
         for rank, out in enumerate(outs)
     ]
     try:
-        said = [process.communicate(timeout=100)[1].decode() for process in processes]
+        said = [process.communicate(timeout=600)[1].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()

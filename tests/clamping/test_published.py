@@ -262,7 +262,7 @@ def descended(x, y):
 def test_two_ranks_make_the_steps_of_one(tmp_path):
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [subprocess.Popen([sys.executable, __file__, str(number), str(tmp_path)], env=path) for number in (0, 1)]
-    assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+    assert [process.wait(timeout=600) for process in ranks] == [0, 0]
     (delta, temperature), other = (torch.load(tmp_path / f"{number}.pt") for number in (0, 1))
     assert torch.equal(delta, other[0])
     assert temperature == other[1]
@@ -274,7 +274,7 @@ def test_two_ranks_make_the_steps_of_one(tmp_path):
 if __name__ == "__main__":
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=600)
     )
     _, x, y = sample()
     torch.save(descended(*((x[:37], y[:37]) if number == 0 else (x[37:], y[37:]))), folder / f"{number}.pt")

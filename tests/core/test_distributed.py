@@ -171,7 +171,7 @@ def test_alone_nothing_happens():
 if __name__ == "__main__":
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=600)
     )
     torch.save(work(number), folder / f"{number}.pt")
     dist.barrier()

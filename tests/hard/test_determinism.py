@@ -106,7 +106,7 @@ def test_environment(tell):
     with subprocess.Popen([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, text=True) as process:
         with threads(1):
             one = child_results()
-        two = json.loads(process.communicate(timeout=120)[0])
+        two = json.loads(process.communicate(timeout=600)[0])
     count = two.pop("threads")
     gaps = {name: largest_difference(one[name], two[name]) for name in one}
     worst = max(gaps, key=gaps.get)

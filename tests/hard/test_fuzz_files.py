@@ -29,7 +29,7 @@ def fuzzed(tmp_path_factory, effort):
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, HERE / "fuzzing.py", folder, str(effort)]
-    limit = 300 + 60 * effort
+    limit = 900 + 120 * effort
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return lambda name: (json.loads((folder / f"{name}.json").read_text()), done.stderr)

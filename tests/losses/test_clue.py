@@ -548,7 +548,7 @@ def test_fabric_wraps():
 if __name__ == "__main__":
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=600)
     )
     torch.manual_seed(number)
     torch.save(distributed_steps(SHARES[number], nn.parallel.DistributedDataParallel), folder / f"{number}.pt")

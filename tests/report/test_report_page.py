@@ -200,5 +200,5 @@ def test_table_sorts_by_keyboard_and_colours_follow_the_system(browser, page, tm
     tab.emulate_media(color_scheme="dark")
     ink = tab.locator("#risk-chart .xtick text").first  # in the page itself no text may become a program, so ask anew
     sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect(ink).to_have_css("fill", "rgb(160, 166, 174)", timeout=20_000)
+    sync_api.expect(ink).to_have_css("fill", "rgb(160, 166, 174)", timeout=60_000)
     context.close()

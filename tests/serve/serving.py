@@ -28,7 +28,7 @@ def served(**settings):
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=300) as client:
             client.app = server.config.app
             yield client
     finally:

@@ -192,7 +192,7 @@ def test_a_browser_shows_it_without_complaint(tmp_path):
     page, _ = shown(tmp_path, study())
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
                "--enable-logging=stderr", "--v=0", "--dump-dom", page.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr
     assert "<strong>" in done.stdout

@@ -173,7 +173,7 @@ def test_killed_again_and_again(store, tmp_path, undisturbed, executor, kills):
         process.wait()
     done = len(Store(store.path).known("chores"))
     assert 0 < done < count
-    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=600)
     assert told(store, study) == undisturbed(count)
     counts = Counter(n for n, _ in chores.lines(tmp_path))
     assert sorted(counts) == list(range(count))
@@ -184,12 +184,12 @@ def test_killed_again_and_again(store, tmp_path, undisturbed, executor, kills):
 
 
 def test_an_interrupted_pool_does_not_wait_for_what_is_running(store, tmp_path):
-    command = [sys.executable, chores.__file__, str(store.path), str(tmp_path), "4", "60", "processes:2"]
+    command = [sys.executable, chores.__file__, str(store.path), str(tmp_path), "4", "600", "processes:2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     while len(chores.lines(tmp_path)) < 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    _, error = process.communicate(timeout=200)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in error
     assert all(gone(pid) for _, pid in chores.lines(tmp_path))
