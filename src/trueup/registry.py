@@ -107,6 +107,7 @@ METHODS = Lazy(
         ),
         **_fits("low_rank", low_rank="LowRank.fit"),
         **_fits("ets", ets="EnsembleTemperature.fit"),
+        **_fits("uniform_mixture", uniform_mixture="UniformMixture.fit"),
         **_fits("platt", platt="Platt.fit"),
         **_fits("beta", beta="Beta.fit"),
         **_fits("quadratic", quadratic="Quadratic.fit"),
@@ -149,6 +150,7 @@ CALIBRATORS = Lazy(
         "Linear": "trueup.calibrators.linear:Linear",
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
+        "Mixture": "trueup.calibrators.pool:Mixture",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""
