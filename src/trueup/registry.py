@@ -149,6 +149,8 @@ CALIBRATORS = Lazy(
         "Linear": "trueup.calibrators.linear:Linear",
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
+        "Mixture": "trueup.calibrators.pool:Mixture",
+        "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

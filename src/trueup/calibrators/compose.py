@@ -177,7 +177,15 @@ class Choice(NamedTuple):
     scores: Mapping[str, float]
     """Mean score on held-out rows; infinite where a method could not be fitted."""
     reasons: Mapping[str, str]
-    """Why a method could not be fitted."""
+    """Why a method could not be fitted, or was dropped."""
+    errors: Mapping[str, float] = {}
+    """Standard error of each method's difference from what was chosen."""
+    weights: Mapping[str, float] = {}
+    """The methods that were chosen, and their weights in the mixture."""
+    loss: float = float("nan")
+    """Mean score of what was chosen on held-out rows."""
+    detectable: float = float("nan")
+    """The smallest mean improvement that these rows could have shown in four of five cases."""
 
 
 def choose(

@@ -14,11 +14,12 @@ from trueup.core.arrays import upcast_half
 
 
 def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
-    """The fold of each row: each class is spread evenly over the folds, and so are copies of a row.
+    """The fold of each row: each class is spread evenly over the folds, and copies of a row at random.
 
-    Within a label, rows are sorted by a hash of all that they hold and take the folds in turn. The order of the rows
-    does not matter, since only equal rows can change places. Folds by the hash alone would put all copies of a row in
-    one fold, and cross-validation of discrete scores would break.
+    Within a label, rows are sorted by a hash of all that they hold and of the number of their copy, and take the folds
+    in turn. The order of the rows does not matter, since only equal rows can change places. Folds by the hash alone
+    would put all copies of a row in one fold, and cross-validation of discrete scores would break. Copies in turn would
+    make every fold alike, and steps that follow the noise would seem to predict it.
 
     >>> z, y = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0, 1, 0])
     >>> stratified_folds(z, y, 2)
@@ -26,7 +27,7 @@ def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
     """
     y = labels.cpu().numpy()
     fold = np.empty(len(y), np.int64)
-    fold[np.lexsort((_row_hash(logits, labels)[0], y))] = np.arange(len(y)) % folds
+    fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % folds
     return fold
 
 
@@ -41,16 +42,7 @@ def random_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     >>> random_groups(z, y, 5)
     array([0, 4, 4])
     """
-    mixed, shared = _row_hash(logits, labels)
-    if len(shared):
-        order = shared[np.argsort(mixed[shared], kind="stable")]
-        place = np.arange(len(order))
-        first = np.concatenate([[True], np.diff(mixed[order]) != 0])
-        copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
-        # A row without copies, or the first of them, goes where a stream would put it.
-        again, copy = order[copy > 0], copy[copy > 0]
-        mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
-    return _remainder(mixed, groups)
+    return _remainder(_copy_hash(logits, labels), groups)
 
 
 def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
@@ -103,6 +95,20 @@ def _repeated(values: np.ndarray) -> np.ndarray:
 def _remainder(values: np.ndarray, groups: int) -> np.ndarray:
     """values % groups; NumPy has a fast division by a scalar, but no fast remainder."""
     return (values - values // np.uint64(groups) * np.uint64(groups)).astype(np.int64)
+
+
+def _copy_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """A hash of the label, the whole row and the number of its copy."""
+    mixed, shared = _row_hash(logits, labels)
+    if len(shared):
+        order = shared[np.argsort(mixed[shared], kind="stable")]
+        place = np.arange(len(order))
+        first = np.concatenate([[True], np.diff(mixed[order]) != 0])
+        copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
+        # A row without copies, or the first of them, goes where a stream would put it.
+        again, copy = order[copy > 0], copy[copy > 0]
+        mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
+    return mixed
 
 
 def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:
