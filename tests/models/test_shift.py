@@ -12,7 +12,7 @@ import reference
 from trueup import metrics
 from trueup.models.corruptions import corrupt, defined_for
 from trueup.models.networks import CNN, Normalise, load_weights, resnet20
-from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift, risk_coverage_of
+from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
 
 
 def images(n=12, channels=3, seed=0):
@@ -117,13 +117,6 @@ def test_ood_equals_the_slow_loops(seed, known, foreign):
         assert row.aupr == pytest.approx(reference.average_precision(doubt, positive))
         assert row.fpr95 == pytest.approx(reference.false_positive_rate(-doubt, 1 - positive, 0.95))
         assert row.share == foreign / (known + foreign)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 6))
-def test_risk_by_any_score_equals_the_slow_loop(seed, n):
-    rng = np.random.default_rng(seed)
-    uncertainty, wrong = rng.integers(0, 4, n) / 4, rng.integers(0, 2, n).astype(float)
-    np.testing.assert_allclose(risk_coverage_of(uncertainty, wrong).risk, reference.risks(-uncertainty, wrong))
 
 
 def test_no_rows():

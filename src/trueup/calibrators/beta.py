@@ -68,8 +68,8 @@ class Beta(Calibrator):
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
             wanted = platt_targets(y, classes) if targets == "platt" else (y[:, None] == classes).double()
-            found, certificate = _rising(log_p, -log_rest, wanted)
-            parts.append(found)
+            parameters, certificate = _rising(log_p, -log_rest, wanted)
+            parts.append(parameters)
             certificates.append(certificate)
         return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
 
@@ -81,10 +81,10 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Cer
     is the better of the two curves with one coefficient; of one that is negative too, the constant.
     """
     weights, offset, certificate = fit_logistic([first, second], targets)
-    found = torch.cat([weights, offset[None]])
+    parameters = torch.cat([weights, offset[None]])
     falling = (weights < 0).any(dim=0).nonzero()[:, 0]
     if not len(falling):
-        return found, certificate
+        return parameters, certificate
     x, t = torch.stack([first[:, falling], second[:, falling]]), targets[:, falling]
     least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
     ends = [certificate]
@@ -95,12 +95,12 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Cer
         candidate[only] = torch.where(rises, weight[0], 0.0)
         candidate[2] = torch.where(rises, offset, torch.logit(t.mean(dim=0)))
         loss = _loss(candidate, x[0], x[1], t)
-        found[:, falling[loss < least]] = candidate[:, loss < least]
+        parameters[:, falling[loss < least]] = candidate[:, loss < least]
         least = torch.minimum(loss, least)
         ends.append(end)
     gradient, iterations = max(end.gradient for end in ends), max(end.iterations for end in ends)
-    loss = _loss(found, first, second, targets).sum()
-    return found, Certificate("converged", gradient, iterations, sum(end.passes for end in ends), float(loss))
+    loss = _loss(parameters, first, second, targets).sum()
+    return parameters, Certificate("converged", gradient, iterations, sum(end.passes for end in ends), float(loss))
 
 
 def _loss(curve: Tensor, first: Tensor, second: Tensor, targets: Tensor) -> Tensor:

@@ -105,11 +105,11 @@ def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     ordered, order = u.sort()
     share = (weight[order] + 1e-9 * weight.mean() + 1e-300).cumsum(dim=0)
     wanted = (torch.arange(number, dtype=share.dtype, device=share.device) + 0.5) / number * share[-1]
-    found = ordered[torch.searchsorted(share, wanted).clamp(max=len(u) - 1)]
+    quantiles = ordered[torch.searchsorted(share, wanted).clamp(max=len(u) - 1)]
     # Knots that all but coincide are one.
-    apart = 1e-6 * max(float(found[-1] - found[0]), temperature)
-    kept = [found[0], *(here for before, here in itertools.pairwise(found) if here - before > apart)]
-    return torch.stack(kept if len(kept) > 1 else [found[0], found[0] + temperature])
+    apart = 1e-6 * max(float(quantiles[-1] - quantiles[0]), temperature)
+    kept = [quantiles[0], *(here for before, here in itertools.pairwise(quantiles) if here - before > apart)]
+    return torch.stack(kept if len(kept) > 1 else [quantiles[0], quantiles[0] + temperature])
 
 
 def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tensor, Certificate]:

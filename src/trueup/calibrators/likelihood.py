@@ -134,8 +134,8 @@ class Problem:
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
         n, classes = self.z.shape
-        said = torch.softmax(self._subsample(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
-        return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * said + 0.5))])
+        mean_probs = torch.softmax(self._subsample(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
+        return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
     def _counts(self) -> np.ndarray:

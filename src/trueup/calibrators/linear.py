@@ -275,7 +275,7 @@ def _choose_penalty(
     parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
     n = len(whole.z)
     share = np.array([len(test.z) for _, test in parts]) / n
-    found = [whole.start_point(start)] * len(parts)
+    points = [whole.start_point(start)] * len(parts)
     best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
     least, worse = np.full(len(parts), np.inf), 0
     # What is made of the rows is the same for every penalty.
@@ -283,15 +283,15 @@ def _choose_penalty(
     with one_thread(whole.z.numel()):
         blocks = whole.blocks(start)
     for penalty in path:
-        found = [
+        points = [
             replace(train, penalty=penalty).solve_coarse(x, blocks, likelihood)
-            for (train, _), x, likelihood in zip(parts, found, learnt, strict=True)
+            for (train, _), x, likelihood in zip(parts, points, learnt, strict=True)
         ]
         with one_thread(whole.z.numel()):
-            sums = [likelihood(x)[0] for likelihood, x in zip(asked, found, strict=True)]
+            sums = [likelihood(x)[0] for likelihood, x in zip(asked, points, strict=True)]
         losses = np.array(sums) / (share * n)
         if losses @ share < best[0]:
-            best, least = (float(losses @ share), penalty, sum(found) / len(found)), losses
+            best, least = (float(losses @ share), penalty, sum(points) / len(points)), losses
         worse = worse + 1 if (losses > least).all() else 0
         if worse == 2:
             break

@@ -66,9 +66,9 @@ class OrderInvariant(Calibrator):
         """Stretch the gaps; the largest logit becomes 0."""
         self._check_classes(logits, self.first.shape[1] - 1)
         z = logits.double()
-        ordered, place = z.sort(dim=1, descending=True)
+        ordered, order = z.sort(dim=1, descending=True)
         stretched = _stretch_gaps(ordered, (self.first, self.second, self.third)) / self.temperature
-        return torch.zeros_like(z).scatter(1, place, stretched).to(logits.dtype)
+        return torch.zeros_like(z).scatter(1, order, stretched).to(logits.dtype)
 
     @classmethod
     def fit(
@@ -77,8 +77,8 @@ class OrderInvariant(Calibrator):
         """Order-invariant network: train the network by Adam on the likelihood, from temperature scaling."""
         z, y = as_tensors(logits, labels, at_least=1)
         temperature = Temperature.fit(z, y).temperature
-        ordered, place = upcast_half(z).double().sort(dim=1, descending=True)
-        rank = (place == y[:, None]).int().argmax(dim=1)
+        ordered, order = upcast_half(z).double().sort(dim=1, descending=True)
+        rank = (order == y[:, None]).int().argmax(dim=1)
         settings = {"temperature": float(temperature), "hidden": hidden, "batch": batch}
         layers = _train(ordered, rank, epochs=epochs, seed=seed, **settings)
         return cls(temperature, *layers)

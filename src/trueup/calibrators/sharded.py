@@ -81,9 +81,9 @@ def fit_shards(
     if method not in FITS:
         raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
     data = _Data(shards, executor, skip_bad, progress)
-    found = FITS[method](data)
+    calibrator = FITS[method](data)
     warn_of_bad_shards(data.bad)
-    return Fitted(found, data.rows, data.sample.logits.shape[1], data.bad)
+    return Fitted(calibrator, data.rows, data.sample.logits.shape[1], data.bad)
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class _Data:
         """Some rows, by which a search is begun: the first of some shards, unless all were read."""
         if self._sample is None:
             try:
-                found = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
+                sample = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
             except NoRows:
-                found = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
-            self._sample = Predictions(found[0].logits, found[0].labels)
+                sample = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
+            self._sample = Predictions(sample[0].logits, sample[0].labels)
         return self._sample
 
     def read_all(self) -> None:

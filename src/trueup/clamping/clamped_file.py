@@ -83,12 +83,12 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
             record["penalty"] = record.pop("lam")
         for table in _TABLES:
             record[table] = dict(record[table])
-        found = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
+        clamped = Clamped(model, before=before.to(device_of(model)), after=after.to(device_of(model)))
         try:
-            found.fit_record = FitRecord(**record)
+            clamped.fit_record = FitRecord(**record)
         except TypeError as error:
             raise ValueError(f"the record of the fit is none: {error}") from None
-    return found
+    return clamped
 
 
 def _shapes(model: nn.Module) -> dict[str, list[int]]:

@@ -85,10 +85,10 @@ def raise_on_all_ranks() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    said = all_gather_object(failure and f"{type(failure).__name__}: {failure}")
+    failures = all_gather_object(failure and f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
-    for source, message in enumerate(said):
+    for source, message in enumerate(failures):
         if message:
             raise RuntimeError(f"rank {source} failed with {message}")
 

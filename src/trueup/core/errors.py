@@ -72,9 +72,9 @@ class InputError(ValueError):
         hint = hints.get(self.hint, self.hint) if isinstance(self.hint, Hint) else self.hint
         if hint and self.choices:
             hint = hint.format(" or ".join(self.choices))
-        place = f"{os.fspath(self.file)}: " if self.file is not None else ""
-        place += f"{self.where}, " if self.where else ""
-        sentence = f"{place}{names.get(self.argument, self.argument)} must {self.wanted}, got {self.got}"
+        prefix = f"{os.fspath(self.file)}: " if self.file is not None else ""
+        prefix += f"{self.where}, " if self.where else ""
+        sentence = f"{prefix}{names.get(self.argument, self.argument)} must {self.wanted}, got {self.got}"
         return f"{sentence}; {hint}" if hint else sentence
 
     def __str__(self) -> str:

@@ -86,13 +86,13 @@ def html_table(
     button = '<button type="button">{}<span class="arrow" aria-hidden="true"></span></button>'
     columns = "".join(f'<th scope="col">{(button if sortable else "{}").format(escape(cell))}</th>' for cell in head)
     lines = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if isinstance(row, str):
             lines.append(f'<tr><th scope="rowgroup" colspan="{len(head)}">{escape(row)}</th></tr>')
             continue
         tags = ['th scope="row"', *["td"] * (len(row) - 1)]
         cells = "".join(_html_cell(tag, cell, sortable) for tag, cell in zip(tags, row, strict=True))
-        lines.append(f"<tr{' class=chosen' if place == chosen else ''}>{cells}</tr>")
+        lines.append(f"<tr{' class=chosen' if index == chosen else ''}>{cells}</tr>")
     kind = ' class="sortable"' if sortable else ""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     return f"<table{kind}>{title}<thead><tr>{columns}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -31,8 +31,8 @@ def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: fl
     """
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = top_label(log_probs, labels)
-    found = avu_penalty(confidence, correct, entropy_of(log_probs), threshold)
-    return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
+    penalty = avu_penalty(confidence, correct, entropy_of(log_probs), threshold)
+    return functional.nll_loss(log_probs, labels, reduction="none") + strength * penalty
 
 
 class AvUC(Loss, function=avuc, neutral={"strength": 0.0}):

@@ -88,15 +88,15 @@ def error_and_variance(samples: Tensor, targets: Tensor, *, variance_head: bool 
     >>> f"{error.item():.4f}", f"{uncertainty.item():.4f}"
     ('0.2500', '1.0000')
     """
-    found = moments(samples, variance_head=variance_head)
-    wanted = tuple(found.mean.shape)
+    predictive = moments(samples, variance_head=variance_head)
+    wanted = tuple(predictive.mean.shape)
     if tuple(targets.shape) not in (wanted, (*wanted, 1)):
-        twice = not variance_head and found.mean.numel() == 2 * targets.numel()
+        twice = not variance_head and predictive.mean.numel() == 2 * targets.numel()
         hint = "; a mean and a variance are variance_head=True" if twice else ""
         shape = tuple(samples.shape)
         raise ValueError(f"targets must have shape {wanted} for samples {shape}, got {tuple(targets.shape)}{hint}")
-    error = (targets.reshape(wanted).to(found.mean.dtype) - found.mean).square()
-    return error.reshape(-1), found.variance.reshape(-1)
+    error = (targets.reshape(wanted).to(predictive.mean.dtype) - predictive.mean).square()
+    return error.reshape(-1), predictive.variance.reshape(-1)
 
 
 def training_passes(model: nn.Module, inputs: Any, passes: int = 5) -> Tensor:

@@ -22,11 +22,11 @@ def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Nix & Weigend (1994), Estimating the mean and variance of the target probability distribution.
     """
-    found = moments(outputs[None], variance_head=True)
-    wanted = tuple(found.mean.shape)
+    predictive = moments(outputs[None], variance_head=True)
+    wanted = tuple(predictive.mean.shape)
     if tuple(targets.shape) not in (wanted, (*wanted, 1)):
         raise ValueError(
             f"targets must have shape {wanted} for outputs {tuple(outputs.shape)}, got {tuple(targets.shape)}"
         )
-    error = targets.reshape(wanted).to(found.mean.dtype) - found.mean
-    return (math.log(2 * math.pi) + found.within.log() + error.square() / found.within).mean() / 2
+    error = targets.reshape(wanted).to(predictive.mean.dtype) - predictive.mean
+    return (math.log(2 * math.pi) + predictive.within.log() + error.square() / predictive.within).mean() / 2

@@ -30,8 +30,8 @@ def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: fl
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = sort_by_confidence(*top_label(log_probs, labels))
     residual = (correct.to(confidence.dtype) - confidence) / len(labels)
-    found = safe_sqrt(laplacian_form(confidence, residual, bandwidth))
-    return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
+    error = safe_sqrt(laplacian_form(confidence, residual, bandwidth))
+    return functional.nll_loss(log_probs, labels, reduction="none") + strength * error
 
 
 @per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
@@ -53,8 +53,8 @@ def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, band
     confidence, correct = sort_by_confidence(*top_label(log_probs, labels))
     right, wrong = correct.sum(), (~correct).sum()
     residual = torch.where(correct, (1 - confidence) / right.clamp(min=1), -confidence / wrong.clamp(min=1))
-    found = safe_sqrt(laplacian_form(confidence, residual, bandwidth)) * (right * wrong > 0)
-    return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
+    error = safe_sqrt(laplacian_form(confidence, residual, bandwidth)) * (right * wrong > 0)
+    return functional.nll_loss(log_probs, labels, reduction="none") + strength * error
 
 
 class MMCE(Loss, function=mmce, neutral={"strength": 0.0}):

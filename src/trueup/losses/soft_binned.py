@@ -38,8 +38,8 @@ def soft_binned_ece(
     """
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = top_label(log_probs, labels)
-    found = soft_binned_error(confidence, correct, bins, temperature, order)
-    return functional.nll_loss(log_probs, labels, reduction="none") + strength * found
+    error = soft_binned_error(confidence, correct, bins, temperature, order)
+    return functional.nll_loss(log_probs, labels, reduction="none") + strength * error
 
 
 class SoftBinnedECE(Loss, function=soft_binned_ece, neutral={"strength": 0.0}):

@@ -220,12 +220,12 @@ class _Pairs:
 
     def neighbours(self) -> np.ndarray:
         """h of the first row and the second, of the third and the fourth, and so on."""
-        found = []
+        parts = []
         for at in _slices(len(self.logits) // 2 * 2):
             probs, residual = self.part(at)
             distance = (probs[::2] - probs[1::2]).square().sum(dim=1).sqrt()
-            found.append(torch.exp(distance / -self.bandwidth) * (residual[::2] * residual[1::2]).sum(dim=1))
-        return torch.cat(found).cpu().numpy()
+            parts.append(torch.exp(distance / -self.bandwidth) * (residual[::2] * residual[1::2]).sum(dim=1))
+        return torch.cat(parts).cpu().numpy()
 
 
 def _slices(n: int, start: int = 0) -> Iterator[slice]:

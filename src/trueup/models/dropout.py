@@ -246,7 +246,7 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
         try:
             features = trunk(*args, **kwargs)
             steady = rng_state().equal(start)
-            found = logits_of(head(features))
+            output = logits_of(head(features))
             if steady and training:  # in training a trunk may draw what it does not otherwise
                 for module, mode in modes:
                     module.training = mode
@@ -254,9 +254,9 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
                 trunk(*inputs[0], **kwargs)
                 steady = rng_state().equal(start)
         except Exception:
-            steady, found = False, wanted
-    same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    return known.setdefault(form, steady and same and found.numel() > 0)
+            steady, output = False, wanted
+    same = output.shape == wanted.shape and torch.allclose(output, wanted, rtol=1e-4, atol=1e-5)
+    return known.setdefault(form, steady and same and output.numel() > 0)
 
 
 def _form(model: nn.Module, inputs: Arguments) -> tuple[Any, ...]:
@@ -265,8 +265,8 @@ def _form(model: nn.Module, inputs: Arguments) -> tuple[Any, ...]:
 
 
 def _halves(model: nn.Module) -> Halves | None:
-    found: Any = ([getattr(model, name, None) for name in names] for names in HALVES)
-    return next((pair for pair in found if all(map(callable, pair))), None)
+    halves: Any = ([getattr(model, name, None) for name in names] for names in HALVES)
+    return next((pair for pair in halves if all(map(callable, pair))), None)
 
 
 def _is_rows(inputs: Arguments) -> bool:

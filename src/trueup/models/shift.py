@@ -15,7 +15,6 @@ from trueup.core.arrays import as_logits, as_vector
 from trueup.core.bins import BINS
 from trueup.core.progress import track
 from trueup.metrics import binned, proper, ranking
-from trueup.metrics.ranking import RiskCoverage
 from trueup.models.batches import Device
 from trueup.models.calibrated import collect
 from trueup.models.corruptions import CORRUPTIONS, corrupt, defined_for
@@ -171,26 +170,6 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
         uncertainty = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
         rows.append(OODRow(name, *_ranking_scores(uncertainty, mark), share))
     return rows
-
-
-def risk_coverage_of(uncertainty: Any, wrong: Any) -> RiskCoverage:
-    """The error rate among the k rows of least uncertainty, k = 1..n, for any score of uncertainty.
-
-    As `metrics.risk_coverage`, which ranks by the logits: equal scores give the expectation over their orders.
-
-    >>> risk_coverage_of([0.0, 0.3, 0.1, 0.2], [0, 1, 0, 1]).risk.round(4)
-    array([0.    , 0.    , 0.3333, 0.5   ])
-
-    El-Yaniv and Wiener (2010).
-    """
-    u = as_vector(uncertainty, "uncertainty").numpy()
-    bad = as_vector(wrong, "wrong", length=len(u)).numpy()
-    order = np.argsort(u, kind="stable")
-    ends = np.flatnonzero(np.diff(u[order], append=np.inf) != 0) + 1.0
-    errors = np.cumsum(bad[order])[ends.astype(np.int64) - 1]
-    kept = np.arange(1.0, len(u) + 1)
-    expected = np.interp(kept, np.append(0.0, ends), np.append(0.0, errors))
-    return RiskCoverage(coverage=kept / max(len(u), 1), risk=expected / kept)
 
 
 def _ranking_scores(uncertainty: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:

@@ -61,10 +61,10 @@ def settings_in(header: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
     """An entry of the header that must name its parts."""
-    found = header.get(name)
-    if not isinstance(found, dict):
-        raise ValueError(f"is no whole monitor ({name} must be named values, got {shorten(repr(found), 300)})")
-    return found
+    value = header.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"is no whole monitor ({name} must be named values, got {shorten(repr(value), 300)})")
+    return value
 
 
 def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:

@@ -58,13 +58,13 @@ def _list_files(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]
     files: dict[str, list[Path]] = {}
     labels: dict[str, list[int]] = {}
     for key in ("train", "val"):
-        found = sorted(path for path in (place / key).glob("*/*") if path.suffix.lower() in ENDINGS)
-        strange = next((path for path in found if path.parent.name not in classes), None)
+        paths = sorted(path for path in (place / key).glob("*/*") if path.suffix.lower() in ENDINGS)
+        strange = next((path for path in paths if path.parent.name not in classes), None)
         if strange is not None:
             raise ValueError(f"{strange}: there is no class {strange.parent.name} in {place / 'train'}")
-        if not found:
+        if not paths:
             raise ValueError(f"{place / key}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
-        files[key], labels[key] = found, [classes.index(path.parent.name) for path in found]
+        files[key], labels[key] = paths, [classes.index(path.parent.name) for path in paths]
     return files, labels, classes
 
 

@@ -64,12 +64,12 @@ def sources(data_dir: str | None, *, data: str | None = None, splits: int | None
     ['calibrated', 'overconfident', 'underconfident', 'biased', 'crooked', 'mixed']
     """
     splits = SPLITS if splits is None else splits
-    found = list(_synthetic_sources(splits) if data_dir is None else _file_sources(logits_folder(data_dir), splits))
+    sources = list(_synthetic_sources(splits) if data_dir is None else _file_sources(logits_folder(data_dir), splits))
     if data is None:
-        return found
-    if chosen := [source for source in found if source["data"] == data]:
+        return sources
+    if chosen := [source for source in sources if source["data"] == data]:
         return chosen
-    names = dict.fromkeys(source["data"] for source in found)
+    names = dict.fromkeys(source["data"] for source in sources)
     raise ValueError(f"data must be one of {', '.join(names)}, got {data!r}")
 
 

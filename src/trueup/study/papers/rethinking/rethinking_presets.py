@@ -119,8 +119,8 @@ def plans(options: Options) -> list[Plan]:
     if preset not in PRESETS:
         wish = "preset" if options.preset else "data, without a preset,"
         raise ValueError(f"{wish} must be one of {', '.join(PRESETS)}, got {preset!r}")
-    found = [plan for plan in PRESETS[preset] if options.data in (None, plan.data)]
-    if not found:
+    plans = [plan for plan in PRESETS[preset] if options.data in (None, plan.data)]
+    if not plans:
         names = ", ".join(plan.data for plan in PRESETS[preset])
         raise ValueError(f"data must be one of {names} with preset {preset!r}, got {options.data!r}")
-    return found
+    return plans
