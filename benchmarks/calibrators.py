@@ -31,7 +31,7 @@ from metrics import peak_growth, print_versions, shape
 from peers import Answer
 from timing import OURS, Run, Timing, contenders, race, stopwatch
 from trueup import metrics
-from trueup.calibrators.auto import CHOICES
+from trueup.calibrators.auto import CANDIDATES
 from trueup.registry import METHODS
 
 Pair = tuple[Tensor, Tensor]
@@ -436,7 +436,7 @@ def study() -> None:
     for name, splits in real_files(Path(folder) / "logits"):
         losses: dict[str, list[np.ndarray]] = {}
         for fit, test in splits:
-            runs = {method: ours(method) for method in (*CHOICES, *OTHERS, "auto")}
+            runs = {method: ours(method) for method in (*CANDIDATES["up to 30 classes"], *OTHERS, "auto")}
             runs |= {f"{m} {p}": f for m in ("sms", "svs", "ets") for p, f in peers.fitting(m).items()}
             for key, run in runs.items():
                 losses.setdefault(key, []).append(row_losses(run(*fit), test))

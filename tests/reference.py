@@ -558,3 +558,34 @@ def class_calibration_errors(logits, labels, bins):
         error = binned_errors(index, probs[:, k], hits)["ece"]
         found.append((error, sum(probs[:, k]) / len(hits), sum(hits) / len(hits)))
     return found
+
+
+def em_weights(probs, labels, prior, steps=20000):
+    """Weights of a mixture by EM: each row's label is shared out to the parts, α − 1 rows more to each."""
+    parts, n, _ = probs.shape
+    given = np.array([[probs[m, i, labels[i]] for m in range(parts)] for i in range(n)])
+    weights = np.full(parts, 1 / parts)
+    for _ in range(steps):
+        counts = np.array(prior, dtype=float) - 1
+        counts = counts + (weights * given / (given @ weights)[:, None]).sum(axis=0)
+        before, weights = weights, counts / counts.sum()
+        if np.abs(weights - before).max() < 1e-9:
+            break
+    return weights
+
+
+def nll_of_mixture(probs, labels, weights):
+    """The mean log-loss of a mixture of probabilities (parts, n, classes)."""
+    return -sum(
+        math.log(sum(w * part[i, y] for w, part in zip(weights, probs, strict=True))) for i, y in enumerate(labels)
+    ) / len(labels)
+
+
+def brier_of_mixture(probs, labels, weights):
+    """Its mean Brier score."""
+    total = 0.0
+    for i, y in enumerate(labels):
+        for k in range(probs.shape[2]):
+            mixed = sum(w * part[i, k] for w, part in zip(weights, probs, strict=True))
+            total += (mixed - (1.0 if k == y else 0.0)) ** 2
+    return total / len(labels)

@@ -107,7 +107,6 @@ METHODS = Lazy(
         ),
         **_fits("low_rank", low_rank="LowRank.fit"),
         **_fits("ets", ets="EnsembleTemperature.fit"),
-        **_fits("uniform_mixture", uniform_mixture="UniformMixture.fit"),
         **_fits("platt", platt="Platt.fit"),
         **_fits("beta", beta="Beta.fit"),
         **_fits("quadratic", quadratic="Quadratic.fit"),
@@ -151,6 +150,7 @@ CALIBRATORS = Lazy(
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
         "Mixture": "trueup.calibrators.pool:Mixture",
+        "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

@@ -4,7 +4,6 @@ import torch
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.auto import CHOICES
 from trueup.calibrators.compose import Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement, simplest
 from trueup.calibrators.temperature import Temperature
 
@@ -103,12 +102,6 @@ def test_grid_keeps_the_option_of_least_loss():
     found = grid("matrix", penalty=[1e-6, 1e3])(LOGITS, LABELS)
     assert found.choice.chosen == "{'penalty': 1e-06}"
     assert len(grid("temperature_ece", temperatures=[[1.0], [2.0]], bins=[10, 15])(LOGITS, LABELS).choice.scores) == 4
-
-
-def test_auto_chooses_from_the_stated_list():
-    found = METHODS["auto"](LOGITS, LABELS)
-    assert set(found.choice.scores) == set(CHOICES)
-    assert metrics.nll(found(LOGITS), LABELS) < metrics.nll(LOGITS, LABELS)
 
 
 def test_refinement_adds_up():

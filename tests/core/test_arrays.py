@@ -126,8 +126,11 @@ class TestFromProbs:
             z = from_probs(np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]))
         assert len(caught) == 1
         assert z[0, 1] == np.log(0.25)
-        with pytest.warns(UserWarning, match="raised to 1e-06, as none lies between"):
+        with pytest.warns(UserWarning, match="raised to 1e-06, the least floor by default"):
             from_probs(np.array([[1.0, 0.0], [0.0, 1.0]]))
+        with pytest.warns(UserWarning, match="raised to 1e-06, the least"):
+            z = from_probs(np.array([[1.0, 0.0], [1 - 1e-9, 1e-9]]))
+        assert np.array_equal(z[:, 1], np.log([1e-6, 1e-6]))
 
     @pytest.mark.filterwarnings("ignore:.*exact zeros")
     @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -115,6 +115,14 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     return log_shared.scatter(1, best, torch.log(top))
 
 
+def break_ties(logits: Tensor, calibrated: Tensor) -> Tensor:
+    """Where rounding leaves another class level with the predicted one, put it below by a few units of rounding."""
+    best = logits.argmax(dim=1, keepdim=True)
+    top = calibrated.gather(1, best)
+    below = top - 4 * torch.finfo(calibrated.dtype).eps * (1 + top.abs())
+    return torch.where(logits < logits.gather(1, best), torch.minimum(calibrated, below), calibrated)
+
+
 def _cap_masses(mass: Tensor, total: Tensor, cap: Tensor) -> Tensor:
     """Scale the masses up and cap them so that they still add up to the total: find how many reach the cap."""
     ordered = mass.sort(dim=1, descending=True).values

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel
+from trueup.calibrators.base import Calibrator, TopLabel, break_ties
 from trueup.calibrators.per_class import (
     PADDING,
     clip_frequencies,
@@ -175,11 +175,7 @@ class IsotonicPooled(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """The curve of every class, normalised."""
         out = one_vs_rest(logits, lambda p: interpolate(p, self.knots, self.values))
-        # Where rounding leaves another class level with the predicted one, it goes below by a few units of rounding.
-        best = logits.argmax(dim=1, keepdim=True)
-        top = out.gather(1, best)
-        below = top - 4 * torch.finfo(out.dtype).eps * (1 + top.abs())
-        return torch.where(logits < logits.gather(1, best), torch.minimum(out, below), out)
+        return break_ties(logits, out)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any) -> Self:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
+from scipy.special import xlogy
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, break_ties
+from trueup.calibrators.temperature_search import brier_inverse_temperature, inverse_temperature
+from trueup.core.row_scores import score_rows
+
+_RIDGE = 1e-9  # parts that say the same leave a direction without curvature
+_LEAST_GAIN = 1e-9  # in the mean loss of a row
 
 
 class Mixture(Calibrator):
-    """Mix what several calibrators say: q ∝ (Σ_m w_m p_m)^(1/T), with w > 0 and Σw = 1.
+    """Mix what several calibrators say: q ∝ (Σ_m w_m p_m)^(1/T), w > 0 and Σw = 1, and then (1 − ε) q + ε/K.
 
-    The mean of calibrated forecasts is less sure than it should be, which the temperature T puts right. Not for
-    reading: no single curve shows what it does.
+    The mean of calibrated forecasts is less sure than it should be, which the temperature T puts right. The share ε of
+    the uniform distribution bounds what a row can cost, by ln(K/ε). Not for reading: no single curve shows what it
+    does.
 
     >>> from trueup.calibrators.temperature import Temperature
     >>> Mixture([Temperature(1.0), Temperature(4.0)], weights=[0.5, 0.5])([[2.0, 0.0]]).round(4)
@@ -28,17 +37,26 @@ class Mixture(Calibrator):
 
     weights: Tensor
     temperature: Tensor
+    share: Tensor
 
-    def __init__(self, calibrators: Sequence[Calibrator], weights: Any, temperature: Tensor | float = 1.0) -> None:
+    def __init__(
+        self,
+        calibrators: Sequence[Calibrator],
+        weights: Any,
+        temperature: Tensor | float = 1.0,
+        share: Tensor | float = 0.0,
+    ) -> None:
         super().__init__()
         self.calibrators = torch.nn.ModuleList(calibrators)
-        self.keep("weights", weights)
-        self.keep("temperature", temperature)
+        for name, value in (("weights", weights), ("temperature", temperature), ("share", share)):
+            self.keep(name, value)
         w = self.weights
         if w.shape != (len(self.calibrators),) or not bool((w > 0).all()) or abs(float(w.sum()) - 1) > 1e-6:
             raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {weights}")
         if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
             raise ValueError(f"temperature must be one positive number, got {temperature}")
+        if not (self.share.ndim == 0 and 0 <= float(self.share) < 1):
+            raise ValueError(f"share must be one number in [0, 1), got {share}")
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
@@ -51,58 +69,131 @@ class Mixture(Calibrator):
         return all(part.shift_invariant for part in self.calibrators)
 
     def map(self, logits: Tensor) -> Tensor:
-        """The logarithm of the mixture, over T."""
+        """The logarithm of the mixture."""
         parts = [
             torch.log_softmax(part(logits).double(), dim=1) + torch.log(w)
             for part, w in zip(self.calibrators, self.weights, strict=True)
         ]
-        return (torch.logsumexp(torch.stack(parts), dim=0) / self.temperature).to(logits.dtype)
+        log_q = torch.log_softmax(torch.logsumexp(torch.stack(parts), dim=0) / self.temperature, dim=1)
+        uniform = torch.log(self.share) - math.log(logits.shape[1])
+        mixed = torch.logaddexp(log_q + torch.log1p(-self.share), uniform).to(logits.dtype)
+        return break_ties(logits, mixed) if self.keeps_argmax else mixed
 
     def config(self) -> dict[str, Any]:
-        """The calibrators, their weights and the temperature."""
-        return {"calibrators": list(self.calibrators), "weights": self.weights, "temperature": self.temperature}
+        """The parts and how they are mixed."""
+        return {
+            "calibrators": list(self.calibrators),
+            "weights": self.weights,
+            "temperature": self.temperature,
+            "share": self.share,
+        }
+
+
+class HeldOut:
+    """What candidates say of rows that they have not seen, and how well mixtures of them would have done there."""
+
+    def __init__(self, labels: Tensor, fold: np.ndarray, classes: int, score: str) -> None:
+        self.labels, self.fold, self.score = labels, fold, score
+        self.shape = len(labels), classes
+        self.log_probs: dict[str, Tensor] = {}
+
+    def add(self, name: str, rows: np.ndarray, log_probs: Tensor) -> None:
+        """Note what a candidate says of some rows."""
+        if name not in self.log_probs:
+            self.log_probs[name] = torch.zeros(self.shape, dtype=torch.float32, device=log_probs.device)
+        self.log_probs[name][torch.from_numpy(rows).to(log_probs.device)] = log_probs.float()
+
+    def losses(self, name: str) -> np.ndarray:
+        """A candidate's loss in each row."""
+        losses: np.ndarray = getattr(score_rows(self.log_probs[name].double(), self.labels), self.score)
+        return losses
+
+    def weights(self, names: Sequence[str], prior: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The best weights of a mixture on some rows."""
+        if self.score == "nll":
+            return likelihood_weights(self._label_probs(names)[rows], prior)
+        probs = [self.log_probs[name][rows].double().exp().cpu().numpy() for name in names]
+        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows])
+
+    def mixture_losses(self, names: Sequence[str], prior: np.ndarray) -> np.ndarray:
+        """The loss in each row of a mixture whose weights were fitted to the other folds (its temperature left out)."""
+        losses = np.empty(len(self.fold))
+        for k in np.unique(self.fold):
+            rows = self.fold == k
+            mixed = self._mix(names, self.weights(names, prior, ~rows), rows)
+            losses[rows] = getattr(score_rows(mixed, self.labels[torch.from_numpy(rows)]), self.score)
+        return losses
+
+    def temperature(self, names: Sequence[str], weights: np.ndarray) -> float:
+        """The best temperature of a mixture, which makes it surer or leaves it."""
+        search = inverse_temperature if self.score == "nll" else brier_inverse_temperature
+        return 1 / min(max(search(self._mix(names, weights), self.labels)[0], 1.0), 2.0)
+
+    def _label_probs(self, names: Sequence[str]) -> np.ndarray:
+        columns = [self.log_probs[name].gather(1, self.labels[:, None])[:, 0] for name in names]
+        return np.exp(torch.stack(columns, dim=1).double().cpu().numpy()).clip(1e-300)
+
+    def _mix(self, names: Sequence[str], weights: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Tensor:
+        parts = [w * self.log_probs[name][rows].double().exp() for name, w in zip(names, weights, strict=True)]
+        return torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
 
 
 def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Weights of most likelihood for a mixture, given the label's probability under each part, (n, parts).
+    """Weights of most posterior density for a mixture, from the label's probability under each part, (n, parts).
 
-    EM on Σ_i ln Σ_m w_m p_im + Σ_m (α_m − 1) ln w_m, which is concave for α ≥ 1; a larger α favours a part.
+    Σ_i ln Σ_m w_m p_im + Σ_m (α_m − 1) ln w_m is concave for α ≥ 1; α − 1 are rows that a part explains alone. With
+    Σ_m w_m taken off per row, the sum of the weights is one at the maximum by itself. Newton's steps, each quadratic
+    model's minimum over w ≥ 0 by non-negative least squares.
+    Kim, Carbonetto, Stephens & Anitescu, "A fast algorithm for maximum likelihood estimation of mixture proportions
+    using sequential quadratic programming" (2020).
 
-    >>> p = np.array([[0.9, 0.5], [0.8, 0.5], [0.7, 0.5]])
-    >>> likelihood_weights(p, np.ones(2)).round(3)
-    array([1., 0.])
+    >>> p = np.array([[0.9, 0.5], [0.8, 0.5], [0.3, 0.5]])
+    >>> likelihood_weights(p, np.ones(2)).round(3), likelihood_weights(p, np.array([1.0, 1.5])).round(3)
+    (array([1., 0.]), array([0.292, 0.708]))
     """
+    p = label_probs / label_probs.max(axis=1, keepdims=True)
+    alone = prior - 1
+    total = len(p) + alone.sum()
+
+    def loss(w: np.ndarray) -> float:
+        with np.errstate(divide="ignore"):
+            return float(w.sum() - (np.log(p @ w).sum() + xlogy(alone, w).sum()) / total)
+
     weights = prior / prior.sum()
-    total = len(label_probs) + (prior - 1).sum()
-    for _ in range(1000):
-        # α − 1 are counts of rows that the part explains alone.
-        mean = label_probs.T @ (1 / (label_probs @ weights))
-        following = (weights * mean + prior - 1) / total
-        if np.abs(following - weights).max() < 1e-6:
-            return following
-        weights = following
-    return weights
+    now = loss(weights)
+    for _ in range(100):
+        a = p / (p @ weights)[:, None]
+        own = np.divide(alone, weights, out=np.zeros_like(weights), where=alone > 0)
+        slope = 1 - (a.sum(axis=0) + own) / total
+        curvature = (a.T @ a + np.diag(own * own / alone.clip(1e-300))) / total + _RIDGE * np.eye(len(weights))
+        step = _non_negative(curvature, curvature @ weights - slope) - weights
+        gain, length = -float(slope @ step), 1.0
+        while gain > _LEAST_GAIN and loss(weights + length * step) > now - 1e-4 * length * gain and length > 1e-6:
+            length /= 2
+        if gain <= _LEAST_GAIN or length <= 1e-6:
+            break
+        weights = weights + length * step
+        now = loss(weights)
+    return weights / weights.sum()
 
 
-def brier_weights(probs: np.ndarray, labels: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Weights of least Brier score for a mixture of probabilities (parts, n, classes).
-
-    The score is a quadratic form on the simplex, minimised by multiplicative steps; α − 1 count rows as above.
+def brier_weights(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Weights of least Brier score for a mixture of probabilities (parts, n, classes): a quadratic form on the simplex.
 
     >>> p = np.array([[[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.5, 0.5]]])
-    >>> brier_weights(p, np.array([0, 0]), np.ones(2)).round(3)
+    >>> brier_weights(p, np.array([0, 0])).round(3)
     array([1., 0.])
     """
-    n = probs.shape[1]
-    square = np.einsum("ink,jnk->ij", probs, probs, optimize=True) / n
-    hit = probs[:, np.arange(n), labels].mean(axis=1)
-    weights = prior / prior.sum()
-    # A part's regret against the mixture, over what a row can lose at most, makes steps that cannot overshoot.
-    for _ in range(5000):
-        slope = 2 * (square @ weights - hit) - (prior - 1) / (n * weights.clip(1e-9))
-        following = weights * np.exp(-(slope - slope @ weights).clip(-20, 20) / 2)
-        following /= following.sum()
-        if np.abs(following - weights).max() < 1e-6:
-            return following
-        weights = following
+    parts, n, _ = probs.shape
+    flat = probs.reshape(parts, -1)
+    # A row's squared error with the sum of the weights held to one by a penalty that outweighs it.
+    square = flat @ flat.T / n + _RIDGE * np.eye(parts) + 1e4
+    weights = _non_negative(square, probs[:, np.arange(n), labels].mean(axis=1) + 1e4)
+    return weights / weights.sum()
+
+
+def _non_negative(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """The w ≥ 0 that minimises ½ wᵀ(square)w − (linear)ᵀw."""
+    root = np.linalg.cholesky(square)
+    weights: np.ndarray = nnls(root.T, np.linalg.solve(root, linear))[0]
     return weights

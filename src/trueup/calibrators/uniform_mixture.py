@@ -15,7 +15,7 @@ from trueup.core.splits import stratified_folds
 
 SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 """Shares that `fit` tries."""
-_LEAST_GAIN = 1e-4  # in the mean log-loss: a share that gains less is not taken
+_LEAST_GAIN = 1e-4  # in the mean log-loss, or one over the rows: a share that gains less is not taken
 _NUMBERS = 1 << 21  # as many as choose a share
 
 
@@ -60,4 +60,4 @@ class UniformMixture(Calibrator):
         z = upcast_half(z)
         losses = [inverse_temperature(cls(share)(z) if share else z, y)[1].loss for share in SHARES]
         best = min(range(len(SHARES)), key=losses.__getitem__)
-        return cls(SHARES[best] if losses[best] < losses[0] - _LEAST_GAIN else 0.0)
+        return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_GAIN, 1 / len(z)) else 0.0)

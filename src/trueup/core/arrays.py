@@ -21,7 +21,7 @@ Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
 
 FLOOR = 1e-6
-"""What an exact zero becomes where all probabilities are zeros and ones, which show no resolution."""
+"""What an exact zero becomes at least, unless a floor is given."""
 
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
@@ -121,9 +121,9 @@ def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> 
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
     vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
-    Exact zeros, as in the votes of a forest, are raised to half the smallest positive probability, which is the
-    resolution of the data, and a warning says so. With `floor` nothing is smaller than that: give later, smaller
-    batches the floor of the calibration set (`resolution`).
+    Where there are exact zeros, as in the votes of a forest, whatever is smaller is raised to half the smallest
+    positive probability, which is the resolution of the data, or to 1e-6 if that is more, and a warning says so. With
+    `floor` nothing is smaller than that: give later, smaller batches the floor of the calibration set (`resolution`).
 
     >>> from_probs(np.array([[0.5, 0.5]]))
     array([[-0.69314718, -0.69314718]])
@@ -154,21 +154,21 @@ def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> 
 
 
 def resolution(probs: Any) -> float:
-    """Half the smallest positive probability: what an exact zero may stand for.
+    """Half the smallest positive probability, and at least 1e-6: what an exact zero may stand for.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = _tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return FLOOR if smallest > 0.5 else max(smallest / 2, torch.finfo(p.dtype).tiny)
+    return FLOOR if smallest > 0.5 else max(smallest / 2, FLOOR)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
     """Say that exact zeros among probabilities were raised, and to what."""
     warnings.warn(
         f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
-        + ("as none lies between 0 and 0.5" if floor == FLOOR else "which is half the smallest positive one"),
+        + ("the least floor by default" if floor == FLOOR else "which is half the smallest positive one"),
         stacklevel=3,
     )
 

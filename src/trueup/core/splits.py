@@ -14,11 +14,12 @@ from trueup.core.arrays import upcast_half
 
 
 def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
-    """The fold of each row: each class is spread evenly over the folds, and so are copies of a row.
+    """The fold of each row: each class is spread evenly over the folds, and copies of a row at random.
 
-    Within a label, rows are sorted by a hash of all that they hold and take the folds in turn. The order of the rows
-    does not matter, since only equal rows can change places. Folds by the hash alone would put all copies of a row in
-    one fold, and cross-validation of discrete scores would break.
+    Within a label, rows are sorted by a hash of all that they hold and of the number of their copy, and take the folds
+    in turn. The order of the rows does not matter, since only equal rows can change places. Folds by the hash alone
+    would put all copies of a row in one fold, and cross-validation of discrete scores would break. Copies in turn would
+    make every fold alike, and steps that follow the noise would seem to predict it.
 
     >>> z, y = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0, 1, 0])
     >>> stratified_folds(z, y, 2)
@@ -26,7 +27,7 @@ def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
     """
     y = labels.cpu().numpy()
     fold = np.empty(len(y), np.int64)
-    fold[np.lexsort((_row_hash(logits, labels), y))] = np.arange(len(y)) % folds
+    fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % folds
     return fold
 
 
@@ -41,15 +42,7 @@ def random_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     >>> random_groups(z, y, 5)
     array([0, 4, 4])
     """
-    mixed = _row_hash(logits, labels)
-    order = np.argsort(mixed, kind="stable")
-    first = np.concatenate([[True], np.diff(mixed[order]) != 0]) if len(order) else np.zeros(0, bool)
-    place = np.arange(len(order))
-    copy = np.empty(len(order), np.uint64)
-    copy[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    # A row without copies goes where a stream would put it.
-    mixed = np.where(copy == 0, mixed, _mix(_mix(mixed, copy, _FACTORS[0]), copy, _FACTORS[1]))
-    return (mixed % np.uint64(groups)).astype(np.int64)
+    return (_copy_hash(logits, labels) % np.uint64(groups)).astype(np.int64)
 
 
 def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
@@ -91,6 +84,18 @@ def _row_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
             whole = _mix(whole, bits[:, k], _FACTORS[k % 3])
         mixed[rows] = whole
     return mixed
+
+
+def _copy_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """A hash of the label, the whole row and the number of its copy."""
+    mixed = _row_hash(logits, labels)
+    order = np.argsort(mixed, kind="stable")
+    first = np.concatenate([[True], np.diff(mixed[order]) != 0]) if len(order) else np.zeros(0, bool)
+    place = np.arange(len(order))
+    copy = np.empty(len(order), np.uint64)
+    copy[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    # A row without copies goes where a stream would put it.
+    return np.where(copy == 0, mixed, _mix(_mix(mixed, copy, _FACTORS[0]), copy, _FACTORS[1]))
 
 
 def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:

@@ -1,0 +1,207 @@
+"""The pool of candidates, and the automatic choice that makes it."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import brier_of_mixture, em_weights, nll_of_mixture
+from strategies import calibrated
+from trueup import METHODS, metrics
+from trueup.calibrators import auto as auto_module
+from trueup.calibrators.auto import CANDIDATES, auto
+from trueup.calibrators.identity import Identity
+from trueup.calibrators.pool import HeldOut, Mixture, brier_weights, likelihood_weights
+from trueup.calibrators.temperature import Temperature
+from trueup.calibrators.uniform_mixture import UniformMixture
+from trueup.io.artifacts import load_calibrator, save_calibrator
+
+seeds = st.integers(0, 10**6)
+PARTS = [Temperature(0.5), Temperature(2.0)]
+
+
+def _probs(seed, parts=3, n=40, classes=3):
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(classes), size=(parts, n))
+    return probs, rng.integers(0, classes, n), rng
+
+
+@given(seed=seeds)
+def test_likelihood_weights_are_those_of_em(seed):
+    probs, labels, rng = _probs(seed)
+    prior = 1 + rng.integers(0, 3, 3) * rng.random(3)
+    found = likelihood_weights(probs[:, np.arange(40), labels].T, prior)
+    assert np.allclose(found, em_weights(probs, labels, prior), atol=2e-4)
+
+
+def test_parts_that_say_the_same_share_their_weight():
+    column = np.random.default_rng(0).random((50, 1))
+    assert likelihood_weights(np.hstack([column, column, column / 2]), np.ones(3)).round(3).tolist() == [0.5, 0.5, 0.0]
+
+
+@given(seed=seeds)
+def test_brier_weights_cannot_be_bettered(seed):
+    probs, labels, rng = _probs(seed)
+    found = brier_weights(probs, labels)
+    assert found.min() >= 0
+    assert found.sum() == pytest.approx(1)
+    least = brier_of_mixture(probs, labels, found)
+    for other in (*np.eye(3), *rng.dirichlet(np.ones(3), size=5)):
+        assert brier_of_mixture(probs, labels, found + 0.1 * (other - found)) >= least - 1e-9
+
+
+@pytest.mark.parametrize("score", ["nll", "brier"])
+def test_losses_of_a_mixture_come_from_weights_that_saw_other_folds(score):
+    probs, labels, _ = _probs(3)
+    held_out = HeldOut(torch.from_numpy(labels), np.arange(40) % 4, 3, score)
+    for k, name in enumerate("abc"):
+        held_out.add(name, np.arange(40) < 40, torch.from_numpy(np.log(probs[k])))
+    found = held_out.mixture_losses("abc", np.ones(3))
+    slow = nll_of_mixture if score == "nll" else brier_of_mixture
+    for k in range(4):
+        rows = np.arange(40) % 4 == k
+        weights = held_out.weights("abc", np.ones(3), ~rows)
+        assert found[rows].mean() == pytest.approx(slow(probs[:, rows], labels[rows], weights), rel=1e-5)
+
+
+def test_mixture_is_what_its_formula_says():
+    z = np.array([[2.0, 0.0, -1.0]])
+    first, second = (np.exp(z / t) / np.exp(z / t).sum() for t in (0.5, 2.0))
+    pooled = (0.3 * first + 0.7 * second) ** (1 / 0.8)
+    expected = 0.9 * pooled / pooled.sum() + 0.1 / 3
+    assert np.allclose(np.exp(Mixture(PARTS, [0.3, 0.7], 0.8, 0.1)(z)), expected, rtol=1e-12)
+
+
+def test_mixture_refuses_what_is_none():
+    for arguments, message in (
+        ((PARTS, [0.5, 0.6]), "weights must be 2 positive numbers of sum 1"),
+        ((PARTS, [0.0, 1.0]), "weights must be 2 positive"),
+        ((PARTS, [0.5, 0.5], 0.0), "temperature must be one positive number"),
+        ((PARTS, [0.5, 0.5], 1.0, 1.0), r"share must be one number in \[0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Mixture(*arguments)
+
+
+def test_uniform_share_is_taken_where_sure_errors_rule():
+    z, y = calibrated(1000, 3)
+    assert float(UniformMixture.fit(z, y).share) == 0  # the noise of a thousand rows asks for 0.01
+    wrong = np.random.default_rng(0).random(1000) < 0.02
+    sure = np.where(wrong[:, None], 60.0 * np.eye(3)[(y + 1) % 3], z)
+    assert float(UniformMixture.fit(sure, y).share) > 0
+    with pytest.raises(ValueError, match="share must be one number"):
+        UniformMixture(1.0)
+
+
+@pytest.fixture(scope="module")
+def bent():
+    """Scores whose fault has no simple curve, of three classes, in two halves."""
+    z, y = calibrated(1600, 3, scale=2.0)
+    z = np.concatenate([2 * z[:, :1], np.tanh(z[:, 1:])], axis=1)
+    return (z[:800], y[:800]), (z[800:], y[800:])
+
+
+@pytest.fixture(scope="module")
+def pooled(bent):
+    return auto(*bent[0])
+
+
+def test_auto_is_better_than_temperature_and_says_what_it_is(bent, pooled):
+    (z, y), test = bent
+    choice = pooled.choice
+    assert choice.chosen in ("mixture", *choice.weights)
+    assert sum(choice.weights.values()) == pytest.approx(1)
+    assert set(choice.weights) <= set(choice.scores) - set(choice.reasons)
+    assert set(CANDIDATES["up to 30 classes"]) <= set(choice.scores)
+    assert set(choice.errors) == set(choice.scores) - set(choice.reasons)
+    assert choice.detectable > 0
+    assert choice.loss < choice.scores["temperature"]
+    assert metrics.nll(pooled(test[0]), test[1]) < metrics.nll(METHODS["temperature"](z, y)(test[0]), test[1]) - 0.01
+
+
+def test_the_order_of_rows_does_not_matter(bent, pooled):
+    (z, y), test = bent
+    order = np.random.default_rng(0).permutation(len(y))
+    assert np.allclose(auto(z[order], y[order])(test[0]), pooled(test[0]), atol=1e-3)
+
+
+def test_a_pool_is_copied_and_saved_whole(bent, pooled, tmp_path):
+    z = bent[1][0]
+    save_calibrator(pooled, tmp_path / "pool.safetensors")
+    for other in (
+        copy.deepcopy(pooled),
+        pickle.loads(pickle.dumps(pooled)),
+        load_calibrator(tmp_path / "pool.safetensors"),
+    ):
+        assert np.array_equal(other(z), pooled(z))
+
+
+def test_calibrated_data_stay_as_they_are_and_the_record_says_what_could_be_seen():
+    found = auto(*calibrated(1000, 3))
+    assert isinstance(found, Identity)
+    assert found.choice.chosen == "identity"
+    assert 0 < found.choice.detectable < 0.1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_argmax_is_kept_where_asked(bent, dtype):
+    (z, y), (new, _) = bent
+    found = auto(z.astype(dtype), y, keep_argmax=True)
+    near = np.array([[1e-9, 0.0, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1e-9], [50.0, 50.0 + 2e-5, -50.0]])
+    assert found.keeps_argmax
+    for logits in (new.astype(dtype), (new * 100).astype(dtype), near.astype(dtype)):
+        assert np.array_equal(found(logits).argmax(axis=1), logits.argmax(axis=1))
+
+
+def test_weights_by_brier_score(bent):
+    (z, y), test = bent
+    found = auto(z, y, score="brier")
+    assert metrics.brier(found(test[0]), test[1]) < metrics.brier(*test)
+    assert found.choice.loss < found.choice.scores["temperature"]
+    with pytest.raises(ValueError, match='score must be "nll" or "brier", got \'ece\''):
+        auto(z, y, score="ece")
+
+
+def test_a_class_without_rows_keeps_its_odds():
+    z, y = calibrated(900, 3, temperature=2.0)
+    seen = y < 2
+    found = auto(z[seen], y[seen])
+    assert set(found.choice.scores) == set(CANDIDATES["the same for all classes"])
+    turned = found(z[:, ::-1].copy())[:, ::-1]
+    assert np.allclose(turned, found(z), atol=1e-9)  # all classes are treated alike
+
+
+def test_few_rows_have_few_candidates():
+    z, y = calibrated(200, 3, temperature=2.0)
+    assert set(CANDIDATES["few rows"]) <= set(auto(z, y).choice.scores)
+    rare = np.zeros(1000, int)
+    rare[:3] = 1
+    scores = np.random.default_rng(0).normal(size=(1000, 2))
+    assert {name.removeprefix("mixed_") for name in auto(scores, rare).choice.scores} == set(
+        CANDIDATES["few rows, two classes"]
+    )
+
+
+def test_steps_win_where_confidences_are_few_and_uneven():
+    """Stated confidences: few values, which are right as often as no smooth curve would say."""
+    rng = np.random.default_rng(0)
+    stated = rng.choice([0.5, 0.8, 0.9, 0.95, 0.99], size=6000)
+    right = np.select([stated == 0.5, stated == 0.8, stated == 0.9, stated == 0.95], [0.1, 0.6, 0.61, 0.62], 0.9)
+    z, y = np.log(np.stack([1 - stated, stated], axis=1)), (rng.random(6000) < right).astype(int)
+    entropy = -(right * np.log(right) + (1 - right) * np.log(1 - right)).mean()
+    found = auto(z[:3000], y[:3000])
+    assert metrics.nll(found(z), (rng.random(6000) < right).astype(int)) < entropy + 0.01
+
+
+def test_a_candidate_that_cannot_be_fitted_is_passed_over(monkeypatch):
+    def broken(logits, labels):
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(auto_module, "METHODS", {**METHODS, "svs": broken})
+    found = auto(*calibrated(200, 3, temperature=2.0))
+    assert found.choice.reasons == {"svs": "no such luck"}
+    assert found.choice.scores["svs"] == np.inf
