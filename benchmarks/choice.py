@@ -3,8 +3,8 @@
     python benchmarks/choice.py            everything, half an hour on a core; writes docs/choice.md
     python benchmarks/choice.py --small    a smoke run of seconds; its figures mean nothing
 
-Predictions, the peers' results and ours are kept in --folder, as the CalArena benchmark has them, so that a run that was
-stopped goes on and `trueup study calarena --data-dir FOLDER` makes the same tables. TRUEUP_DATA names a folder with
+Predictions, the peers' results and ours are kept in --folder, as the CalArena benchmark has them, so that a run that
+was stopped goes on and `trueup study calarena --data-dir FOLDER` makes the same tables. TRUEUP_DATA names a folder with
 files of logits, tables and language models' answers; without it only scikit-learn's data sets are used.
 """
 
@@ -65,10 +65,10 @@ $ make bench-choice
 which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder of the networks' and language
 models' files. {machine}
 
-A file below is a model on a data set, its loss the mean over {seeds} splits. *Regret* is the log-loss of `auto` above
-that of the single method, ours or another package's, that turns out best on the test rows of that file, which nobody
-can know beforehand: below zero the choice is better than any of them. *Harm* is its log-loss above that without
-calibration, where it is worst.
+A file below is a model on a data set, its loss the mean over {seeds} splits, of a network one. *Regret* is the log-loss
+of `auto` above that of the single method, ours or another package's, that turns out best on the test rows of that
+file, which nobody can know beforehand: below zero the choice is better than any of them. *Harm* is its log-loss above
+that without calibration, where it is worst.
 """
 WORDS = """
 Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
@@ -117,7 +117,7 @@ def _experiments(small: bool, seeds: int) -> Iterator[made.Experiment]:
         return made.tabular(found, seeds)
     data = Path(os.environ["TRUEUP_DATA"])
     return chain(
-        made.tabular(found | made.stored_tables(data), seeds), made.networks(data, seeds), made.language(data, seeds)
+        made.tabular(found | made.stored_tables(data), seeds), made.networks(data, 1), made.language(data, seeds)
     )
 
 

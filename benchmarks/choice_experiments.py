@@ -20,7 +20,7 @@ from trueup.study.papers.post_hoc.logit_files import load_halves, logits_folder,
 Arrays = tuple[np.ndarray, np.ndarray]
 Experiment = tuple[str, str, str, Arrays, Arrays]
 """Benchmark, data set, model, and probabilities and labels to calibrate and to test."""
-ROWS = 6000
+ROWS = 3000
 """At most, of a data set."""
 
 
@@ -40,7 +40,7 @@ def data_sets() -> Mapping[str, Callable[[], Arrays]]:
         return x, (y > np.median(y)).astype(int)
 
     def hastie() -> Arrays:
-        x, y = d.make_hastie_10_2(4000, random_state=0)
+        x, y = d.make_hastie_10_2(ROWS, random_state=0)
         return x, (y > 0).astype(int)
 
     return {
@@ -49,7 +49,7 @@ def data_sets() -> Mapping[str, Callable[[], Arrays]]:
         "moons": lambda: d.make_moons(3000, noise=0.3, random_state=0),
         "circles": lambda: d.make_circles(3000, noise=0.2, factor=0.5, random_state=0),
         "hastie": hastie,
-        "quantiles_2": lambda: d.make_gaussian_quantiles(n_samples=4000, n_features=10, n_classes=2, random_state=0),
+        "quantiles_2": lambda: d.make_gaussian_quantiles(n_samples=ROWS, n_features=10, n_classes=2, random_state=0),
         "classes_2": _classification(2, ROWS),
         "noisy_2": _classification(2, ROWS, flip_y=0.3),
         "rare_2": _classification(2, ROWS, weights=[0.95]),

@@ -1,4 +1,4 @@
-"""The calibrators of other packages, each a function (probabilities, labels, probabilities to calibrate) → probabilities.
+"""The calibrators of other packages, each a function (probabilities, labels, others to calibrate) → probabilities.
 
 Each gets the stored probabilities, exact zeros too, and is left at its defaults. A peer that raises has no loss there,
 which counts as the greatest.
@@ -47,6 +47,9 @@ def _sklearn(method: str, fit: np.ndarray, labels: np.ndarray, test: np.ndarray)
 
         def predict_proba(self, x: Any) -> Any:
             return x
+
+        def predict(self, x: Any) -> Any:
+            return self.classes_[x.argmax(axis=1)]
 
     given = Given()
     given.classes_, given.n_features_in_ = np.arange(fit.shape[1]), fit.shape[1]
