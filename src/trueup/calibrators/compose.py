@@ -203,7 +203,7 @@ def record_choice(
     >>> losses = {"identity": np.array([0.9, 0.4, 0.8, 0.3]), "temperature": np.array([0.8, 0.5, 0.6, 0.4])}
     >>> choice = record_choice(losses, "temperature", raw="identity", reasons={"svs": "too few rows"})
     >>> f"{choice.loss:.3f} {choice.errors['identity']:.3f} {choice.detectable:.3f} {choice.scores['svs']}"
-    '0.575 0.065 0.161 inf'
+    '0.575 0.065 0.162 inf'
     """
     reasons = reasons or {}
     loss = losses[chosen]
