@@ -8,7 +8,7 @@ from trueup import METHODS, metrics
 from trueup.calibrators.auto import CANDIDATES
 from trueup.calibrators.compose import DETECTED, Choice, choose
 from trueup.report import audit as audits
-from trueup.report import method_choice, numbers, report, summary
+from trueup.report import chart, method_choice, numbers, report, summary
 from trueup.report.figures.method_choice import more_rows, section, why
 
 MIXED = Choice(
@@ -32,6 +32,15 @@ def test_candidates_stand_by_their_loss_and_those_without_one_apart():
     assert len(head) == len(rows[0]) == 4
     assert rows[0] == ["Structured vector scaling", "0.5500", "+0.0100 ± 0.0200", "75.0 %"]
     assert rows[-1][2] == "dropped after two folds"
+
+
+def test_a_candidate_far_behind_is_told_at_the_edge():
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    scores = {"a": 0.5, "b": 0.51, "c": 0.52, "identity": 3.0}
+    far = Choice("a", scores, {}, dict.fromkeys(scores, 0.01), {"a": 1.0}, 0.5, 0.02)
+    figure = chart(method_choice(far))
+    assert figure.layout.xaxis.range[1] < 1
+    assert "+2.5000 →" in [annotation.text for annotation in figure.layout.annotations]
 
 
 def test_words_of_a_mixture_of_one_method_and_of_none():

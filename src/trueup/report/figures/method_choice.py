@@ -166,13 +166,18 @@ def chart(record: MethodChoice) -> Figure:
         }
         for i, name in enumerate(names)
     ]
+    most = _shown(behind + np.nan_to_num(record.error))
+    annotations += [
+        {"x": 0.68, "xref": "paper", "xanchor": "right", "y": y[i], "showarrow": False}
+        | {"text": f"{behind[i]:+.4f} →", "font": {"color": style.MUTED, "size": 12}, "bgcolor": style.PAPER}
+        for i in np.flatnonzero(behind > most)
+    ]
     x = "Log-loss above that of what was chosen"
     figure = style.plotly_figure(traces, x=x, y="", height=96 + 42 * len(names), annotations=annotations)
     figure.update_layout(margin_l=8, margin_r=40, xaxis_domain=[0, 0.68], xaxis2=figure.layout.xaxis.to_plotly_json())
     figure.update_layout(xaxis2_domain=[0.76, 1.0], xaxis2_title_text="Weight", xaxis2_anchor="y")
     figure.update_layout(xaxis2_range=[0, 1], xaxis2_tickformat=".0%", xaxis2_dtick=0.5)
     figure.update_layout(xaxis_showgrid=True, xaxis_zeroline=True, xaxis_zerolinecolor=style.MUTED, xaxis_nticks=6)
-    most = _shown(behind + np.nan_to_num(record.error))
     least = float(min(np.min(behind - np.nan_to_num(record.error), initial=0.0), 0.0))
     figure.update_layout(xaxis_range=[least - 0.06 * (most - least), most + 0.06 * (most - least)])
     return figure.update_yaxes(visible=False, range=[-len(names) + 0.35, 0.85])
