@@ -145,6 +145,17 @@ def test_a_saturated_probability_is_no_finer_than_single_precision():
     assert files._floor(files.as_probs(votes), votes) == 0.05
 
 
+def test_only_exact_zeros_are_raised(tmp_path):
+    stored = np.array([[1.0, 1e-20, 0.0], [0.5, 0.5, 1e-30]] * 2, dtype=np.float32)
+    with h5py.File(tmp_path / "x-multiclass.h5", "w") as file:
+        for part in ("cal", "test"):
+            file[f"a/b/probas_{part}"], file[f"a/b/labels_{part}"] = stored, np.zeros(4, dtype=np.int32)
+    [cell] = STUDY.cells(Options(data_dir=str(tmp_path), methods=("identity",)))
+    fit, test = files.load_experiment({**cell.settings, **cell.local})
+    np.testing.assert_allclose(np.exp(fit.logits[0]), [1, 1e-20, 5e-31], rtol=1e-6)
+    np.testing.assert_array_equal(fit.logits, test.logits)
+
+
 def test_broken_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"wanted a folder with the \.h5 files of CalArena, found none"):
         STUDY.cells(Options(data_dir=str(tmp_path)))

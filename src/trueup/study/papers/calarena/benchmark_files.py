@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup.core.arrays import from_probs, resolution
 from trueup.io.atomic import errors_name_file
 from trueup.io.predictions import Predictions
 
@@ -74,7 +73,8 @@ def experiments(data_dir: str, *, benchmark: str | None = None) -> Iterator[dict
 def load_experiment(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
     """The rows to fit to and the rows to measure on, as logits.
 
-    Exact zeros of the probabilities are raised as `from_probs` raises them, those to measure on as those to fit to.
+    Exact zeros of the probabilities are raised to half the smallest positive one, those to measure on as those to fit
+    to. Nothing else is: the small probabilities of a network say how sure it is.
     """
     path = Path(settings["folder"]) / f"{settings['benchmark']}.h5"
     if _digest(path) != settings["digest"]:
@@ -86,8 +86,8 @@ def load_experiment(settings: Mapping[str, Any]) -> tuple[Predictions, Predictio
             raise ValueError(f"{where} has no {missing[0]}")
         arrays = {name: np.asarray(group[name]) for name in ARRAYS}
     fit, test = (as_probs(arrays[name], f"{where}/{name}") for name in ("probas_cal", "probas_test"))
-    floor = _floor(fit, arrays["probas_cal"]) or _floor(test, arrays["probas_test"])
-    fit_logits, test_logits = (from_probs(p, floor=floor, name=where) for p in (fit, test))
+    floor = _floor(fit, arrays["probas_cal"]) or _floor(test, arrays["probas_test"]) or 1.0
+    fit_logits, test_logits = (np.log(np.where(p > 0, p, floor)) for p in (fit, test))
     return (
         Predictions(fit_logits, arrays["labels_cal"].reshape(-1).astype(np.int64)),
         Predictions(test_logits, arrays["labels_test"].reshape(-1).astype(np.int64)),
@@ -105,6 +105,8 @@ def as_probs(probs: np.ndarray, name: str = "probs") -> np.ndarray:
     if p.ndim == 1 or (p.ndim == 2 and p.shape[1] == 1):
         p = np.stack([1 - p.reshape(-1), p.reshape(-1)], axis=1)
     sums = p.sum(axis=1)
+    if p.size and not (np.isfinite(p).all() and p.min() >= 0):
+        raise ValueError(f"{name} must be probabilities, got {p.min():.6g}..{p.max():.6g}")
     if len(p) and np.abs(sums - 1).max() > 1e-3:
         raise ValueError(f"{name} must sum to 1 in each row, got {sums[np.abs(sums - 1).argmax()]:.6g}")
     return p / sums[:, None]
@@ -151,10 +153,11 @@ def _experiments_of(benchmark: str, path: Path) -> Iterator[dict[str, Any]]:
 
 def _floor(p: np.ndarray, stored: np.ndarray) -> float | None:
     """What exact zeros are raised to; None if there are none."""
-    if not (p <= 0).any():
+    if (p > 0).all():
         return None
+    half = float(p[p > 0].min()) / 2
     # Of two classes 1 − p is no finer than the precision p was stored in, however small p itself can be.
-    return max(resolution(p), _FINEST) if stored.ndim == 1 and (stored >= 1).any() else resolution(p)
+    return max(half, _FINEST) if stored.ndim == 1 and (stored >= 1).any() else half
 
 
 def _digest(path: Path) -> str:
