@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-training clean
+.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-training bench-choice clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -50,6 +50,10 @@ bench-clamping: $(VENV)/.ready
 
 bench-training: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/training.py $(OPTIONS)
+
+# The automatic choice beside the peers on many data sets; goes on where it was stopped; writes docs/choice.md.
+bench-choice: $(BENCH)/.ready
+	$(BENCH)/bin/python benchmarks/choice.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -31,8 +31,9 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
     ("words", "message"),
     [
         (("post-hock",), "no study is called 'post-hock'; did you mean post-hoc?"),
-        (("report",), "wanted one study of neural-clamping, rethinking, clue, post-hoc, got none"),
+        (("report",), "wanted one study of neural-clamping, rethinking, clue, post-hoc, calarena, got none"),
         (("post-hoc", "-j", "2", "--cluster", "local"), "give either --workers or --cluster"),
+        (("calarena",), "calarena needs --data-dir"),
         (("report", "clue"), "no results yet; `trueup study clue` makes them"),
     ],
 )

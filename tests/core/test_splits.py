@@ -54,7 +54,7 @@ def test_folds_share_labels_evenly(rows, folds):
 
 
 def test_copies_are_spread_over_the_folds_at_random():
-    """Not all in one fold, where a curve could not have seen them, nor in turn, where it would have seen their noise."""
+    """Not all in one fold, where no curve has seen them, nor in turn, where it has seen their noise."""
     score, label = torch.arange(4000) % 400, torch.from_numpy(np.random.default_rng(0).integers(0, 2, 4000))
     z = torch.stack([torch.zeros(4000), score.float()], dim=1)
     losses = []

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from trueup import compare
+from trueup.calibrators.compose import choose
 from trueup.report import (
     class_errors,
     comparison,
     confidence_histogram,
+    method_choice,
     reliability,
     risk_coverage,
     style,
@@ -37,6 +39,7 @@ def made():
         "risk_coverage": risk_coverage(z, y),
         "class_errors": class_errors(z, y),
         "temperature_sweep": temperature_sweep(z, y),
+        "method_choice": method_choice(choose(["identity", "temperature", "svs"])(z, y).choice),
         "comparison": comparison(compare(raw=(z, y), third=(z / 3, y), more=(2 * z, y))),
     }
 

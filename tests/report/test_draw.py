@@ -14,6 +14,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from strategies import calibrated  # noqa: E402
 from trueup import report as r  # noqa: E402
+from trueup.calibrators.compose import Choice  # noqa: E402
 from trueup.metrics.table import compare  # noqa: E402
 from trueup.report import style  # noqa: E402
 from trueup.report.figures import draw  # noqa: E402
@@ -27,6 +28,12 @@ MANY = np.random.default_rng(0).normal(size=(60, 1000)), np.arange(60) * 7
 def methods(count, metric="ece"):
     pairs = {f"method {k}": (LOGITS / (1 + k / 8), LABELS) for k in range(count)}
     return r.comparison(compare(pairs, metrics=(metric,), n_resamples=50), metric)
+
+
+def choice(**changes):
+    scores, errors = {"a": 0.5, "b": 0.52, "identity": 0.9}, {"a": 0.0, "b": 0.03, "identity": 0.1}
+    known = Choice("a", scores, {"c": "too slow"}, errors, {"a": 1.0}, 0.5, 0.2)
+    return known._replace(**changes)
 
 
 RECORDS = {
@@ -52,6 +59,9 @@ RECORDS = {
     "sweep": lambda: r.temperature_sweep(LOGITS, LABELS),
     "sweep of one": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=[2.0]),
     "sweep over decades": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=np.geomspace(1e-3, 1e3, 20)),
+    "choice": lambda: r.method_choice(choice()),
+    "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", weights={"a": 0.7, "b": 0.3})),
+    "choice of one": lambda: r.method_choice(Choice("a", {"a": 0.5}, {})),
     "comparison": lambda: methods(4),
     "comparison of accuracy": lambda: methods(3, "accuracy"),
     "comparison of entropy": lambda: methods(3, "entropy"),

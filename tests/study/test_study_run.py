@@ -289,7 +289,7 @@ def test_studies_are_listed_without_their_import():
         "import sys; from trueup.study import STUDIES; print(*STUDIES, 'torch' in sys.modules, 'numpy' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["neural-clamping", "rethinking", "clue", "post-hoc", "False", "False"]
+    assert out.split() == ["neural-clamping", "rethinking", "clue", "post-hoc", "calarena", "False", "False"]
     with pytest.raises(KeyError, match="no study is called 'x'; there are: neural-clamping"):
         STUDIES["x"]
 

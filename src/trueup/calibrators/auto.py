@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import Choice, Fit, chain, simplest
+from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error
 from trueup.calibrators.identity import Identity
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
@@ -51,8 +51,6 @@ SIMPLE = ("temperature", "platt")
 """Candidates whose weight counts one more row; they are never dropped."""
 BASES_OF_RESIDUAL = ("diagonal_sms", "smoothing_spline")
 """The base of the residual network: the first that is a candidate."""
-DETECTED = 1.645 + 0.842
-"""Standard errors of a difference that is seen in four of five samples, by a one-sided test at 5 %."""
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
 _RACE_AFTER = 2  # folds after which candidates can be dropped
@@ -171,7 +169,7 @@ class _Trial:
         names = self._kept(list(losses))
         loss = self.held_out.mixture_losses(names, _prior(names))
         behind = loss - losses[best]
-        if len(names) == 1 or behind.mean() > _standard_error(behind):
+        if len(names) == 1 or behind.mean() > standard_error(behind):
             names = [simplest(losses)]
             loss = losses[names[0]]
         if losses["identity"].mean() <= loss.mean():
@@ -185,10 +183,10 @@ class _Trial:
             names[0] if len(names) == 1 else "mixture",
             {name: float(losses[name].mean()) if name in losses else math.inf for name in self.fits},
             self.reasons,
-            errors={name: _standard_error(known - loss) for name, known in losses.items()},
+            errors={name: standard_error(known - loss) for name, known in losses.items()},
             weights=dict(zip(names, weights.tolist(), strict=True)),
             loss=float(loss.mean()),
-            detectable=DETECTED * _standard_error(rival - loss),
+            detectable=DETECTED * standard_error(rival - loss),
         )
         return calibrator
 
@@ -220,7 +218,7 @@ class _Trial:
             kept |= set(BASES_OF_RESIDUAL)
         for name in [name for name in losses if name not in kept]:
             behind = losses[name] - losses[best]
-            if behind.mean() > 2 * _standard_error(behind):
+            if behind.mean() > 2 * standard_error(behind):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_residual(self) -> None:
@@ -251,7 +249,3 @@ class _Trial:
 
 def _prior(names: Sequence[str]) -> np.ndarray:
     return np.array([2.0 if name in SIMPLE else 1.0 for name in names])
-
-
-def _standard_error(losses: np.ndarray) -> float:
-    return float(losses.std() / math.sqrt(len(losses)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 

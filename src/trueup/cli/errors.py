@@ -36,6 +36,7 @@ OPTIONS = {
 
 _EXTRAS = {
     "fastapi": "serve",
+    "h5py": "hdf5",
     "lightning": "train",
     "lightning_fabric": "train",
     "matplotlib": "report",

@@ -156,7 +156,7 @@ def report(
 
     class_names = classes.split(",") if classes else None
     audit = _audit(
-        Reader(probs, logits, labels), val, test, method, every, quiet, class_names,
+        Reader(probs, logits, labels), val, test, method, every, quiet, class_names, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     make_report(audit, **o.drop_unset(title=title, names=class_names)).save(out)
@@ -193,7 +193,9 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
-    print_remarks(legend, chosen, audit.verdict(), quiet=quiet)
+    from trueup.report.figures.method_choice import method_choice, more_rows
+
+    print_remarks(legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
 
 
 def _select_metrics(scores: Scores, metrics: Any) -> Scores:
@@ -211,8 +213,11 @@ def _audit(
     every: bool,
     quiet: bool,
     class_names: list[str] | None = None,
+    *,
+    pooled: bool = False,
     **options: Any,
 ) -> Audit:
+    """With `pooled` the automatic choice is among the methods by default, if there are not too many logits."""
     from trueup.registry import METHODS
 
     for name in methods or ():
@@ -220,13 +225,15 @@ def _audit(
     if every and methods:
         raise ValueError("--all tries every method: give either --all or --method")
     options["methods"] = list(METHODS) if every else methods
-    from trueup.report.audit import audit
+    from trueup.report.audit import POOLED, audit, methods_for
 
     with silence_warnings(enabled=quiet):
         pairs = reader.load_val_and_test(val, test)
         n_classes = pairs[0].logits.shape[1]
         if class_names is not None and len(class_names) != n_classes:
             raise ValueError(f"--classes must name the {n_classes} classes, got {len(class_names)} names")
+        if pooled and options["methods"] is None and pairs[0].logits.size <= POOLED:
+            options["methods"] = [*methods_for(*pairs[0].logits.shape), "auto"]
         result = audit(*pairs, **o.drop_unset(**options), progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():

@@ -71,13 +71,21 @@ def fit(
     if quiet:
         return
     if choice is not None:
-        print_table(
-            [["method", "cross-validated NLL"], *([name, format_number(x)] for name, x in choice.scores.items())]
-        )
-        print_remarks(f"Chosen: {chosen}, the simplest within a standard error of the best.")
+        _print_choice(choice, classes)
         print()
     print(f"{calibrator!r}\n")
     print(f"Written: {out}")
+
+
+def _print_choice(choice: Any, classes: int) -> None:
+    """The candidates with their held-out loss and weight, what was chosen, and what these rows could have shown."""
+    from trueup.report.figures.method_choice import method_choice, more_rows, why
+
+    weights = {name: f"{weight:.1%}" for name, weight in choice.weights.items()}
+    lines = ([name, format_number(loss), weights.get(name, "")] for name, loss in choice.scores.items())
+    print_table([["method", "cross-validated NLL", "weight"], *lines])
+    record = method_choice(choice, classes=classes)
+    print_remarks(f"Chosen: {choice.chosen}. {' '.join(why(record))}", more_rows(record))
 
 
 def _fit(methods: list[str], pair: Any) -> Calibrator:

@@ -14,7 +14,7 @@ from trueup.cli.output import print_json
 if TYPE_CHECKING:
     from trueup.study import Options, RunSummary, Store, Study
 
-NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc")
+NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc", "calarena")
 
 
 def study(
@@ -129,6 +129,7 @@ def register(app: typer.Typer) -> None:
         epilog=o.format_examples(
             "trueup study neural-clamping",
             "trueup study post-hoc --data-dir logits --workers 2 -o results",
+            "trueup study calarena --data-dir CalArena --data cv-multiclass",
             "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",
             "trueup study report neural-clamping",
         ),

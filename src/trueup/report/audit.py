@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import Fit, cross_fit, simplest
+from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
 from trueup.core.arrays import as_tensors, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.formatting import format_percent
@@ -51,7 +50,7 @@ SLOW = ("dirichlet_odir",)
 """Tried as well if there are at most `FEW_CLASSES` classes."""
 FAST = ("temperature", "histogram", "isotonic", "svs")
 """The methods tried on `MANY` logits."""
-MANY = 5_000_000
+MANY, MANY_CLASSES = 5_000_000, 200
 
 
 def method_title(name: str) -> str:
@@ -63,6 +62,10 @@ def method_title(name: str) -> str:
     if name in METHODS:
         return (METHODS[name].__doc__ or name).partition(":")[0]
     return _TITLES.get(name, name)
+
+
+POOLED = 100_000
+"""Logits up to which a report tries the automatic choice too: it is fitted six times, each time on folds of its own."""
 
 
 def methods_for(rows: int, classes: int) -> tuple[str, ...]:
@@ -82,6 +85,8 @@ class Audit:
 
     scores: Scores
     """Of the uncalibrated network ("raw") and of each method on the test rows, with paired changes."""
+    choice: Choice
+    """Of one method among those that were compared, by their losses on held-out calibration rows."""
     chosen: str
     """The simplest method within a standard error of the least cross-validated loss, perhaps "raw"; never by test."""
     losses: Mapping[str, tuple[float, float]]
@@ -180,9 +185,11 @@ def audit(
     scores = compare({**runs.pairs, **(extra or {})}, bins=bins, level=level, seed=seed)
     for name, pair in (extra or {}).items():
         runs.pairs[name] = trusted_tensors(*pair)
+    chosen = simplest(runs.losses)
     return Audit(
         scores=scores,
-        chosen=simplest(runs.losses),
+        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures),
+        chosen=chosen,
         losses=MappingProxyType({name: _mean_and_error(losses) for name, losses in runs.losses.items()}),
         calibrators=MappingProxyType(runs.calibrators),
         pairs=MappingProxyType(runs.pairs),

@@ -24,6 +24,7 @@ STUDIES = Lazy(
         "rethinking": "trueup.study.papers.rethinking.rethinking_study:STUDY",
         "clue": "trueup.study.papers.clue.clue_study:STUDY",
         "post-hoc": "trueup.study.papers.post_hoc.post_hoc_study:STUDY",
+        "calarena": "trueup.study.papers.calarena.calarena_study:STUDY",
     },
 )
 """Name → Study, imported when it is asked for."""

@@ -1,0 +1,259 @@
+"""The automatic choice beside single methods and other packages, on models of scikit-learn and files of logits.
+
+    python benchmarks/choice.py            everything, half an hour on a core; writes docs/choice.md
+    python benchmarks/choice.py --small    a smoke run of seconds; its figures mean nothing
+
+Predictions, the peers' results and ours are kept in --folder, as the CalArena benchmark has them, so that a run that
+was stopped goes on and `trueup study calarena --data-dir FOLDER` makes the same tables. TRUEUP_DATA names a folder with
+files of logits, tables and language models' answers; without it only scikit-learn's data sets are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import choice_experiments as made
+import choice_peers as peers
+from trueup.core.executors import executor_for
+from trueup.core.version import __version__
+from trueup.study import STUDIES, Options, Store, run
+from trueup.study.papers.calarena import benchmark_files as files
+from trueup.study.papers.calarena.calarena_study import CHOSEN
+from trueup.study.tables import Column, Table, tabulate
+
+STUDY = STUDIES["calarena"]
+TWO_CLASSES = (
+    "identity",
+    "temperature",
+    "platt",
+    "beta",
+    "quadratic",
+    "smoothing_spline",
+    "isotonic_ovr",
+    "venn_abers",
+)
+MORE_CLASSES = ("identity", "temperature", "bias_corrected_temperature", "svs", "sms", "diagonal_sms", "isotonic_ovr")
+"""Single methods of ours that the choice is compared with."""
+TITLES = {
+    "tabular-binary": "Models of scikit-learn, two classes",
+    "tabular-multiclass": "Models of scikit-learn, more classes",
+    "networks-multiclass": "Networks' logits on CIFAR-10 and CIFAR-100",
+    "language-binary": "Language models: stated confidence in an answer",
+    "language-multiclass": "Language models: logits of a question's options",
+}
+SKLEARN = tuple(name for name in peers.PEERS if name.startswith("scikit-learn"))
+HEAD = """# The automatic choice, measured
+
+`METHODS["auto"]`, which `trueup fit` uses, beside single methods of ours and the calibrators of other packages at their
+defaults, on predictions that had no part in settling its candidates except for the networks'. All methods get the same
+probabilities, in single precision, and are judged on rows that none has seen. Written by
+
+```sh
+$ make bench-choice
+```
+
+which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder of the networks' and language
+models' files. {machine}
+
+A file below is a model on a data set, its loss the mean over {seeds} splits, of a network one. *Regret* is the log-loss
+of `auto` above that of the single method, ours or another package's, that turns out best on the test rows of that
+file, which nobody can know beforehand: below zero the choice is better than any of them. *Harm* is its log-loss above
+that without calibration, where it is worst.
+"""
+WORDS = """
+Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
+gives exact zeros. Splits share rows and models share data sets, so that files are not independent.
+"""
+
+
+class File(NamedTuple):
+    """A model on a data set: the mean log-loss of every method over the seeds."""
+
+    data: str
+    model: str
+    losses: dict[str, float]
+    raw: float
+    seconds: float
+    """Of the automatic choice's fit."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="two data sets, two models, one seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("build/choice"), help="where everything is kept")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of choice.md")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args(arguments)
+    folder, seeds = (options.folder / "small", 1) if options.small else (options.folder, options.seeds)
+    predictions = folder / files.PREDICTIONS
+    if not predictions.is_dir():
+        draft = folder / "draft"
+        made.write(draft, _experiments(options.small, seeds))
+        draft.rename(predictions)
+    where = f"processes:{options.workers}" if options.workers > 1 else "none"
+    absent = run_peers(folder, where)
+    page = write_page(folder, run_ours(folder, where), seeds, absent)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "choice.md").write_text(page, encoding="utf-8")
+    print(f"Written: {options.out / 'choice.md'}")
+
+
+def _experiments(small: bool, seeds: int) -> Iterator[made.Experiment]:
+    found = dict(made.data_sets())
+    if small:
+        return made.tabular({name: found[name] for name in ("diabetes", "wine")}, seeds, kinds=2)
+    if "TRUEUP_DATA" not in os.environ:
+        return made.tabular(found, seeds)
+    data = Path(os.environ["TRUEUP_DATA"])
+    return chain(
+        made.tabular(found | made.stored_tables(data), seeds), made.networks(data, 1), made.language(data, seeds)
+    )
+
+
+def run_peers(folder: Path, where: str) -> dict[str, str]:
+    """Run every peer that is there and write its tables; why the others are absent."""
+    present = peers.present()
+    options = Options(data_dir=str(folder), methods=tuple(name for name, why in present.items() if not why))
+    store = Store(folder / "peers.sqlite")
+    with executor_for(where) as executor:
+        run(peers.STUDY, store, options=options, executor=executor)
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in store.rows(peers.STUDY.cells(options)):
+        lines.setdefault((row["benchmark"], row["method"]), []).append(row)
+    for (benchmark, method), rows in lines.items():
+        path = folder / files.RESULTS / benchmark / f"{method}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            losses = [f"{method}_{name}" for name in files.COLUMNS.values()]
+            writer.writerow(["dataset", "model", "cal_size", "test_size", *losses])
+            for row in rows:
+                known = [row[name] for name in ("data", "model", "fit_rows", "test_rows")]
+                writer.writerow([*known, *(row[loss] for loss in files.COLUMNS)])
+    failed = {name: sum(bool(row["error"]) for row in rows) for (_, name), rows in lines.items()}
+    return {name: why for name, why in present.items() if why} | {
+        name: f"raised on {count} files" for name, count in failed.items() if count
+    }
+
+
+def run_ours(folder: Path, where: str) -> dict[str, tuple[Options, list[dict[str, Any]]]]:
+    """Our methods on each benchmark: benchmark → options and rows, which know their seconds."""
+    store, found = Store(folder / "calarena.sqlite"), {}
+    benchmarks = {
+        cell.settings["benchmark"]: cell.settings["classes"] for cell in STUDY.cells(Options(data_dir=str(folder)))
+    }
+    for benchmark in [name for name in TITLES if name in benchmarks]:
+        methods = (*(TWO_CLASSES if benchmarks[benchmark] == 2 else MORE_CLASSES), CHOSEN)
+        options = Options(data_dir=str(folder), data=benchmark, methods=methods)
+        with executor_for(where) as executor:
+            run(STUDY, store, options=options, executor=executor)
+        outcomes = store.outcomes(STUDY.cells(options))
+        rows = [{**each.settings, **row, "seconds": each.seconds} for each in outcomes for row in each.rows]
+        found[benchmark] = options, rows
+    return found
+
+
+def collect(folder: Path, benchmark: str, rows: Sequence[dict[str, Any]]) -> list[File]:
+    """The losses of ours and of theirs, averaged over the seeds of each file."""
+    gathered: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        of_file = gathered.setdefault((row["data"], _kind(row["model"])), {})
+        of_file.setdefault(row["method"], []).append(row["nll"])
+        if row["method"] == CHOSEN:
+            of_file.setdefault("raw", []).append(row["raw_nll"])
+            of_file.setdefault("seconds", []).append(row["seconds"])
+    for method, losses in files.read_results(str(folder), benchmark).items():
+        for (_, data, model), loss in losses.items():
+            gathered[data, _kind(model)].setdefault(method, []).append(loss.nll)
+    result = []
+    for (data, model), values in gathered.items():
+        means = {name: float(np.mean(each)) for name, each in values.items()}
+        raw, seconds = means.pop("raw"), means.pop("seconds")
+        result.append(File(data, model, means, raw, seconds))
+    return result
+
+
+def _kind(model: str) -> str:
+    """A model's name without the seed."""
+    return "network" if model.startswith("split ") else model.partition(", seed ")[0]
+
+
+def summary(found: dict[str, list[File]]) -> Table:
+    """One line a benchmark: regret, how often `auto` beats the peers' defaults, harm, seconds."""
+    lines = []
+    for benchmark, all_files in found.items():
+        regrets = np.array([_regret(file) for file in all_files])
+        line: dict[str, Any] = {
+            "predictions": f"{TITLES[benchmark]} ({len(all_files)} files)",
+            "regret": regrets.mean(),
+            "worst": regrets.max(),
+            "harm": max(file.losses[CHOSEN] - file.raw for file in all_files),
+            "seconds": float(np.mean([file.seconds for file in all_files])),
+        }
+        for name, group in (("probmetrics", ("probmetrics",)), ("sklearn", SKLEARN)):
+            theirs = [[file.losses[peer] for peer in group if peer in file.losses] for file in all_files]
+            if all(theirs):
+                wins = [file.losses[CHOSEN] < min(loss) for file, loss in zip(all_files, theirs, strict=True)]
+                line[name] = float(np.mean(wins))
+        lines.append(line)
+    columns = [
+        Column("regret", "mean regret", better=""),
+        Column("worst", "greatest regret", better=""),
+        Column("harm", "worst harm", better=""),
+        Column("probmetrics", "below probmetrics' default, %", better="", scale=100, digits=0),
+        Column("sklearn", "below the best of scikit-learn's three, %", better="", scale=100, digits=0),
+        Column("seconds", "seconds a fit", better="", digits=1),
+    ]
+    return tabulate(lines, by="predictions", columns=columns)
+
+
+def _regret(file: File) -> float:
+    return file.losses[CHOSEN] - min(loss for name, loss in file.losses.items() if name != CHOSEN)
+
+
+def files_table(all_files: Sequence[File]) -> str:
+    """Every file: the loss without calibration, of `auto`, and of the best other, by name."""
+    lines = [
+        "| data set | model | uncalibrated | auto | best other | its log-loss | regret |",
+        "|:--|:--|--:|--:|:--|--:|--:|",
+    ]
+    for file in all_files:
+        others = {name: loss for name, loss in file.losses.items() if name != CHOSEN}
+        best = min(others, key=lambda name: others[name])
+        numbers = f"{file.raw:.4f} | {file.losses[CHOSEN]:.4f} | {best} | {others[best]:.4f} | {_regret(file):+.4f}"
+        lines.append(f"| {file.data} | {file.model} | {numbers} |")
+    return "\n".join(lines)
+
+
+def write_page(
+    folder: Path, found: dict[str, tuple[Options, list[dict[str, Any]]]], seeds: int, absent: dict[str, str]
+) -> str:
+    collected = {name: collect(folder, name, rows) for name, (_, rows) in found.items()}
+    parts = [HEAD.format(seeds=seeds, machine=_machine()), summary(collected).markdown(), WORDS]
+    if absent:
+        parts.append("Other packages: " + "; ".join(f"{name} {why}" for name, why in absent.items()) + ".\n")
+    for benchmark, (options, rows) in found.items():
+        table = STUDY.tables(rows, options)["benchmarks"]
+        parts += [f"## {TITLES[benchmark]}\n", table.markdown(), "", files_table(collected[benchmark]), ""]
+    return "\n".join(parts)
+
+
+def _machine() -> str:
+    names = dict.fromkeys(each[0] for each in peers.PEERS.values())
+    there = [f"{name} {version(name)}" for name in names if not peers.absence(name, "sys")]
+    return f"This run: trueup {__version__}, Python {platform.python_version()}, {', '.join(there)}."
+
+
+if __name__ == "__main__":
+    main()

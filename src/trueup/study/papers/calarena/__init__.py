@@ -1,0 +1,1 @@
+"""Ours beside the published results of the CalArena benchmark."""
