@@ -93,15 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("build/choice"), help="where everything is kept")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of choice.md")
+    parser.add_argument("--report", action="store_true", help="only write the page, of the parts that are finished")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
     folder, seeds = (options.folder / "small", 1) if options.small else (options.folder, options.seeds)
     predictions = folder / files.PREDICTIONS
-    if not predictions.is_dir():
+    if not predictions.is_dir() and not options.report:
         draft = folder / "draft"
         made.write(draft, _experiments(options.small, seeds))
         draft.rename(predictions)
-    where = f"processes:{options.workers}" if options.workers > 1 else "none"
+    where = None if options.report else f"processes:{options.workers}" if options.workers > 1 else "none"
     absent = run_peers(folder, where)
     page = write_page(folder, run_ours(folder, where), seeds, absent)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -121,13 +122,14 @@ def _experiments(small: bool, seeds: int) -> Iterator[made.Experiment]:
     )
 
 
-def run_peers(folder: Path, where: str) -> dict[str, str]:
-    """Run every peer that is there and write its tables; why the others are absent."""
+def run_peers(folder: Path, where: str | None) -> dict[str, str]:
+    """Run every peer that is there, if there is somewhere to run, and write its tables; why others are absent."""
     present = peers.present()
     options = Options(data_dir=str(folder), methods=tuple(name for name, why in present.items() if not why))
     store = Store(folder / "peers.sqlite")
-    with executor_for(where) as executor:
-        run(peers.STUDY, store, options=options, executor=executor)
+    if where is not None:
+        with executor_for(where) as executor:
+            run(peers.STUDY, store, options=options, executor=executor)
     lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in store.rows(peers.STUDY.cells(options)):
         lines.setdefault((row["benchmark"], row["method"]), []).append(row)
@@ -147,7 +149,7 @@ def run_peers(folder: Path, where: str) -> dict[str, str]:
     }
 
 
-def run_ours(folder: Path, where: str) -> dict[str, tuple[Options, list[dict[str, Any]]]]:
+def run_ours(folder: Path, where: str | None) -> dict[str, tuple[Options, list[dict[str, Any]]]]:
     """Our methods on each benchmark: benchmark → options and rows, which know their seconds."""
     store, found = Store(folder / "calarena.sqlite"), {}
     benchmarks = {
@@ -156,9 +158,13 @@ def run_ours(folder: Path, where: str) -> dict[str, tuple[Options, list[dict[str
     for benchmark in [name for name in TITLES if name in benchmarks]:
         methods = (*(TWO_CLASSES if benchmarks[benchmark] == 2 else MORE_CLASSES), CHOSEN)
         options = Options(data_dir=str(folder), data=benchmark, methods=methods)
-        with executor_for(where) as executor:
-            run(STUDY, store, options=options, executor=executor)
-        outcomes = store.outcomes(STUDY.cells(options))
+        if where is not None:
+            with executor_for(where) as executor:
+                run(STUDY, store, options=options, executor=executor)
+        cells = STUDY.cells(options)
+        outcomes = store.outcomes(cells)
+        if len(outcomes) < len(cells):
+            continue
         rows = [{**each.settings, **row, "seconds": each.seconds} for each in outcomes for row in each.rows]
         found[benchmark] = options, rows
     return found

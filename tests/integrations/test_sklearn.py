@@ -172,7 +172,7 @@ def test_works_in_a_pipeline():
 def test_classifier_is_calibrated_on_rows_it_has_not_seen(classes):
     X, y = overconfident(classes=classes)
     forest, folds = RandomForestClassifier(20, random_state=0), StratifiedKFold(4, shuffle=True, random_state=0)
-    found = CalibratedClassifier(forest, cv=folds).fit(X, y)
+    found = CalibratedClassifier(forest, "temperature", cv=folds, ensemble=False).fit(X, y)
     left_out = cross_val_predict(forest, X, y, cv=folds, method="predict_proba")
     labels = np.searchsorted(found.classes_, y)
     floor = left_out[left_out > 0].min() / 2
@@ -187,7 +187,7 @@ def test_agrees_with_scikit_learn_on_temperature():
     X, y = overconfident(2000)
     train, test = slice(1000), slice(1000, None)
     machine = SVC(gamma="scale")
-    ours = CalibratedClassifier(machine).fit(X[train], y[train]).predict_proba(X[test])
+    ours = CalibratedClassifier(machine, "temperature", ensemble=False).fit(X[train], y[train]).predict_proba(X[test])
     theirs = CalibratedClassifierCV(machine, method="temperature", ensemble=False).fit(X[train], y[train])
     np.testing.assert_allclose(ours, theirs.predict_proba(X[test]), atol=2e-3)
 
@@ -198,7 +198,8 @@ def test_improves_a_classifier():
     found = CalibratedClassifier(GaussianNB()).fit(X[train], y[train])
     labels = np.searchsorted(found.classes_, y[test])
     before, after = (
-        metrics.nll(np.log(m.predict_proba(X[test]).clip(1e-30)), labels) for m in (found.estimator_, found)
+        metrics.nll(np.log(m.predict_proba(X[test]).clip(1e-30)), labels)
+        for m in (GaussianNB().fit(X[train], y[train]), found)
     )
     assert after < before - 0.02
 
@@ -206,7 +207,7 @@ def test_improves_a_classifier():
 def test_frozen_classifiers_are_not_fitted_again():
     X, y = overconfident()
     network = LogisticRegression().fit(X[:450], y[:450])
-    found = CalibratedClassifier(FrozenEstimator(network)).fit(X[450:], y[450:])
+    found = CalibratedClassifier(FrozenEstimator(network), "temperature").fit(X[450:], y[450:])
     expected = Temperature.fit(network.decision_function(X[450:]), np.searchsorted(network.classes_, y[450:]))
     assert found.calibrator_.temperature.item() == pytest.approx(expected.temperature.item(), rel=1e-9)
 

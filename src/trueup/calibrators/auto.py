@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error
-from trueup.calibrators.identity import Identity
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
@@ -45,12 +44,15 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 }
 """What `auto` pools, by the size of the problem, the simplest first. The first list is for problems where the argmax
 must stay, or a class has no rows, whose odds then stay."""
+CAUTIOUS = ("the same for all classes", "few rows, two classes", "few rows")
+"""Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
 SIMPLE = ("temperature", "platt")
 """Candidates whose weight counts one more row; they are never dropped."""
 BASES_OF_RESIDUAL = ("diagonal_sms", "smoothing_spline")
 """The base of the residual network: the first that is a candidate."""
+_CAUTION, _BEHIND = 1.5, 2.0  # standard errors: to leave temperature scaling, and to be dropped from the race
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
 _RACE_AFTER = 2  # folds after which candidates can be dropped
@@ -90,7 +92,8 @@ def auto(
     those predictions (or, by `score="brier"`, minimise the Brier score), and the candidates with a share are fitted
     again to all rows. The simplest candidate within a standard error of the best is taken alone where the mixture, its
     weights fitted to other folds, is behind the best by more than a standard error; a mixture that had to be ahead by
-    as much was worse on rows to come. The identity is taken where nothing has less loss than it. `keep_argmax=True`
+    as much was worse on rows to come. The identity is taken where nothing has less loss than it, and of few rows
+    temperature scaling unless something is clearly better. `keep_argmax=True`
     pools only candidates that keep every predicted class. The calibrator that comes out carries the comparison as
     `choice`.
 
@@ -106,23 +109,25 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y = as_tensors(logits, labels, at_least=2 * folds)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
-        trial = _Trial(z, y, _candidates(z, y, keep_argmax), k_fold(z, y, folds), score)
+        size = _size(y, z.shape[1])
+        fits = _candidates(z, y, "the same for all classes" if keep_argmax else size)
+        trial = _Trial(z, y, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
         trial.run(progress)
         return trial.conclude()
 
 
-def _candidates(z: Tensor, y: Tensor, keep_argmax: bool) -> dict[str, Fit]:
-    classes = z.shape[1]
+def _size(y: Tensor, classes: int) -> str:
     rows = torch.bincount(y, minlength=classes)
-    few = len(z) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10
-    if keep_argmax or not bool(rows.all()):
-        size = "the same for all classes"
-    elif few:
-        size = "few rows, two classes" if classes == 2 else "few rows"
-    elif classes == 2:
-        size = "two classes"
-    else:
-        size = "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= 200 else "more classes"
+    if not bool(rows.all()):
+        return "the same for all classes"
+    if len(y) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
+        return "few rows, two classes" if classes == 2 else "few rows"
+    if classes == 2:
+        return "two classes"
+    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= 200 else "more classes"
+
+
+def _candidates(z: Tensor, y: Tensor, size: str) -> dict[str, Fit]:
     fits: dict[str, Fit] = {name: METHODS[name] for name in CANDIDATES[size]}
     after = [name for name in fits if name in AFTER_MIXTURE]
     if after and float(UniformMixture.fit(z, y).share) > 0:
@@ -134,9 +139,16 @@ class _Trial:
     """Candidates fitted to folds, and what is made of those that predict the rows left out."""
 
     def __init__(
-        self, z: Tensor, y: Tensor, fits: dict[str, Fit], folds: Sequence[tuple[Tensor, Tensor]], score: str
+        self,
+        z: Tensor,
+        y: Tensor,
+        fits: dict[str, Fit],
+        folds: Sequence[tuple[Tensor, Tensor]],
+        score: str,
+        *,
+        cautious: bool,
     ) -> None:
-        self.z, self.y, self.fits, self.folds = z, y, fits, folds
+        self.z, self.y, self.fits, self.folds, self.cautious = z, y, fits, folds, cautious
         # Held-out losses of some rows are enough where there are very many numbers; each fold has its share of them.
         place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
         self.rows = (place < max(_SCORED // z.shape[1], 2 * len(folds))).nonzero()[:, 0]
@@ -172,7 +184,9 @@ class _Trial:
         if len(names) == 1 or behind.mean() > standard_error(behind):
             names = [simplest(losses)]
             loss = losses[names[0]]
-        if losses["identity"].mean() <= loss.mean():
+        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION):
+            names, loss = ["temperature"], losses["temperature"]
+        if losses["identity"].mean() <= loss.mean() and not self.cautious:
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _prior(names))
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
@@ -217,8 +231,7 @@ class _Trial:
         if "residual" in self.fits:
             kept |= set(BASES_OF_RESIDUAL)
         for name in [name for name in losses if name not in kept]:
-            behind = losses[name] - losses[best]
-            if behind.mean() > 2 * standard_error(behind):
+            if _is_less(losses[best], losses[name], _BEHIND):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_residual(self) -> None:
@@ -235,8 +248,8 @@ class _Trial:
 
     def _refit(self, names: Sequence[str], weights: np.ndarray) -> Calibrator:
         """The candidates on all rows, mixed."""
-        if list(names) == ["identity"]:
-            return Identity()
+        if list(names) in (["identity"], ["temperature"]):
+            return self.fits[names[0]](self.z, self.y)
         temperature = self.held_out.temperature(names, weights) if len(names) > 1 else 1.0
         return Mixture([self._refit_one(name) for name in names], weights, temperature, self.share)
 
@@ -249,3 +262,7 @@ class _Trial:
 
 def _prior(names: Sequence[str]) -> np.ndarray:
     return np.array([2.0 if name in SIMPLE else 1.0 for name in names])
+
+
+def _is_less(losses: np.ndarray, others: np.ndarray, standard_errors: float) -> bool:
+    return float((others - losses).mean()) > standard_errors * standard_error(others - losses)

@@ -144,6 +144,7 @@ def report(
 ) -> None:
     """Write a page on how miscalibrated a network is, and which method calibrates it best.
 
+    Up to 100,000 logits the automatic choice is among the methods, and the page has the weights of its mixture.
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds.
     """

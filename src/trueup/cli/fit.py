@@ -38,9 +38,9 @@ def fit(
 ) -> None:
     """Fit a calibrator and save it.
 
-    Without a method, or with `-m auto`, cross-validation chooses one. If several are given, it chooses among them;
-    give the simplest first. If the file holds both halves, the fit is to val. Shards need not fit in memory; they take
-    one method: temperature, vector, matrix, svs, sms or a histogram.
+    Without a method, or with `-m auto`, cross-validation weighs several and mixes those that help. If several are
+    given, it chooses one of them; give the simplest first. If the file holds both halves, the fit is to val. Shards
+    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram.
     """
     from trueup.registry import METHODS
 
