@@ -665,7 +665,7 @@ class Stop(BaseException):
     """Like a KeyboardInterrupt: no ordinary except clause catches it."""
 
 
-def interrupted_write(z, y, *paths):
+def interrupted_write(chunks, *paths):
     paths[0].write_bytes(b"half")
     raise Stop
 

@@ -17,6 +17,8 @@ HINTS = {
     Hint.EXACT_ZEROS: "probabilities with exact zeros are read by --probs",
     Hint.PROBS: "say --probs to read probabilities",
     Hint.SPLIT: "choose --split {}",
+    Hint.CONFIDENCE: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
+    Hint.CLASSES: "--classes names the classes of labels that are texts",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",
@@ -29,8 +31,13 @@ OPTIONS = {
     "lr": "--lr",
     "n_resamples": "--resamples",
     "penalty": "--penalty",
+    "weights": "--weight",
+    "groups": "--by",
     "weight_decay": "--weight-decay",
-    **{name: f"--{name}" for name in ("alpha", "bins", "epochs", "folds", "level", "patience", "seed", "window")},
+    **{
+        name: f"--{name}"
+        for name in ("alpha", "bins", "epochs", "event", "folds", "level", "patience", "seed", "window")
+    },
 }
 """The library's arguments that are options here."""
 

@@ -189,6 +189,22 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
+def from_confidence(confidence: A, *, floor: float | None = None, name: str = "confidence") -> A:
+    """Turn a stated confidence c (n,) into logits (ln(1 − c), ln c); the labels then say right (1) or wrong (0).
+
+    >>> np.exp(from_confidence(np.array([0.9, 0.25])))
+    array([[0.1 , 0.9 ],
+           [0.75, 0.25]])
+    """
+    c = _tensor(confidence, name)
+    if c.ndim != 1:
+        raise InputError(name, "have shape (n,)", _shape(c))
+    c = _check_finite(c if c.is_floating_point() else c.double(), name)
+    if c.numel() and (c.min() < 0 or c.max() > 1):
+        raise InputError(name, "lie in [0, 1]", f"{c.min().item():.6g}..{c.max().item():.6g}")
+    return match_kind(from_probs(torch.stack([1 - c, c], dim=1), floor=floor, name=name), confidence)
+
+
 def flatten(
     logits: A, labels: Any, *, classes: Literal["first", "last"] | None = None, ignore_index: int = -100
 ) -> tuple[A, A]:

@@ -27,8 +27,9 @@ from trueup.core.arrays import as_pair, from_probs
 from trueup.core.errors import Hint, InputError, message_of
 from trueup.core.warning_capture import record_warnings
 from trueup.io.atomic import errors_name_file
-from trueup.io.formats import FORMATS, file_list
+from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions, looks_like_probabilities
+from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
 from trueup.serve.settings import Settings
 
@@ -105,7 +106,7 @@ def clean_name(name: str) -> str:
 
 def require_suffix(name: str) -> str:
     """The suffix of a file that can be read here; an error lists those that can."""
-    suffix = os.path.splitext(name)[1].lower()
+    suffix = suffix_of(name)
     if suffix not in FORMATS:
         raise InputError("the suffix", f"be one of {' '.join(FORMATS)}", repr(suffix), file=name)
     return suffix
