@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, save_clamped
-    from trueup.core.arrays import flatten, from_binary, from_probs
+    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, load, save, stream
@@ -69,6 +69,7 @@ _NAMES = {
     "fit_shards": "calibrators.sharded",
     "flatten": "core.arrays",
     "from_binary": "core.arrays",
+    "from_confidence": "core.arrays",
     "from_probs": "core.arrays",
     "grid": "calibrators.compose",
     "load": "io.predictions",
@@ -109,6 +110,7 @@ __all__ = [
     "fit_shards",
     "flatten",
     "from_binary",
+    "from_confidence",
     "from_probs",
     "grid",
     "integrations",

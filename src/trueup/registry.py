@@ -55,6 +55,7 @@ def _in(module: str, *names: str) -> dict[str, str]:
 METRICS = Lazy(
     "metric",
     {
+        **_in("events", "predicted", "observed"),
         **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
         **_in(
             "binned",

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import kernel_density_error, ks_error, ranked_rows, smooth_error, softmax, top_label
+from reference import kernel_density_error, ks_error, ranked_rows, smooth_error, softmax, scores_and_outcomes
 from trueup.metrics.smooth import _cosines, _triweight_waves, kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 EVERY = (ks, ks_within, ks_classwise, smooth_ece, kde_ece)
@@ -45,7 +45,7 @@ pairs = st.builds(
 @given(pairs)
 def test_ks_equals_the_slow_loop(pair):
     z, y = pair
-    assert ks(z, y) == pytest.approx(ks_error(*top_label(z, y)), abs=1e-12)
+    assert ks(z, y) == pytest.approx(ks_error(*scores_and_outcomes(z, y)), abs=1e-12)
 
 
 @given(pairs, st.integers(1, 5))
@@ -130,7 +130,7 @@ def test_waves_of_the_triweight_equal_the_integral():
 @given(pairs)
 def test_smooth_ece_equals_the_slow_loop(pair):
     z, y = pair
-    slow = smooth_error(*top_label(z, y))
+    slow = smooth_error(*scores_and_outcomes(z, y))
     # The loop's mesh is too coarse for a smaller σ; what is so small is tested on its own below.
     assert smooth_ece(z, y) == pytest.approx(slow, abs=1e-6 if slow > 5e-4 else 5e-5)
 
@@ -141,7 +141,7 @@ def test_smooth_ece_of_residuals_that_cancel(apart):
     z, y = binary([0.7, 0.7 + apart], [0, 1])
     z, y = np.concatenate([z, z]), np.concatenate([y, 1 - y])
     z[2:, :] = binary([0.7 + apart, 0.7], [0, 0])[0]
-    confidence, correct = top_label(z, y)
+    confidence, correct = scores_and_outcomes(z, y)
     slow = smooth_error(confidence, correct)
     assert smooth_ece(z, y) == pytest.approx(slow, abs=1e-6)
     assert slow > 1e-3
@@ -171,7 +171,7 @@ def test_smooth_ece_of_tiny_residuals_is_not_lost_below_the_mesh():
 @given(pairs)
 def test_kde_ece_equals_the_slow_loop(pair):
     z, y = pair
-    confidence, correct = top_label(z, y)
+    confidence, correct = scores_and_outcomes(z, y)
     right = confidence[correct == 1]
     steps = 3 * right.std() * (2 * len(z)) ** -0.2 * (1 << 15) if len(right) > 1 else 0
     if steps > 8:
@@ -234,7 +234,7 @@ def test_range_and_order(metric, pair, steps, seed):
 @given(pairs)
 def test_no_error_is_below_the_mean_gap(pair):
     z, y = pair
-    confidence, correct = top_label(z, y)
+    confidence, correct = scores_and_outcomes(z, y)
     gap = abs(np.mean(correct - confidence))
     assert ks(z, y) >= gap - 1e-12
     assert smooth_ece(z, y) >= gap - 1e-9

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         underconfidence,
     )
     from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+    from trueup.metrics.events import observed, predicted
     from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
@@ -102,12 +103,14 @@ __all__ = [
     "mmce",
     "nll",
     "normalised_entropy",
+    "observed",
     "ood_aupr",
     "ood_auroc",
     "ood_fpr95",
     "overconfidence",
     "paired_bootstrap",
     "piece",
+    "predicted",
     "risk_coverage",
     "rmsce",
     "sce",

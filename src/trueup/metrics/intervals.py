@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
 from trueup.core.row_scores import RowScores, score_rows_and_classes
 from trueup.core.splits import random_groups
@@ -24,12 +24,14 @@ from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
-    multinomial,
     paired_classwise,
     paired_interval,
+    resample_cells,
     tail_share,
 )
 
+_SHARES = ("accuracy", "observed")
+"""What is 0 or 1 in each row: it has Wilson's interval."""
 _JOINT_PARTS = 4  # cells a bin and method when two methods are resampled together
 
 
@@ -49,11 +51,22 @@ class Scored(NamedTuple):
     rows: RowScores
     tally: Tally
     rounding: float
+    weights: np.ndarray | None
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, beside: Scored | None = None) -> Scored:
+    def of(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        bins: int = BINS,
+        fold: bool = False,
+        weights: Any = None,
+        beside: Scored | None = None,
+    ) -> Scored:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_tensors(logits, labels)
+        w = as_weights(weights, len(z))
         if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != (*z.shape, bins):
             raise ValueError(
                 f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
@@ -61,20 +74,20 @@ class Scored(NamedTuple):
         unit = rounding_error(z)
         cells = class_cells(z.shape[1], bins, unit)
         group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
-        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group))
-        return cls(rows, Tally.from_rows(rows, classes, bins, unit), unit)
+        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), fold=fold)
+        return cls(rows, Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w), unit, w)
 
     def value(self, metric: str) -> float:
         """A number of the table; unlike the tally's, the adaptive error is exact."""
         if metric != "aece":
             return self.tally.value(metric)
         index, edges = self.bin_of_row(adaptive=True)
-        return Bins.from_indices(index, self.rows.confidence, self.rows.correct, edges).ece()
+        return Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights).ece()
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
-        c, bins = self.rows.confidence, self.tally.grid.bins
-        edges = equal_mass(c, bins) if adaptive else equal_width(bins)
+        c, bins = self.rows.score, self.tally.grid.bins
+        edges = equal_mass(c, bins, self.weights) if adaptive else equal_width(bins)
         return bin_index(c, edges, rounding=0.0 if adaptive else self.rounding), edges
 
 
@@ -84,6 +97,8 @@ def bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -101,7 +116,7 @@ def bootstrap(
     >>> calibrated.low, overconfident.low > 0.1
     (0.0, True)
     """
-    scored = Scored.of(logits, labels, bins=bins)
+    scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights)
     values = {metric: scored.value(metric)}
     return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed)[metric]
 
@@ -121,7 +136,7 @@ def intervals(
     noisy: dict[bool, BootstrapBins] = {}
     found = {}
     for name, value in known.items():
-        if tally.n < 2 and name != "accuracy":  # one row shows no spread
+        if tally.n < 2 and name not in _SHARES:  # one row shows no spread
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             low, high = _mean_interval(name, getattr(tally, name), tail)
@@ -148,6 +163,8 @@ def paired_bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -161,8 +178,8 @@ def paired_bootstrap(
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
     True
     """
-    one = Scored.of(*first, bins=bins)
-    two = Scored.of(*second, bins=bins, beside=one)
+    one = Scored.of(*first, bins=bins, fold=fold, weights=weights)
+    two = Scored.of(*second, bins=bins, fold=fold, weights=weights, beside=one)
     return differences(one, two, (metric,), level=level, n_resamples=n_resamples, seed=seed)[metric]
 
 
@@ -185,8 +202,8 @@ def differences(
         if not first.tally.n:
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
-            column = {"accuracy": "correct"}.get(name, name)
-            mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column))
+            column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
+            mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column), first.weights)
             low, high = _mean_interval("difference", mean, tail)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
@@ -203,9 +220,9 @@ def differences(
 
 def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
     z = float(-ndtri(tail))
-    if name != "accuracy":
+    if name not in _SHARES:
         return mean.value - z * mean.error, mean.value + z * mean.error
-    n, p = mean.count, mean.value
+    n, p = mean.effective_rows, mean.value
     if not n:
         return float("nan"), float("nan")
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
@@ -220,11 +237,11 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
     own change, a row that moves by no more than what it was and is.
     """
     adaptive = metric == "aece"
-    gaps = [one.rows.correct - one.rows.confidence for one in (first, second)]
+    gaps = [one.rows.outcome - one.rows.score for one in (first, second)]
     moved = first.bin_of_row(adaptive=adaptive)[0] != second.bin_of_row(adaptive=adaptive)[0]
     change = np.where(moved, np.abs(gaps[0]) + np.abs(gaps[1]), np.abs(gaps[1] - gaps[0]))
     bounded = metric in ("ece", "aece", "overconfidence", "underconfidence")
-    return float(change.mean()) if bounded or not change.any() else 1.0
+    return float(np.average(change, weights=first.weights)) if bounded or not change.any() else 1.0
 
 
 def _resample_jointly(
@@ -235,16 +252,19 @@ def _resample_jointly(
     for one in (first, second):
         index, edges = one.bin_of_row(adaptive=adaptive)
         low, high = edges[index], edges[index + 1]
-        part = np.clip((one.rows.confidence - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
-        keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.correct.astype(np.int64))
+        part = np.clip((one.rows.score - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
+        keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.outcome.astype(np.int64))
         bins.append(index)
     joint = keys[0] * (int(keys[1].max()) + 1) + keys[1]
-    _, cell, count = np.unique(joint, return_inverse=True, return_counts=True)
-    drawn = multinomial(count.astype(np.float64), n_resamples, seed)
+    some = np.ones(len(joint), bool) if first.weights is None else first.weights > 0
+    weights = np.ones(int(some.sum())) if first.weights is None else first.weights[some]
+    _, cell = np.unique(joint[some], return_inverse=True)
+    count, squared = np.bincount(cell, weights), np.bincount(cell, weights**2)
+    drawn = resample_cells(count, squared, n_resamples, seed)
     result = []
     for index, one in zip(bins, (first, second), strict=True):
         bin_of_cell = np.zeros(len(count), np.int64)
-        bin_of_cell[cell] = index
-        confidence, hits = (np.bincount(cell, weights=w) for w in (one.rows.confidence, one.rows.correct))
-        result.append(BootstrapBins.of_cells(bin_of_cell, count.astype(np.float64), confidence, hits, drawn))
+        bin_of_cell[cell] = index[some]
+        confidence, hits = (np.bincount(cell, weights * x[some]) for x in (one.rows.score, one.rows.outcome))
+        result.append(BootstrapBins.of_cells(bin_of_cell, count, confidence, hits, drawn))
     return result[0], result[1]

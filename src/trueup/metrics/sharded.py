@@ -12,13 +12,14 @@ from trueup.io.predictions import Predictions
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
-from trueup.metrics.table import DEFAULT, Scores
+from trueup.metrics.table import Scores, default_metrics
 
 
 def evaluate_shards(
     shards: Shards,
     *,
-    metrics: Iterable[str] = DEFAULT,
+    metrics: Iterable[str] | None = None,
+    fold: bool = False,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -31,12 +32,12 @@ def evaluate_shards(
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     """
-    wanted = tuple(metrics)
+    wanted = () if metrics is None else tuple(metrics)
     unknown = [metric for metric in wanted if metric not in TABLE_METRICS]
     if unknown:
         raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins),
+        functools.partial(_tally_rows, bins=bins, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -44,10 +45,15 @@ def evaluate_shards(
         label="evaluating shards",
     )
     warn_of_bad_shards(bad)
+    wanted = wanted or default_metrics(len(tally.classes.count), fold)
     found = intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)
     test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
-    return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
+    means = {"network": (tally.predicted.value, tally.observed.value)}
+    classes = len(tally.classes.count)
+    return Scores(
+        tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event
+    )
 
 
-def _tally_rows(part: Predictions, *, bins: int) -> Tally:
-    return Tally.of(*part, bins=bins)
+def _tally_rows(part: Predictions, *, bins: int, fold: bool) -> Tally:
+    return Tally.of(*part, bins=bins, fold=fold)
