@@ -99,7 +99,8 @@ def expected_normalised_error(std, error, bins):
     """Chunks of the rows sorted by std; only for std without ties."""
     order = sorted(range(len(std)), key=lambda i: std[i])
     terms = []
-    for chunk in np.array_split(order, min(bins, len(std))):
+    for b in sorted({rank * bins // len(std) for rank in range(len(std))}):
+        chunk = [i for rank, i in enumerate(order) if rank * bins // len(std) == b]
         announced = math.sqrt(sum(std[i] ** 2 for i in chunk) / len(chunk))
         seen = math.sqrt(sum(error[i] ** 2 for i in chunk) / len(chunk))
         terms.append(abs(announced - seen) / announced)

@@ -131,7 +131,8 @@ def _look_like_probabilities(z: Tensor) -> bool:
 
 
 def _lies_in_unit_interval(x: Tensor) -> bool:
-    return bool(x.numel() and x.is_floating_point() and x.min() >= 0 and x.max() <= 1)
+    """Whether all numbers lie in [0, 1], and not only at its ends."""
+    return bool(x.numel() and x.is_floating_point() and x.min() >= 0 and x.max() <= 1 and ((x > 0) & (x < 1)).any())
 
 
 def warn_users(message: str, category: type[Warning] = UserWarning) -> None:

@@ -76,7 +76,7 @@ def ece_sweep(
 
     >>> z = np.log(np.array([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]]))
     >>> round(ece_sweep(z, [1, 0, 0, 0]), 4)
-    0.15
+    0.3
     """
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")

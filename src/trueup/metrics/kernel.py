@@ -90,7 +90,7 @@ def mmce(
 
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{mmce(logits, [0, 1, 1]):.4f}"
-    '0.1929'
+    '0.2177'
 
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks.
     """

@@ -172,7 +172,9 @@ class RiskCoverage:
         """The area beyond that of an order with every error last: R*_k = max(0, k − right)/k."""
         if not len(self.risk):
             return math.nan
-        best = np.maximum(self.coverage - (1 - self.risk[-1]), 0.0) / self.coverage
+        n = len(self.risk)
+        kept, right = np.round(n * self.coverage, 9), round(n * (1 - self.risk[-1]), 9)  # rows are whole numbers
+        best = np.maximum(kept - right, 0.0) / kept
         return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
 

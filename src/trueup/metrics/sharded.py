@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 
 from trueup.core.bins import BINS
+from trueup.core.events import as_event
 from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import Predictions
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
@@ -19,6 +20,7 @@ def evaluate_shards(
     shards: Shards,
     *,
     metrics: Iterable[str] | None = None,
+    event: int | None = None,
     fold: bool = False,
     bins: int = BINS,
     level: float = 0.95,
@@ -37,7 +39,7 @@ def evaluate_shards(
     if unknown:
         raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins, fold=fold),
+        functools.partial(_tally_rows, bins=bins, event=event, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -55,5 +57,5 @@ def evaluate_shards(
     )
 
 
-def _tally_rows(part: Predictions, *, bins: int, fold: bool) -> Tally:
-    return Tally.of(*part, bins=bins, fold=fold)
+def _tally_rows(part: Predictions, *, bins: int, event: int | None, fold: bool) -> Tally:
+    return Tally.of(*(part if event is None else as_event(*part, event)), bins=bins, fold=fold)

@@ -14,7 +14,6 @@ import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.errors import InputError
 from trueup.core.events import as_event
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
@@ -357,8 +356,6 @@ def _pair(name: str, pair: Any, event: int | None) -> tuple[Any, Any]:
         raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
     try:
         z, y = as_tensors(logits, labels)
-    except InputError as error:
-        raise error.replace(where=name) from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return (z, y) if event is None else as_event(z, y, event)
