@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, save_clamped
     from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
+    from trueup.core.events import as_event
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, load, save, stream
@@ -58,6 +59,7 @@ _NAMES = {
     "Scores": "metrics.table",
     "Shards": "io.shards",
     "Tally": "core.tally",
+    "as_event": "core.events",
     "chain": "calibrators.compose",
     "choose": "calibrators.compose",
     "clamp": "clamping",
@@ -97,6 +99,7 @@ __all__ = [
     "Shards",
     "Tally",
     "__version__",
+    "as_event",
     "calibrators",
     "chain",
     "choose",

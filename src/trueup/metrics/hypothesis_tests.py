@@ -143,14 +143,14 @@ class CalibrationTests:
     slope_error: float = math.nan
 
     @classmethod
-    def of(cls, tally: Tally, *, n_resamples: int, seed: int) -> CalibrationTests:
-        """Run both tests on a tally."""
+    def of(cls, tally: Tally, points: Points | None = None, *, n_resamples: int, seed: int) -> CalibrationTests:
+        """Run both tests on a tally; the slope is exact where the points themselves are known."""
         ece_test = consistency_of_tally(tally, n_resamples=n_resamples, seed=seed)
         normal = spiegelhalter_of_tally(tally)
         excess = tally.predicted.total - tally.observed.total
         variance = tally.score_variance.total
         z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
-        fit = fit_recalibration(Points.of_grid(tally.grid))
+        fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
         return cls(
             ece_test.p_value,
             ece_test.expected,

@@ -11,9 +11,10 @@ from trueup.core.events import as_event
 from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import Predictions
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
+from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
-from trueup.metrics.table import Scores, default_metrics
+from trueup.metrics.table import Scores, default_metrics, has_interval
 
 
 def evaluate_shards(
@@ -35,9 +36,10 @@ def evaluate_shards(
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     """
     wanted = () if metrics is None else tuple(metrics)
-    unknown = [metric for metric in wanted if metric not in TABLE_METRICS]
+    unknown = [metric for metric in wanted if not has_interval(metric)]
     if unknown:
-        raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
+        known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
+        raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
         functools.partial(_tally_rows, bins=bins, event=event, fold=fold),
         shards,

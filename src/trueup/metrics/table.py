@@ -17,13 +17,27 @@ from trueup.core.bins import BINS
 from trueup.core.events import as_event
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
+from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
-EVENT_DEFAULT = ("predicted", "observed", "accuracy", "nll", "brier", "ece", "mce", "rmsce", "aece", "sce")
+EVENT_DEFAULT = (
+    "predicted",
+    "observed",
+    "nll",
+    "event_brier",
+    "miscalibration",
+    "discrimination",
+    "uncertainty",
+    "ece",
+    "event_auroc",
+    "calibration_intercept",
+    "calibration_slope",
+    "ici",
+)
 """The rows of the table of an event's probability."""
 
 
@@ -291,27 +305,27 @@ def compare(
     for name, pair in named.items():
         z, y = _pair(name, pair, event)
         wanted = wanted or default_metrics(z.shape[1], fold)
-        tabled = [metric for metric in wanted if metric in TABLE_METRICS]
+        tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y.cpu().numpy())
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
         found = intervals(
-            scored.tally, {m: scored.value(m) for m in tabled}, level=level, n_resamples=n_resamples, seed=seed
+            scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed
         )
         for metric in wanted:
-            if metric not in TABLE_METRICS:
+            if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
-        tests[name] = CalibrationTests.of(scored.tally, n_resamples=n_resamples, seed=seed)
+        tests[name] = CalibrationTests.of(scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed)
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
         change = differences(first, scored, tabled, level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
-            if metric not in TABLE_METRICS:
+            if not has_interval(metric):
                 by = values[name][metric].value - values[first_name][metric].value
                 change[metric] = Interval(by, math.nan, math.nan, level)
         changes[name] = {metric: change[metric] for metric in wanted}
@@ -320,6 +334,11 @@ def compare(
     return Scores(
         first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth
     )
+
+
+def has_interval(metric: str) -> bool:
+    """Whether a metric comes from a tally, with an interval."""
+    return metric in TABLE_METRICS or metric in EVENT_METRICS
 
 
 def default_metrics(classes: int, fold: bool) -> tuple[str, ...]:
