@@ -31,9 +31,7 @@ ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
 
 
-def as_pair(
-    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True
-) -> tuple[Any, Any]:
+def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,), keeping the kind of array it came as.
 
     Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
@@ -107,7 +105,8 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tenso
     z = _check_finite(z, name)
     if doubt and _look_like_probabilities(z):
         warn_users(
-            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through from_probs",
+            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
+            "from_probs",
             LooksLikeProbabilities,
         )
     return _mark_checked(z, z.shape[1])
@@ -196,9 +195,7 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     return _check_finite(x if x.is_floating_point() else x.double(), name)
 
 
-def from_probs(
-    probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs"
-) -> A:
+def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> A:
     """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
@@ -311,8 +308,8 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     x = _check_finite(x, name)
     if len(x) >= _FEW_SCORES and _lies_in_unit_interval(x[:_FEW_SCORES]) and _lies_in_unit_interval(x):
         warn_users(
-            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go through "
-            "from_confidence",
+            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
+            "through from_confidence",
             LooksLikeProbabilities,
         )
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)

@@ -130,7 +130,7 @@ class Grid:
 
     @staticmethod
     def fine_edges(bins: int) -> np.ndarray:
-        """About four thousand even cells, and eight an octave next to 0 and, to the resolution of float64, next to 1."""
+        """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))
@@ -238,9 +238,7 @@ class Tally:
     """Whether two classes were tallied by the predicted one instead of by class 1."""
 
     @classmethod
-    def of(
-        cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None
-    ) -> Tally:
+    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> Tally:
         """Tally a pair in one pass.
 
         Of two classes the bins are those of P(class 1); with `fold` those of the predicted class's confidence.

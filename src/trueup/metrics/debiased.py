@@ -27,7 +27,8 @@ def debiased_l2(
 
     The root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], 0 where that is negative; bins of one row
     add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the
-    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin. Kumar et al., "Verified uncertainty calibration" (2019).
+    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin.
+    Kumar et al., "Verified uncertainty calibration" (2019).
 
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
@@ -41,9 +42,7 @@ def debiased_l2(
     return float(np.sqrt(max(squares.mean(), 0.0) if pool else np.maximum(squares, 0.0).mean()))
 
 
-def debiased_l1(
-    logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None
-) -> float:
+def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> float:
     """ECE less its sampling bias, over equal-mass bins; it may be negative.
 
     Twice the plug-in value less what it would be on average if acc_b were drawn again from
@@ -65,9 +64,7 @@ def debiased_l1(
     return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else float("nan")
 
 
-def ece_sweep(
-    logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None
-) -> float:
+def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None) -> float:
     """ECE with as many equal-mass bins as keep their accuracies in rising order.
 
     b grows from 2 while no bin's accuracy is below its predecessor's; the last such b is used. `norm=2` gives the root

@@ -97,7 +97,8 @@ class Scores:
             said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        shown = f"a calibrated {'one' if self.is_event else 'network'} would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        one = "one" if self.is_event else "network"
+        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
@@ -311,15 +312,15 @@ def compare(
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
-        found = intervals(
-            scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed
-        )
+        found = intervals(scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
-        tests[name] = CalibrationTests.of(scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed)
+        tests[name] = CalibrationTests.of(
+            scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
+        )
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
@@ -331,9 +332,7 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    return Scores(
-        first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth
-    )
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth)
 
 
 def has_interval(metric: str) -> bool:
