@@ -86,7 +86,7 @@ def _binnings(n: int) -> _Binnings:
     first_bin = np.cumsum(numbers) - numbers
     bins = np.repeat(numbers, numbers)
     place = np.arange(1, len(bins) + 1) - np.repeat(first_bin, numbers)  # of a bin in its binning, from 1
-    return _Binnings(place * (n // bins) + np.minimum(place, n % bins) - 1, first_bin)
+    return _Binnings((place * n + bins - 1) // bins - 1, first_bin)  # rank r is in bin r·bins // n
 
 
 def _average(scores: np.ndarray, positive: np.ndarray, binnings: _Binnings) -> tuple[np.ndarray, np.ndarray]:

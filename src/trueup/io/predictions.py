@@ -179,10 +179,10 @@ def load_table(
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\\n0.9,1,eu\\n0.6,0,us\\n,1,us\\n")
+    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\\n0.9,1,eu\\n0.6,0,us\\n")
     ...     table = load_table(f"{folder}/a.csv", confidence="stated", groups="region")
-    >>> np.exp(table.logits[:, 1]), table.labels, table.groups, table.skipped
-    (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')}, 1)
+    >>> np.exp(table.logits[:, 1]), table.labels, table.groups
+    (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
     """
     fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), **options)
     with _open(path, fields, storage_options) as file:
@@ -421,7 +421,7 @@ class PredictionFile:
             return Predictions(*as_pair(self.to_logits(values, floor), labels))
         if checked_before:
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels)
+        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -433,7 +433,7 @@ class PredictionFile:
 
     def _require_labels(self) -> None:
         """The labels of a .npy file are a file of their own."""
-        for file in file_list(self.path):
+        for file in file_list(self.path)[1:]:
             if not file.is_file():
                 raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
 
@@ -571,7 +571,7 @@ def save(
     2.5,0.1,0
     """
     _, write = _format(path)
-    z, y = as_tensors(*predictions)
+    z, y = as_tensors(*predictions, doubt=False)
     chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
