@@ -43,25 +43,41 @@ def equal_width(bins: int = BINS) -> np.ndarray:
     return edges
 
 
-def equal_mass(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
+def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
     """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
+
+    With weights, all positive, a chunk ends where its share of their sum is reached.
 
     >>> equal_mass(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
     array([0. , 0.25, 0.6 , 1. ])
     """
     equal_width(bins)  # the same demand on the number of bins
-    c = np.sort(confidence)
-    n = len(c)
+    n = len(confidence)
     if n == 0:
         return equal_width(1)
-    starts = np.array([start for start, _ in equal_mass_slices(n, bins)][1:], dtype=np.int64)
+    if weights is None:
+        c = np.sort(confidence)
+        wanted = np.array([start for start, _ in equal_mass_slices(n, bins)][1:], dtype=np.int64) - 1
+    else:
+        order = np.argsort(confidence, kind="stable")
+        c = confidence[order]
+        wanted = weighted_places(np.cumsum(weights[order]), np.arange(1, bins) / bins)
     ends = np.flatnonzero(tie_ends(c))  # the last place of each run of equal values
-    before = ends[np.searchsorted(ends, starts - 1)]  # a cut inside a run moves to the run's end
+    before = ends[np.searchsorted(ends, wanted)]  # a cut inside a run moves to the run's end
     before = np.unique(before[before < n - 1])
     low, high = c[before], c[before + 1]
     middle = low + (high - low) / 2
     edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
     return edges
+
+
+def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The first place at which cumulative weights reach each share of their end, but for rounding.
+
+    >>> weighted_places(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
+    array([0, 1, 2])
+    """
+    return np.searchsorted(cumulative, shares * (cumulative[-1] * (1 - 1e-12)))
 
 
 def equal_mass_slices(n: int, bins: int) -> list[tuple[int, int]]:
