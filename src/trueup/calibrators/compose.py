@@ -136,7 +136,8 @@ def _binary(odds: Tensor) -> Tensor:
 def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
-    `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label and spread copies of a row; the order of the rows does not matter.
+    `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label
+    and spread copies of a row; the order of the rows does not matter.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))

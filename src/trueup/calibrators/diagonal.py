@@ -113,9 +113,7 @@ def _knots(z: Tensor, w: Tensor | None, temperature: float, number: int) -> Tens
     return torch.stack(kept if len(kept) > 1 else [found[0], found[0] + temperature])
 
 
-def _increasing(
-    z: Tensor, y: Tensor, w: Tensor | None, knots: Tensor, start: float
-) -> tuple[Tensor, Certificate]:
+def _increasing(z: Tensor, y: Tensor, w: Tensor | None, knots: Tensor, start: float) -> tuple[Tensor, Certificate]:
     """The slopes at the knots of most penalised likelihood."""
     n, size = len(z), z.numel() * len(knots)
     share = torch.full((n, 1), 1 / n, dtype=torch.float64, device=z.device) if w is None else (w / w.sum())[:, None]

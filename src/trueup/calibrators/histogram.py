@@ -27,8 +27,9 @@ Empty = Literal["midpoint", "zero", "mean"]
 class Histogram(TopLabel):
     """Replace the confidence by the accuracy of its bin: c′ = Σ_{i∈b} a_i / n_b, one set of bins for all classes.
 
-    Of two classes the confidence is P(class 1), and a whether it was. Bins are right-closed, of equal width or of equal mass. In the row of log-probabilities c′ is kept in
-    [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin become equal.
+    Of two classes the confidence is P(class 1), and a whether it was. Bins are right-closed, of equal width or of equal
+    mass. In the row of log-probabilities c′ is kept in [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for
+    ranking: confidences of one bin become equal.
     Zadrozny & Elkan, "Obtaining calibrated probability estimates" (2001).
 
     >>> logits = np.log([[0.1, 0.9], [0.2, 0.8], [0.4, 0.6], [0.7, 0.3]])
@@ -127,9 +128,7 @@ class HistogramOvR(Calibrator):
         return one_vs_rest(logits, lambda p: step(p, every, self.values))
 
     @classmethod
-    def fit(
-        cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", weights: Any = None
-    ) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", weights: Any = None) -> Self:
         """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
         one gets midpoint, zero or mean.
         """

@@ -34,10 +34,11 @@ _MOST = 200  # rounds of the alternation
 class IMax(TopLabel):
     """Replace the confidence by the accuracy of its bin, the bins of λ = ln c/(1 − c) being chosen for information.
 
-    Of two classes c is P(class 1).     Representatives φ_m = logit(mean of σ(λ) in bin m) and cuts g_m = ln [(ln(1+e^φ_{m+1}) − ln(1+e^φ_m)) /
-    (ln(1+e^−φ_m) − ln(1+e^−φ_{m+1}))] are alternated, which raises the information that the bin carries about a label
-    drawn from σ(λ). Bins are left-closed. In the row of log-probabilities the accuracy is kept in
-    [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin become equal.
+    Of two classes c is P(class 1). Representatives φ_m = logit(mean of σ(λ) in bin m) and cuts g_m = ln
+    [(ln(1+e^φ_{m+1}) − ln(1+e^φ_m)) / (ln(1+e^−φ_m) − ln(1+e^−φ_{m+1}))] are alternated, which raises the information
+    that the bin carries about a label drawn from σ(λ). Bins are left-closed. In the row of log-probabilities the
+    accuracy is kept in [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin
+    become equal.
     Patel et al., "Multi-class uncertainty calibration via mutual information maximization-based binning" (2021).
 
     >>> rng = np.random.default_rng(0)

@@ -31,8 +31,8 @@ from trueup.core.row_scores import class_probs, scores_and_outcomes
 class Isotonic(TopLabel):
     """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², straight between its blocks.
 
-    Of two classes c is P(class 1), and a whether it was. g is constant outside the confidences of the fit, and kept in [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it
-    follows the noise.
+    Of two classes c is P(class 1), and a whether it was. g is constant outside the confidences of the fit, and kept in
+    [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it follows the noise.
     Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002).
 
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
@@ -196,7 +196,7 @@ class IsotonicPooled(Calibrator):
 def pool_adjacent_violators(
     scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Isotonic regression of what came true, given all scores and which of them did: first and last score of each block.
+    """Isotonic regression of what came true, given all scores and which of them did: both ends of each block.
 
     The curve can only rise where a run of equal scores that holds a positive begins. So a group reaches from one such
     run to the next, there are no more groups than positives, and nothing below the lowest positive need be sorted.

@@ -148,6 +148,7 @@ class Dirichlet(Linear):
     """
 
     shift_invariant = True
+    sample_invariant = False  # the penalty is chosen on folds, over which copies are spread
 
     def features(self, logits: Tensor) -> Tensor:
         """Log-probabilities."""
@@ -186,6 +187,7 @@ class Structured(Linear):
     """
 
     shift_invariant = True
+    sample_invariant = False  # twice the samples, and half the penalty
 
     def __init__(self, temperature: Tensor | float, weight: Tensor, bias: Tensor) -> None:
         super().__init__(weight, bias)

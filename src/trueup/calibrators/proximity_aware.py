@@ -104,10 +104,10 @@ class DensityRatio(ProximityInformed):
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
-    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
     >>> ratio = DensityRatio.fit(logits, labels, features=features)
-    >>> ratio.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    >>> ratio.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.97, 0.73])
     """
 
@@ -181,10 +181,10 @@ class BinMeanShift(ProximityInformed):
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
-    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
     >>> shift = BinMeanShift.fit(logits, labels, features=features)
-    >>> shift.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    >>> shift.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.93, 0.65])
     """
 
@@ -303,9 +303,7 @@ def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
     whole = torch.compiler.is_compiling()
     blocks = [scaled] if whole else [scaled[at] for at in chunks.row_chunks(len(query), len(points), chunks.BLOCK)]
     sums = [
-        torch.logsumexp(
-            log_share - ((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1
-        )
+        torch.logsumexp(log_share - ((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1)
         for q in blocks
     ]
     return torch.cat(sums) - torch.log(2 * math.pi * width.prod())

@@ -19,9 +19,9 @@ from trueup.core.splits import random_order
 class ScalingBinning(TopLabel):
     """Scale by a temperature, then replace the confidence by the mean scaled confidence of its bin.
 
-    c′ = Σ_{i∈b} g(z_i) / n_b with g(z) = max_k softmax(z/T)_k, of two classes P(class 1), and bins of equal mass in g: discrete, so that its
-    calibration error can be verified, yet with the scaler's small variance. Not for networks that a temperature cannot
-    calibrate: the labels enter through T alone.
+    c′ = Σ_{i∈b} g(z_i) / n_b with g(z) = max_k softmax(z/T)_k, of two classes P(class 1), and bins of equal mass in g:
+    discrete, so that its calibration error can be verified, yet with the scaler's small variance. Not for networks that
+    a temperature cannot calibrate: the labels enter through T alone.
     Kumar, Liang & Ma, "Verified uncertainty calibration" (2019).
 
     >>> rng = np.random.default_rng(0)

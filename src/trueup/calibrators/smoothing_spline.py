@@ -84,9 +84,7 @@ class SmoothingSpline(Calibrator):
         return cls(*(pad_curves([curve[part] for curve in curves]) for part in (0, 1)))
 
 
-def _curve(
-    odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Points of the spline of least cross-validated loss."""
     middle, mean = w @ odds / w.sum(), w @ targets / w.sum()
     width = np.sqrt(w @ (odds - middle) ** 2 / w.sum())
@@ -130,9 +128,7 @@ def _basis(distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return knots, bend.T @ (bend * np.concatenate([half, half])[:, None])
 
 
-def _solve(
-    design: Tensor, targets: Tensor, each: Tensor, rough: Tensor, start: Tensor, *, tolerance: float
-) -> Tensor:
+def _solve(design: Tensor, targets: Tensor, each: Tensor, rough: Tensor, start: Tensor, *, tolerance: float) -> Tensor:
     """Newton's steps on the mean log-loss + wᵀ(rough)w, halved until it falls, to a gain of less than the tolerance."""
     ridge = rough + 1e-9 * torch.eye(len(start), dtype=start.dtype)
     share = each / each.sum()

@@ -22,9 +22,10 @@ KNOTS = 6
 class Spline(TopLabel):
     """Add to the confidence the slope of a natural cubic spline through the cumulative errors: c′ = c + h′(u).
 
-    Of two classes c is P(class 1). Confidences are sorted, u_i = (i−1)/(n−1); h is fitted by least squares to h_i = 1/n Σ_{j≤i} (a_j − c_j), with six
-    equally spaced knots. Between the confidences of the fit c′ goes straight, outside it is constant. In the row of
-    log-probabilities it is kept in [1/(n+2), 1 − 1/(n+2)]. Not for sharp steps, which six knots smooth over.
+    Of two classes c is P(class 1). Confidences are sorted, u_i = (i−1)/(n−1); h is fitted by least squares to h_i = 1/n
+    Σ_{j≤i} (a_j − c_j), with six equally spaced knots. Between the confidences of the fit c′ goes straight, outside it
+    is constant. In the row of log-probabilities it is kept in [1/(n+2), 1 − 1/(n+2)]. Not for sharp steps, which six
+    knots smooth over.
     Gupta et al., "Calibration of neural networks using splines" (2021).
 
     >>> rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.per_class import weighted_bins
 from trueup.calibrators.temperature_search import (
     bound_reason,
     brier_inverse_temperature,
@@ -18,7 +19,6 @@ from trueup.calibrators.temperature_search import (
     inverse_temperature,
     scale_of,
 )
-from trueup.calibrators.per_class import weighted_bins
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, equal_width, rounding_error
 from trueup.core.optimize import Certificate, warn_at_bound
@@ -125,9 +125,7 @@ class Temperature(Calibrator):
         return cls(1 / beta).with_certificate(certificate)
 
 
-def grid_errors(
-    z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Tensor | None = None
-) -> np.ndarray:
+def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Tensor | None = None) -> np.ndarray:
     """The ECE at each temperature that could have the least, and infinity at those that could not.
 
     ECE is at least |mean confidence − accuracy|, and the mean confidence falls as T rises: from where it crosses the

@@ -184,9 +184,7 @@ def focal_inverse_temperature(
     return newton(lambda b: _focal(z, y, b, gamma, w), float(grid[at]), low=low, high=high)
 
 
-def _focal(
-    z: Tensor, y: Tensor, beta: float, gamma: float, w: Tensor | None = None
-) -> tuple[float, float, float]:
+def _focal(z: Tensor, y: Tensor, beta: float, gamma: float, w: Tensor | None = None) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):

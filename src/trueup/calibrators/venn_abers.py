@@ -157,7 +157,8 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray
     high = _added_as_one(count, hits)
     # Turned around, a row added as 0 is one added as 1.
     low = 1 - _added_as_one(count[::-1], (count - hits)[::-1])[::-1]
-    return ordered[first], low, high
+    high = np.clip(high, 0.0, 1.0)  # sums of weights are rounded
+    return ordered[first], np.clip(low, 0.0, high), high
 
 
 def _added_as_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:

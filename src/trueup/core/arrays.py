@@ -98,9 +98,7 @@ def as_weights(weights: Any, n: int) -> Tensor | None:
     return w
 
 
-def as_weighted(
-    logits: Any, labels: Any, weights: Any, *, at_least: int = 0
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def as_weighted(logits: Any, labels: Any, weights: Any, *, at_least: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
     """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
 
     The weights come back scaled so that they add up to the effective number of rows, (Σw)²/Σw². So what a fit counts
