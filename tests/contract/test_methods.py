@@ -142,8 +142,8 @@ def test_bad_weights_are_named(name):
     for weights, message in (
         (-ones, "weights must not be negative, got -1 in row 0"),
         (np.where(LABELS == 1, np.nan, ones), "weights must be finite"),
-        (0 * ones, "weights must have a positive entry, got zeros alone"),
-        (ones[1:], "weights must have 400 entries, one for each row, got 399"),
+        (0 * ones, "weights must not all be zero, got 400 zeros"),
+        (ones[1:], "weights must have 400 entries, one a row, got 399"),
     ):
         with pytest.raises(ValueError, match=message):
             METHODS[name](LOGITS, LABELS, weights=weights)

@@ -149,7 +149,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
 
     def calibrated(logits: Any, labels: Any, *, weights: Any = None) -> np.ndarray:
         z, y = as_tensors(logits, labels, at_least=folds)
-        w = as_weights(weights, len(z))
+        w = None if weights is None else torch.from_numpy(as_weights(weights, len(z))).to(z.device)
         out = torch.empty_like(z)
         for train, test in k_fold(z, y, folds):
             *pair, share = take_weighted(z, y, w, train)

@@ -262,7 +262,7 @@ def _check(
         return z, y, w, centre_rows(upcast_half(z).double())
     rows = len(as_logits(logits))
     x = as_matrix(features, "features", rows=rows).to(z.device)
-    return z, y, w, x if len(z) == rows else x[as_weights(weights, rows).to(z.device) > 0]  # type: ignore[union-attr]
+    return z, y, w, x if len(z) == rows else x[torch.from_numpy(as_weights(weights, rows) > 0).to(z.device)]
 
 
 def _score(z: Tensor, y: Tensor, x: Tensor, neighbours: int, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,10 @@ WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.CONFIDENCE: "a confidence is read by --confidence and --correct",
+    Hint.PER_CENT: "divide per cent by 100",
+    Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
+    Hint.RENORMALISE: "",
     Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
     Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
     Hint.NOT_PROBABILITIES: "logits need no --probs",

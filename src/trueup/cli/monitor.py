@@ -92,7 +92,8 @@ def _replay(
 
 def _print(status: Status, running: Monitor, quiet: bool) -> None:
     spans = (("", "all rows"), ("recent_", f"last {status.recent_rows:,}"), ("fading_", "fading"))
-    rows = [["", *FIGURES]]
+    heads = {"accuracy": "observed", "confidence": "predicted"} if status.event else {}
+    rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
         print(f"{status.rows:,} rows, {running.classes} classes, {running.bins} bins\n")

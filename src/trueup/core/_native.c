@@ -110,6 +110,7 @@ typedef struct {
     int64_t *group;                                           /* which part of gap a row adds to */
     double *count, *hits;                                     /* (bins, classes); bin 0 of count is left to the caller */
     double *gap;                                              /* (groups, bins, classes): sum of hits - p; NULL: no class-wise tally */
+    const double *weights;                                    /* of the rows in the class-wise sums; NULL: 1 each */
     double beta;                                              /* multiplies the logits in the confidence pass */
     double *scratch;                                          /* classes + LANES numbers */
 } Pass;
@@ -151,8 +152,9 @@ typedef struct {
             if (!p->gap) continue;                                                                                        \
             if (p->deal) p->group[i] = (int64_t)(HASH(z[0], z[y], z[K - 1], y) % (uint64_t)p->groups);                    \
             double *gap = p->gap + p->group[i] * B * K;                                                                   \
+            const double weight = p->weights ? p->weights[i] : 1.0, weighted = scale * weight;                            \
             _Pragma("omp simd")                                                                                           \
-            for (int64_t k = 0; k < K; k++) gap[k] -= e[k] * scale;                                                       \
+            for (int64_t k = 0; k < K; k++) gap[k] -= e[k] * weighted;                                                    \
             int64_t label_bin = 0;                                                                                        \
             if (B > 1 && scale > p->cuts[0]) {                                                                            \
                 /* Fewer than 1/cut probabilities of a row can exceed a cut: look for them a block at a time. */          \
@@ -170,14 +172,14 @@ typedef struct {
                         while (b < B - 1 && prob > p->cuts[b]) b++;                                                       \
                         if (b == 0) continue;                                                                             \
                         if (k == y) label_bin = b;                                                                        \
-                        p->count[b * K + k] += 1.0;                                                                       \
-                        gap[k] += prob;                                                                                   \
-                        gap[b * K + k] -= prob;                                                                           \
+                        p->count[b * K + k] += weight;                                                                    \
+                        gap[k] += e[k] * weighted;                                                                        \
+                        gap[b * K + k] -= e[k] * weighted;                                                                \
                     }                                                                                                     \
                 }                                                                                                         \
             }                                                                                                             \
-            p->hits[label_bin * K + y] += 1.0;                                                                            \
-            gap[label_bin * K + y] += 1.0;                                                                                \
+            p->hits[label_bin * K + y] += weight;                                                                         \
+            gap[label_bin * K + y] += weight;                                                                             \
         }                                                                                                                 \
     }
 
@@ -582,12 +584,13 @@ static PyObject *run_top(PyObject *self, PyObject *args) {
 /* Addresses come as integers (Tensor.data_ptr()); the callers in rows.py and sums.py own the memory. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long a[13];
+    unsigned long long a[14];
     long long rows, classes, bins, groups;
     int is_double, deal, quick;
     double beta;
-    if (!PyArg_ParseTuple(args, "KpLLLLppdKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal,
-                          &quick, &beta, &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12]))
+    if (!PyArg_ParseTuple(args, "KpLLLLppdKKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal,
+                          &quick, &beta, &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12],
+                          &a[13]))
         return NULL;
 #define AT(I, TYPE) ((TYPE *)(uintptr_t)a[I])
     Pass p = {.rows = rows,
@@ -607,7 +610,8 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
               .group = AT(9, int64_t),
               .count = AT(10, double),
               .hits = AT(11, double),
-              .gap = AT(12, double)};
+              .gap = AT(12, double),
+              .weights = AT(13, const double)};
 #undef AT
     p.scratch = malloc(((size_t)classes + LANES) * sizeof(double));
     if (!p.scratch) return PyErr_NoMemory();

@@ -16,6 +16,10 @@ class Hint(StrEnum):
     """What to do instead, in the library's words; each interface may have words of its own for it."""
 
     BINARY_SCORE = "a binary score goes through from_binary"
+    CONFIDENCE = "probabilities of one event go through from_confidence, log-odds through from_binary"
+    PER_CENT = "divide per cent by 100"
+    LOG_ODDS = "log-odds go through from_binary"
+    RENORMALISE = "rounded probabilities come in with renormalise=True"
     FLATTEN = "tokens or pixels go through flatten"
     IGNORE_INDEX = "flatten leaves out an ignore_index"
     NOT_PROBABILITIES = "logits need no from_probs"

@@ -110,6 +110,7 @@ def score_pass(
     group: np.ndarray,
     cuts: np.ndarray | None,
     sums: Sequence[np.ndarray],
+    weights: np.ndarray | None = None,
     *,
     hash_groups: bool,
     quick: bool,
@@ -118,7 +119,8 @@ def score_pass(
     """Score contiguous rows of softmax(βz) and add their class-wise sums; arrays of results are written to.
 
     `scores` are confidence, predicted class, NLL, Brier score, entropy and probability of the label; `sums` are the
-    counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`.
+    counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`; a row adds 1 to
+    them, or its weight.
     """
     compiled.run_pass(
         _address(logits),
@@ -134,6 +136,7 @@ def score_pass(
         _address(cuts),
         _address(group),
         *(0 if cuts is None else _address(array) for array in sums),
+        _address(weights),
     )
 
 

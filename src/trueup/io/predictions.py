@@ -319,6 +319,6 @@ def _check(logits: np.ndarray, labels: Any, probs: bool, floor: float | None, ch
         return Predictions(*as_pair(from_probs(logits, floor=floor), labels))
     if checked_before:
         return Predictions(logits, as_labels(labels, logits))
-    z, y = as_pair(logits, labels)
+    z, y = as_pair(logits, labels, doubt=False)  # by the first call that uses them, or by an interface in its own words
     # A memory map stays one: the door's view of it would forget that it is read-only.
     return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)

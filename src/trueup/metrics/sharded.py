@@ -7,18 +7,22 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 
 from trueup.core.bins import BINS
+from trueup.core.events import as_event
 from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import Predictions
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
+from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
-from trueup.metrics.table import DEFAULT, Scores
+from trueup.metrics.table import Scores, default_metrics, has_interval
 
 
 def evaluate_shards(
     shards: Shards,
     *,
-    metrics: Iterable[str] = DEFAULT,
+    metrics: Iterable[str] | None = None,
+    event: int | None = None,
+    fold: bool = False,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -31,12 +35,13 @@ def evaluate_shards(
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     """
-    wanted = tuple(metrics)
-    unknown = [metric for metric in wanted if metric not in TABLE_METRICS]
+    wanted = () if metrics is None else tuple(metrics)
+    unknown = [metric for metric in wanted if not has_interval(metric)]
     if unknown:
-        raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
+        known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
+        raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
     tally, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins),
+        functools.partial(_tally_rows, bins=bins, event=event, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -44,10 +49,15 @@ def evaluate_shards(
         label="evaluating shards",
     )
     warn_of_bad_shards(bad)
+    wanted = wanted or default_metrics(len(tally.classes.count), fold)
     found = intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)
     test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
-    return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
+    means = {"network": (tally.predicted.value, tally.observed.value)}
+    classes = len(tally.classes.count)
+    return Scores(
+        tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event
+    )
 
 
-def _tally_rows(part: Predictions, *, bins: int) -> Tally:
-    return Tally.of(*part, bins=bins)
+def _tally_rows(part: Predictions, *, bins: int, event: int | None, fold: bool) -> Tally:
+    return Tally.of(*(part if event is None else as_event(*part, event)), bins=bins, fold=fold)

@@ -23,7 +23,8 @@ from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
-from trueup.metrics.table import Scores, compare
+from trueup.metrics.table import DEFAULT as TABLE
+from trueup.metrics.table import Scores, compare, event_direction
 from trueup.registry import METHODS
 
 Pair = tuple[Tensor, Tensor]
@@ -177,7 +178,8 @@ def audit(
         if on_step is not None:
             on_step(name, done, len(fits))
         runs.add(name, fit)
-    scores = compare({**runs.pairs, **(extra or {})}, bins=bins, level=level, seed=seed)
+    wanted = (*TABLE, "predicted", "observed") if classes == 2 else TABLE
+    scores = compare({**runs.pairs, **(extra or {})}, metrics=wanted, bins=bins, level=level, seed=seed)
     for name, pair in (extra or {}).items():
         runs.pairs[name] = trusted_tensors(*pair)
     return Audit(
@@ -278,12 +280,14 @@ def _reason(error: Exception) -> str:
 
 def _verdict(audit: Audit) -> str:
     scores, chosen = audit.scores, audit.chosen
-    confidence, accuracy = (scores[RAW, metric].value for metric in ("confidence", "accuracy"))
+    said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+    confidence, accuracy = (scores[RAW, metric].value for metric in (said, seen))
     before = scores[RAW, "ece"].value
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
     shares = (format_percent(share, digits) for share in (confidence, accuracy))
-    means = "its mean confidence is {}, its accuracy {}".format(*shares)
+    about = "it predicts {} on average, the event happens {} of the time"
+    means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
     if scores.tests[RAW].p_value > 0.05:
         opening = f"No miscalibration of this network is statistically significant: {means}."
         if chosen == RAW:
@@ -292,7 +296,9 @@ def _verdict(audit: Audit) -> str:
             return f"{opening} No method improves it significantly."
         losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
         return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
-    if close:
+    if scores.is_event:
+        opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
+    elif close:
         opening = (
             f"On average this network's confidence is right ({means}), but it is overconfident in some predictions and "
             "underconfident in others."

@@ -34,6 +34,10 @@ from trueup.serve.settings import Settings
 
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.CONFIDENCE: "a probability p of one event needs two columns in the file, 1 − p and p",
+    Hint.PER_CENT: "divide per cent by 100",
+    Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
+    Hint.RENORMALISE: "",
     Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
     Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
