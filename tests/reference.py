@@ -18,6 +18,13 @@ def softmax(logits):
     return np.array(out).reshape(len(out), -1)
 
 
+def claims(logits, labels):
+    """What each row claims and whether it came true: P(class 1) of two classes, of more the predicted class's."""
+    if logits.shape[1] > 2:
+        return top_label(logits, labels)
+    return softmax(logits)[:, 1], (np.asarray(labels) == 1).astype(float)
+
+
 def top_label(logits, labels):
     """Confidence and correctness of each row; ties go to the lowest index."""
     probs = softmax(logits)

@@ -6,7 +6,7 @@ from typing import Any
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import chain, choose
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 
 CHOICES = ("identity", "temperature", "svs", "diagonal_sms", "dirichlet_odir")
 """What `auto` chooses from, the simplest first: few, since of near equals the luck of the folds would choose."""
@@ -15,15 +15,15 @@ MANY_CLASSES_CHOICES = ("identity", "temperature", "ets", "svs")
 """What it chooses from where there are more than that many classes: a matrix of them would take hours."""
 
 
-def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
+def temperature_histogram(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
     """Temperature scaling, then histogram binning: `chain("temperature", "histogram")`.
 
     Not for ranking: confidences of one bin become equal.
     """
-    return chain("temperature", "histogram")(logits, labels)
+    return chain("temperature", "histogram")(logits, labels, weights=weights)
 
 
-def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
+def diagonal_sms(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
     """Diagonal map, then structured matrix scaling: `chain("diagonal", "sms")`.
 
     The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
@@ -36,10 +36,10 @@ def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
     >>> diagonal_sms(3 * z, y)(3 * z).shape
     (500, 3)
     """
-    return chain("diagonal", "sms")(logits, labels)
+    return chain("diagonal", "sms")(logits, labels, weights=weights)
 
 
-def auto(logits: Any, labels: Any) -> Calibrator:
+def auto(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
     """Automatic choice: the best of `CHOICES`, or of `MANY_CLASSES_CHOICES`, by cross-validated likelihood.
 
     >>> import numpy as np
@@ -49,5 +49,5 @@ def auto(logits: Any, labels: Any) -> Calibrator:
     >>> auto(3 * z, y).choice.chosen
     'temperature'
     """
-    z, y = as_tensors(logits, labels, at_least=10)
-    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else MANY_CLASSES_CHOICES)(z, y)
+    z, y, w = as_weighted(logits, labels, weights, at_least=10)
+    return choose(CHOICES if z.shape[1] <= MANY_CLASSES else MANY_CLASSES_CHOICES)(z, y, weights=w)

@@ -80,6 +80,42 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     return _mark_checked(z, z.shape[1]), _mark_checked(y, z.shape[1])
 
 
+def as_weighted(logits: Any, labels: Any, weights: Any, *, at_least: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
+
+    The weights come back scaled so that they add up to the effective number of rows, (Σw)²/Σw². So what a fit counts
+    of rows it may sum of weights, and a common factor changes nothing. Equal ones come back as None.
+
+    >>> as_weighted([[2.0, 1.0], [0.0, 1.0], [0.0, 2.0]], [0, 1, 0], [3.0, 0.0, 1.0])[1:]
+    (tensor([0, 0]), tensor([1.2000, 0.4000], dtype=torch.float64))
+    """
+    if weights is None:
+        return *as_tensors(logits, labels, at_least=at_least), None
+    z, y = as_tensors(logits, labels)
+    w = torch.from_numpy(as_weights(weights, len(z)))
+    if bool((w == 0).any()):
+        kept = w > 0
+        (z, y), w = take_rows(z, y, kept.to(z.device)), w[kept]
+    if len(z) < at_least:
+        raise ValueError(f"logits must have at least {at_least} rows of positive weight, got {len(z)}")
+    if bool((w == w[:1]).all()):
+        return z, y, None
+    w = w / w.max()
+    return z, y, (w * (w.sum() / w.square().sum())).to(z.device)
+
+
+def take_weighted(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Some rows of what came from `as_weighted`."""
+    return *take_rows(logits, labels, rows), None if weights is None else weights[rows]
+
+
+def given(weights: Any) -> dict[str, Any]:
+    """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
+    return {} if weights is None else {"weights": weights}
+
+
 def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """View a pair that has passed here as torch tensors, without a second look at every number."""
     return _tensor(logits, "logits"), _tensor(labels, "labels")

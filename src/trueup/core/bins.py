@@ -52,6 +52,8 @@ def equal_width(bins: int = BINS) -> np.ndarray:
 def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
     """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
 
+    With weights, all positive, a chunk ends where its share of their sum is reached.
+
     >>> equal_mass(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
     array([0. , 0.25, 0.6 , 1. ])
     """
@@ -72,6 +74,15 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | N
     middle = low + (high - low) / 2
     edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
     return edges
+
+
+def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The first place at which cumulative weights reach each share of their end, but for rounding.
+
+    >>> weighted_places(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
+    array([0, 1, 2])
+    """
+    return np.searchsorted(cumulative, shares * (cumulative[-1] * (1 - 1e-12)))
 
 
 def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:

@@ -146,11 +146,13 @@ def tally_pass(logits: Tensor, labels: Tensor, cuts: np.ndarray, sums: np.ndarra
     compiled.run_top(_address(logits), is_double, _address(labels), *logits.shape, _address(cuts), bins, _address(sums))
 
 
-def temperature_pass(logits: Tensor, labels: Tensor, beta: float, *, quick: bool) -> tuple[float, float, float]:
+def temperature_pass(
+    logits: Tensor, labels: Tensor, beta: float, weights: Tensor | None, *, quick: bool
+) -> tuple[float, float, float]:
     """The loss of softmax(βz) summed over contiguous rows, and its first two derivatives in β."""
     is_double = logits.dtype == torch.float64
     sums: tuple[float, float, float] = compiled.run_temperature(
-        _address(logits), is_double, _address(labels), *logits.shape, beta, quick
+        _address(logits), is_double, _address(labels), *logits.shape, beta, _address(weights), quick
     )
     return sums
 
@@ -161,6 +163,7 @@ def vector_pass(
     weight: np.ndarray,
     bias: np.ndarray,
     shift: np.ndarray | None,
+    weights: Tensor | None,
     sums: np.ndarray,
     *,
     scale: float,
@@ -176,6 +179,7 @@ def vector_pass(
         _address(bias),
         scale,
         _address(shift),
+        _address(weights),
         _address(sums),
         quick,
     )

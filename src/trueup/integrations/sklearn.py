@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import from_binary, from_probs, resolution
+from trueup.core.arrays import from_binary, from_probs, given, resolution
 from trueup.registry import METHODS
 
 try:
@@ -19,7 +19,13 @@ try:
     from sklearn.model_selection import check_cv, cross_val_predict
     from sklearn.utils import get_tags
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_is_fitted,
+        column_or_1d,
+        has_fit_parameter,
+        validate_data,
+    )
 except ImportError:
     raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
 
@@ -87,14 +93,15 @@ class LogitCalibrator(_CalibratedBase):
         self.input = input
         self.classes = classes
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit the calibrator to scores (n, classes) and the true labels (n,)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the calibrator to scores (n, classes) and the true labels (n,), each row by its weight."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        weights = _weights(sample_weight, X)
         check_classification_targets(y)
         self.floor_ = resolution(X)
         z = self._logits(X)
         self.classes_, labels = _encode(column_or_1d(y), self.classes, z.shape[1])
-        self.calibrator_ = _fit(self.method, self.options, z, labels)
+        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
@@ -147,8 +154,11 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         self.cv = cv
         self.n_jobs = n_jobs
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit the calibrator to held-out scores, then the classifier to all rows."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the calibrator to held-out scores, then the classifier to all rows.
+
+        `sample_weight` goes to the calibrator, and to the classifier if its fit takes one.
+        """
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
         check_classification_targets(y)
@@ -160,12 +170,21 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
             raise ValueError(
                 f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
             )
-        response = _response(self.estimator)
-        scores = cross_val_predict(clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs)
+        response, weights = _response(self.estimator), _weights(sample_weight, X)
+        weighted = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
+        scores = cross_val_predict(
+            clone(self.estimator),
+            X,
+            y,
+            cv=folds,
+            method=response,
+            n_jobs=self.n_jobs,
+            params={"sample_weight": weights} if weighted else None,
+        )
         self.floor_ = resolution(scores)
         z = _scores_as_logits(scores, response, self.classes_, self.floor_)
-        self.estimator_ = clone(self.estimator).fit(X, y)
-        self.calibrator_ = _fit(self.method, self.options, z, labels)
+        self.estimator_ = clone(self.estimator).fit(X, y, **({"sample_weight": weights} if weighted else {}))
+        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -183,9 +202,20 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         return tags
 
 
-def _fit(method: Any, options: Mapping[str, Any] | None, logits: np.ndarray, labels: np.ndarray) -> Calibrator:
+def _fit(
+    method: Any,
+    options: Mapping[str, Any] | None,
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None,
+) -> Calibrator:
     fit = METHODS[method] if isinstance(method, str) else method
-    return partial(fit, **(options or {}))(logits, labels)
+    return partial(fit, **(options or {}))(logits, labels, **given(weights))
+
+
+def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:
+    """Weights in scikit-learn's words: none, one number for all rows, or one a row."""
+    return None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
 
 
 def _apply(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
