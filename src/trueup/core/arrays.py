@@ -31,9 +31,7 @@ ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
 
 
-def as_pair(
-    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True
-) -> tuple[Any, Any]:
+def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,), keeping the kind of array it came as.
 
     Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
@@ -232,9 +230,7 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     return _check_finite(x if x.is_floating_point() else x.double(), name)
 
 
-def from_probs(
-    probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs"
-) -> A:
+def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> A:
     """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole

@@ -238,9 +238,7 @@ class Tally:
     """Whether two classes were tallied by the predicted one instead of by class 1."""
 
     @classmethod
-    def of(
-        cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None
-    ) -> Tally:
+    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> Tally:
         """Tally a pair in one pass.
 
         Of two classes the bins are those of P(class 1); with `fold` those of the predicted class's confidence.

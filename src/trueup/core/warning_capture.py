@@ -57,7 +57,9 @@ def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
-        warnings.filterwarnings("ignore", message=r"(each row of|all) \w+ (sums to 1|lie in \[0, 1\]) like probabilities")
+        warnings.filterwarnings(
+            "ignore", message=r"(each row of|all) \w+ (sums to 1|lie in \[0, 1\]) like probabilities"
+        )
         warnings.showwarning = lambda message, *_, **__: write(_line(message))
         yield
 

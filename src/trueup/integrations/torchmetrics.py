@@ -51,7 +51,9 @@ class Streaming(Metric):
 
     def update(self, logits: Any, labels: Any, weights: Any = None) -> None:
         """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any."""
-        batch = self._empty + self._of(logits, labels, weights)  # tallies of other classes or bins do not add, and say so
+        batch = self._empty + self._of(
+            logits, labels, weights
+        )  # tallies of other classes or bins do not add, and say so
         for name, total in _sums(batch):
             state: Tensor = getattr(self, name)
             setattr(self, name, state + torch.from_numpy(total).to(state.device))

@@ -282,9 +282,7 @@ def _refuse_weights(weights: Any, compat: str) -> None:
         raise InputError("weights", f'be None with compat="{compat}", which has none', type(weights).__name__)
 
 
-def _top(
-    logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, fold: bool, weights: Any
-) -> Bins:
+def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, fold: bool, weights: Any) -> Bins:
     if compat is None:
         return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights)
     _refuse_weights(weights, compat)

@@ -41,9 +41,7 @@ def debiased_l2(
     return float(np.sqrt(max(squares.mean(), 0.0) if pool else np.maximum(squares, 0.0).mean()))
 
 
-def debiased_l1(
-    logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None
-) -> float:
+def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> float:
     """ECE less its sampling bias, over equal-mass bins; it may be negative.
 
     Twice the plug-in value less what it would be on average if acc_b were drawn again from
@@ -65,9 +63,7 @@ def debiased_l1(
     return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else float("nan")
 
 
-def ece_sweep(
-    logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None
-) -> float:
+def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None) -> float:
     """ECE with as many equal-mass bins as keep their accuracies in rising order.
 
     b grows from 2 while no bin's accuracy is below its predecessor's; the last such b is used. `norm=2` gives the root

@@ -81,9 +81,7 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, wei
     return float(pairs.neighbours().sum()) / together if together else math.nan
 
 
-def mmce(
-    logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False, weights: Any = None
-) -> float:
+def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False, weights: Any = None) -> float:
     """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
 
     MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), over all pairs, in n log n steps.

@@ -178,9 +178,7 @@ class RiskCoverage:
         return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
 
-def risk_coverage(
-    logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None
-) -> RiskCoverage:
+def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> RiskCoverage:
     """The error rate R_k among the k most certain rows, k = 1..n.
 
     Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there. With

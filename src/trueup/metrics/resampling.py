@@ -114,7 +114,9 @@ class Classwise(NamedTuple):
         """Take each cell's sum of hits for binomial; groups of rows show how the cells vary together."""
         # With weights, as if there were (Σw)²/Σw² rows of weight 1.
         unit = tally.effective_rows / tally.accuracy.count if tally.accuracy.count else 1.0
-        of_cell, confidence, hits = (unit * x for x in (tally.classes.count, tally.classes.confidence, tally.classes.hits))
+        of_cell, confidence, hits = (
+            unit * x for x in (tally.classes.count, tally.classes.confidence, tally.classes.hits)
+        )
         count = np.where(of_cell > 0, of_cell, 1.0)
         # A cell's own rate, drawn towards its mean probability as by one more row, so that no cell seems free of noise.
         rate = np.clip((hits + confidence / count) / (count + 1), 0.0, 1.0)

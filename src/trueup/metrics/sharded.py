@@ -54,9 +54,7 @@ def evaluate_shards(
     test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
     means = {"network": (tally.predicted.value, tally.observed.value)}
     classes = len(tally.classes.count)
-    return Scores(
-        tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event
-    )
+    return Scores(tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event)
 
 
 def _tally_rows(part: Predictions, *, bins: int, event: int | None, fold: bool) -> Tally:

@@ -104,9 +104,7 @@ def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = N
     return min(_smooth(waves, high), 1.0)
 
 
-def kde_ece(
-    logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False, weights: Any = None
-) -> float:
+def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False, weights: Any = None) -> float:
     """The calibration error from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
 
     ∫₀¹ |t − min(π f₁(t)/f(t), 1)| f(t) dt, with π the accuracy. The kernel is the triweight of half-width 3h, mirrored

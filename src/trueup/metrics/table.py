@@ -311,15 +311,15 @@ def compare(
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
-        found = intervals(
-            scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed
-        )
+        found = intervals(scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
-        tests[name] = CalibrationTests.of(scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed)
+        tests[name] = CalibrationTests.of(
+            scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
+        )
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
@@ -331,9 +331,7 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    return Scores(
-        first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth
-    )
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth)
 
 
 def has_interval(metric: str) -> bool:
