@@ -21,7 +21,7 @@ HINTS = {
     Hint.EXACT_ZEROS: "probabilities with exact zeros are read by --probs",
     Hint.PROBS: "say --probs to read probabilities",
     Hint.SPLIT: "choose --split {}",
-    Hint.CONFIDENCE: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
+    Hint.STATED: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
     Hint.CLASSES: "--classes names the classes of labels that are texts",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",

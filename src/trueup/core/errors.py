@@ -26,7 +26,7 @@ class Hint(StrEnum):
     EXACT_ZEROS = "log-probabilities of exact zeros come through from_probs"
     PROBS = "say probs=True to read probabilities"
     SPLIT = "choose the split {}"
-    CONFIDENCE = "a stated confidence is read by confidence= with correct="
+    STATED = "a stated confidence is read by confidence= with correct="
     CLASSES = "classes= names the classes of labels that are texts"
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"

@@ -83,7 +83,7 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
     elif not probs and any(_PROBABILITIES.fullmatch(name) for name in columns):
         hint = Hint.PROBS
     elif "logits" in missing and any("confidence" in name.lower() for name in columns):
-        hint = Hint.CONFIDENCE
+        hint = Hint.STATED
     choices = splits if hint is Hint.SPLIT else ()
     return InputError(
         "the file", f"have {' and '.join(missing)}", _list(columns), hint or _nearest(columns, missing), choices=choices
