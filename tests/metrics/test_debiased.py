@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import bin_gaps, debiased_square, equal_mass_index, softmax, scores_and_outcomes
+from reference import bin_gaps, debiased_square, equal_mass_index, scores_and_outcomes, softmax
 from reference import ece_sweep as slow_sweep
 from strategies import calibrated, pairs
 from trueup import metrics
@@ -52,7 +52,9 @@ def test_debiasing_removes_most_of_the_bias_of_a_calibrated_network():
 
 @given(pairs(max_rows=40), st.sampled_from([1, 2]))
 def test_sweep_equals_the_slow_loop(pair, norm):
-    assert metrics.ece_sweep(*pair, norm=norm) == pytest.approx(slow_sweep(*scores_and_outcomes(*pair), norm=norm), abs=1e-9)
+    assert metrics.ece_sweep(*pair, norm=norm) == pytest.approx(
+        slow_sweep(*scores_and_outcomes(*pair), norm=norm), abs=1e-9
+    )
 
 
 def test_sweep_with_all_right_uses_as_many_bins_as_it_may():

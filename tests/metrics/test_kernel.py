@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from reference import mmce_squared, skce_matrix, softmax, scores_and_outcomes
+from reference import mmce_squared, scores_and_outcomes, skce_matrix, softmax
 from trueup.metrics.kernel import median_distance, mmce, skce, skce_biased, skce_linear, skce_test
 
 EVERY = (skce, skce_biased, skce_linear, mmce)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import kernel_density_error, ks_error, ranked_rows, smooth_error, softmax, scores_and_outcomes
+from reference import kernel_density_error, ks_error, ranked_rows, scores_and_outcomes, smooth_error, softmax
 from trueup.metrics.smooth import _cosines, _triweight_waves, kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 EVERY = (ks, ks_within, ks_classwise, smooth_ece, kde_ece)

@@ -73,7 +73,7 @@ def test_the_band_has_the_quantiles_of_independent_hits(rows, level):
 
 
 def test_a_bin_of_one_row_says_next_to_nothing():
-    record = reliability(np.log([[0.7, 0.3]]), [1])
+    record = reliability(np.log([[0.7, 0.3]]), [1], fold=True)
     assert (record.low[10], record.high[10], record.accuracy[10]) == (0, 1, 0)
 
 
@@ -121,7 +121,7 @@ def test_right_and_wrong_add_up(pair, bins):
 def test_risk_is_that_of_every_order(pair, points):
     logits, labels = pair
     record = risk_coverage(logits, labels, points=points)
-    confidence, correct = reference.scores_and_outcomes(logits, labels)
+    confidence, correct = reference.top_label(logits, labels)
     assume(confidence.max() < 1 - 1e-9)  # beyond, rounding decides what is tied
     risk, best = reference.risks(confidence, 1 - correct), reference.risks(correct, 1 - correct)
     n = len(correct)

@@ -21,6 +21,8 @@ from trueup.registry import METHODS
 
 STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 0.0)
 """Rows that the map of all rows counts for beside a group's own, among which held-out rows choose."""
+_ERRORS = 2.0
+"""Standard errors by which the best of them must gain: one of several gains by luck."""
 _FEW_ROWS = 10
 """A group of fewer has no map of its own."""
 
@@ -28,8 +30,8 @@ _FEW_ROWS = 10
 class PerGroup(Calibrator):
     """Mix a map of all rows with one of the row's group: ln q = (1 − λ) ln q_all + λ ln q_group + constant.
 
-    λ = n/(n + m) for a group of n rows. m is chosen by cross-validated likelihood; where no m gains more than a
-    standard error on the map of all rows, that alone is left. Of temperatures it mixes the inverses, of linear maps the
+    λ = n/(n + m) for a group of n rows. m is chosen by cross-validated likelihood; where no m gains more than two
+    standard errors on the map of all rows, that alone is left. Of temperatures it mixes the inverses, of linear maps the
     weights. `groups`, a keyword of the fit and of the call, has one value a row; a group that the fit has not seen gets
     the map of all rows. Not for groups that are not known when predictions are made.
 
@@ -117,7 +119,7 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
         each = np.ones(len(z)) if w is None else w.cpu().numpy()
         best = int((losses @ each).argmin())
         whole = _Fitted.of(method, z, y, w, code)
-        if not exceeds_error(pooled - losses[best], w) or not whole.own:
+        if not exceeds_error(pooled - losses[best], w, errors=_ERRORS) or not whole.own:
             return PerGroup(whole.base, [], [], [])
         shares = [whole.share(k, strengths[best]) for k in whole.own]
         return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)

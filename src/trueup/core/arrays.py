@@ -141,7 +141,8 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tenso
     z = _check_finite(z, name)
     if doubt and _look_like_probabilities(z):
         warn_users(
-            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through from_probs",
+            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
+            "from_probs",
             LooksLikeProbabilities,
         )
     return _mark_checked(z, z.shape[1])
@@ -174,7 +175,7 @@ def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trueup."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level - 1)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
@@ -343,8 +344,8 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     x = _check_finite(x, name)
     if len(x) >= _FEW_SCORES and _lies_in_unit_interval(x[:_FEW_SCORES]) and _lies_in_unit_interval(x):
         warn_users(
-            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go through "
-            "from_confidence",
+            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
+            "through from_confidence",
             LooksLikeProbabilities,
         )
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)

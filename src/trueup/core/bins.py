@@ -154,7 +154,7 @@ def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """A mergeable tally of confidence against hits in bins: of an event or the predicted class (B,), or class-wise (K, B).
+    """A mergeable tally of confidence against hits in bins: of an event or a prediction (B,), or class-wise (K, B).
 
     The laws: `+` is associative and commutative, and the parts of a data set add up to the whole.
 

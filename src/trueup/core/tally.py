@@ -130,7 +130,7 @@ class Grid:
 
     @staticmethod
     def fine_edges(bins: int) -> np.ndarray:
-        """About four thousand even cells, and eight an octave next to 0 and, to the resolution of float64, next to 1."""
+        """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))

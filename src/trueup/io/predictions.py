@@ -234,7 +234,7 @@ def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
     2.5,0.1,0
     """
     _, write = _format(Path(path))
-    z, y = as_tensors(*predictions)
+    z, y = as_tensors(*predictions, doubt=False)
     with atomic_write(*file_list(Path(path))) as drafts:
         write(_plain(z), np.ascontiguousarray(y.cpu().numpy()), *drafts)
 
@@ -319,6 +319,6 @@ def _check(logits: np.ndarray, labels: Any, probs: bool, floor: float | None, ch
         return Predictions(*as_pair(from_probs(logits, floor=floor), labels))
     if checked_before:
         return Predictions(logits, as_labels(labels, logits))
-    z, y = as_pair(logits, labels, doubt=False)  # by the first call that uses them, or by an interface in its own words
+    z, y = as_pair(logits, labels, doubt=False)  # whoever uses them first doubts them
     # A memory map stays one: the door's view of it would forget that it is read-only.
     return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)

@@ -24,8 +24,8 @@ from trueup.core.row_scores import ClassCells, score_rows, score_rows_and_classe
 from trueup.metrics.proximity import proximity
 
 Print = Literal["guo", "torchmetrics"]
-"""Bin rules of other code, for comparison with printed numbers, of the predicted class always: "guo" uses float32 edges and leaves confidence 0 in no
-bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
+"""Bin rules of other code, for comparison with printed numbers, always of the predicted class: "guo" uses float32 edges
+and leaves confidence 0 in no bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
 
 
 def ece(
@@ -41,7 +41,8 @@ def ece(
     """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
 
     Of two classes the confidence is P(class 1) and the accuracy how often class 1 happens; `fold=True` takes the
-    predicted class, as for more classes, which hides what is too high below ½ and too low above. Guo et al., "On calibration of modern neural networks" (2017).
+    predicted class, as for more classes, which hides what is too high below ½ and too low above.
+    Guo et al., "On calibration of modern neural networks" (2017).
 
     >>> round(ece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469

@@ -27,7 +27,8 @@ def debiased_l2(
 
     The root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], 0 where that is negative; bins of one row
     add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the
-    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin. Kumar et al., "Verified uncertainty calibration" (2019).
+    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin.
+    Kumar et al., "Verified uncertainty calibration" (2019).
 
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)

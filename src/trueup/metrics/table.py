@@ -105,7 +105,8 @@ class Scores:
             said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        shown = f"a calibrated {'one' if self.is_event else 'network'} would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        one = "one" if self.is_event else "network"
+        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
@@ -347,7 +348,8 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth, group_tables)
+    found_in = means, first.tally.is_event, worth, group_tables
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
 
 
 def has_interval(metric: str) -> bool:

@@ -82,7 +82,8 @@ class Monitor:
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
     probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of the
-    predicted class where there are more, or with `fold`, and with `classwise` of every class. Threads may share one: each batch goes in whole, one after the other.
+    predicted class where there are more, or with `fold`, and with `classwise` of every class. Threads may share one:
+    each batch goes in whole, one after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):

@@ -85,7 +85,7 @@ def reliability(
 
     >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
     >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
-    (array([0., 4.]), array([ nan, 0.75]), array([ nan, 0.75]), '0.0000')
+    (array([3., 1.]), array([0.2333, 0.7   ]), array([0.33333333, 1.        ]), '0.1500')
 
     Bröcker and Smith (2007).
     """
