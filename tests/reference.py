@@ -566,3 +566,34 @@ def class_calibration_errors(logits, labels, bins):
         error = binned_errors(index, probs[:, k], hits)["ece"]
         found.append((error, sum(probs[:, k]) / len(hits), sum(hits) / len(hits)))
     return found
+
+
+def pav(scores, hits):
+    """Isotonic regression: blocks of equal scores, merged with the block before while that is above."""
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    blocks = []
+    for i in order:
+        if blocks and is_tied(scores[blocks[-1][-1]], scores[i]):
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    merged = []
+    for block in blocks:
+        merged.append(block)
+        while len(merged) > 1 and np.mean([hits[i] for i in merged[-2]]) >= np.mean([hits[i] for i in merged[-1]]):
+            last = merged.pop()
+            merged[-1] = merged[-1] + last
+    fitted = np.zeros(len(scores))
+    for block in merged:
+        fitted[block] = np.mean([hits[i] for i in block])
+    return fitted
+
+
+def corp(scores, hits):
+    """Score, miscalibration, discrimination and uncertainty of the Brier score."""
+
+    def brier(p):
+        return float(np.mean((p - hits) ** 2))
+
+    score, best, mean = brier(scores), brier(pav(scores, hits)), brier(np.full(len(hits), np.mean(hits)))
+    return score, score - best, mean - best, mean

@@ -154,6 +154,7 @@ CALIBRATORS = Lazy(
         "Linear": "trueup.calibrators.linear:Linear",
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
+        "PerGroup": "trueup.calibrators.per_group:PerGroup",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

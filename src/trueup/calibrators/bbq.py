@@ -98,7 +98,8 @@ def _binnings(n: int, rows: float) -> _Binnings:
     first_bin = np.cumsum(numbers) - numbers
     bins = np.repeat(numbers, numbers)
     place = np.arange(1, len(bins) + 1) - np.repeat(first_bin, numbers)  # of a bin in its binning, from 1
-    return _Binnings(place * (n // bins) + np.minimum(place, n % bins) - 1, place / bins, first_bin)
+    # Rank r is in bin r·bins // n.
+    return _Binnings((place * n + bins - 1) // bins - 1, place / bins, first_bin)
 
 
 def _average(

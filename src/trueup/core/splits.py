@@ -116,8 +116,8 @@ def k_fold(logits: Tensor, labels: Tensor, folds: int) -> list[tuple[Tensor, Ten
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 
 
-def exceeds_error(gain: np.ndarray, weights: Tensor | None = None) -> bool:
-    """Whether the mean of what rows gain is more than its standard error; n is (Σw)²/Σw² of the weights.
+def exceeds_error(gain: np.ndarray, weights: Tensor | None = None, *, errors: float = 1.0) -> bool:
+    """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
 
     >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
     (True, False)
@@ -125,7 +125,7 @@ def exceeds_error(gain: np.ndarray, weights: Tensor | None = None) -> bool:
     w = np.ones(len(gain)) if weights is None else weights.cpu().numpy()
     mean = np.average(gain, weights=w)
     spread = np.sqrt(np.average((gain - mean) ** 2, weights=w))
-    return bool(mean > spread * np.sqrt(w @ w) / w.sum())
+    return bool(mean > errors * spread * np.sqrt(w @ w) / w.sum())
 
 
 def stratified_order(values: Any, labels: Any, ties: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where is it wrong? Observed against predicted rate in groups of rows, with intervals that hold for all of them at once.
+"""Where is it wrong? Observed against predicted rate in groups of rows, with intervals that hold for all at once.
 
 The rate of a group may rest on a handful of events, where a bootstrap of its rows fails: without an event it shows no
 noise at all. So an interval holds every shift a of the group's log-odds, q = σ(α + β logit p + a), under which as many

@@ -22,6 +22,7 @@ from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
+from trueup.metrics.event_intervals import invert_noise, values_of_resamples
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
@@ -253,8 +254,7 @@ def differences(
 _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
 _NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
-"""What noise makes larger, in a sample and in its resamples once more: the interval takes that off."""
-_NOT_NEGATIVE = (*_NOISE_ADDS, "event_brier", "event_auroc", "uncertainty", "observed_expected", "kuiper")
+"""What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
@@ -268,8 +268,7 @@ def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
 def _event_intervals(
     points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Intervals of an event's metrics: Wald's of the regression's, of the others by bootstrap."""
-    found = {}
+    """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
     z = float(-ndtri(tail))
     fit, shift = fit_recalibration(points), fit_in_the_large(points)
     wald = {
@@ -277,23 +276,23 @@ def _event_intervals(
         "calibration_slope": fit.slope_error,
         "calibration_in_the_large": shift[1],
     }
-    drawn = [name for name in values if name not in wald]
+    drawn = [name for name in values if name not in wald and name not in _NOISE_ADDS and name != "kuiper"]
+    noisy = [name for name in values if name in _NOISE_ADDS]
+    enough = points.effective_rows > 1 + 1e-9
     cells = points.merge(_EVENT_CELLS)
-    replicates = _resample_points(cells, drawn, n_resamples, seed) if drawn and points.effective_rows > 1 else {}
+    replicates = _resample_points(cells, drawn, n_resamples, seed) if drawn and enough else {}
     here = event_values(cells, drawn) if replicates else {}
+    ends = invert_noise(cells, noisy, tail, n_resamples, seed) if noisy and enough else {}
+    found = {}
     for name, value in values.items():
+        low = high = math.nan
         if name in wald:
             low, high = value - z * wald[name], value + z * wald[name]
+        elif name in ends:
+            low, high = ends[name]
         elif name in replicates:
-            low, high = _ends(replicates[name], tail)
-            if name in _NOISE_ADDS:
-                low, high = value + here[name] - high, value + here[name] - low
-            else:
-                low, high = value + low - here[name], value + high - here[name]
-        else:
-            low = high = math.nan
-        if name in _NOT_NEGATIVE:
-            low, high = max(low, 0.0), max(high, 0.0)
+            low, high = (value + end - here[name] for end in _ends(replicates[name], tail))
+            low = max(low, 0.0)
         found[name] = low, high
     return found
 
@@ -306,20 +305,9 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
 def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
     """Metrics of points whose rows are drawn again."""
     some = cells.rows.ravel() > 0
-    drawn = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
     rows = np.zeros((n_resamples, cells.rows.size))
-    rows[:, some] = drawn
-    return _values_of_resamples(cells, rows.reshape(n_resamples, 2, -1), names)
-
-
-def _values_of_resamples(cells: Points, rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    found = {name: np.empty(len(rows)) for name in names}
-    for number, drawn in enumerate(rows):
-        some = drawn.sum(axis=0) > 0
-        values = event_values(Points(cells.score[some], cells.odds[some], drawn[:, some], drawn[:, some]), names)
-        for name in names:
-            found[name][number] = values[name]
-    return found
+    rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
+    return values_of_resamples(cells, rows.reshape(n_resamples, 2, -1), names)
 
 
 def _event_differences(
@@ -346,7 +334,7 @@ def _event_differences(
             (np.ones(len(joint)), (np.arange(len(joint)), place + size * (joint % 2))), (len(joint), 2 * size)
         )
         rows = (drawn @ member).reshape(n_resamples, 2, size)
-        values.append((_values_of_resamples(one, rows, names), event_values(one, names)))
+        values.append((values_of_resamples(one, rows, names), event_values(one, names)))
     (before, before_here), (after, after_here) = values
     exact = first.values(names), second.values(names)
     found = {}

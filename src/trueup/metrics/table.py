@@ -18,6 +18,7 @@ from trueup.core.events import as_event
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
+from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
@@ -63,6 +64,13 @@ class Scores:
     """Whether it is about the probability of class 1: of two classes, unless they are folded."""
     effective_rows: float | None = None
     """(Σw)²/Σw², where the rows have weights."""
+    group_tables: Mapping[str, GroupTable] = field(default_factory=dict)
+    """By method: observed against predicted rate in groups of rows, where groups were given."""
+
+    @property
+    def groups(self) -> GroupTable | None:
+        """The groups of the first method; None where none were given."""
+        return self.group_tables.get(self.methods[0])
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -125,6 +133,7 @@ class Scores:
                     "metrics": {metric: _plain(asdict(i)) for metric, i in self.values[name].items()},
                     "test": _plain(asdict(self.tests[name])),
                     "change": {metric: _plain(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
+                    **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
                 }
                 for name in self.methods
             },
@@ -210,13 +219,13 @@ class Scores:
                     "Noise makes binned errors larger than they are; their intervals are of the true error and may lie "
                     "below the value."
                 )
-            return notes
+            return [*notes, *map(str, self.group_tables.values())]
         notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
         if len(self.methods) > 2:
             notes.insert(
                 0, f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
             )
-        return notes
+        return [*notes, *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
 
 
 def evaluate(
@@ -227,6 +236,7 @@ def evaluate(
     event: int | None = None,
     fold: bool = False,
     weights: Any = None,
+    groups: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -236,7 +246,8 @@ def evaluate(
 
     `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
     as the probability of an event, class 1; of more classes `event` names one. `fold=True` takes the predicted one of
-    two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows.
+    two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows. `groups`,
+    one value a row or a mapping of columns of them, adds a table of where it is wrong, as `.groups`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
@@ -257,6 +268,7 @@ def evaluate(
         event=event,
         fold=fold,
         weights=weights,
+        groups=groups,
         bins=bins,
         level=level,
         n_resamples=n_resamples,
@@ -272,6 +284,7 @@ def compare(
     event: int | None = None,
     fold: bool = False,
     weights: Any = None,
+    groups: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -300,7 +313,7 @@ def compare(
     first: Scored | None = None
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
-    tests, changes, means = {}, {}, {}
+    tests, changes, means, group_tables = {}, {}, {}, {}
     labels = None
     classes = 0
     for name, pair in named.items():
@@ -317,6 +330,9 @@ def compare(
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
+        if groups is not None:
+            claims = scored.rows.score, scored.rows.outcome
+            group_tables[name] = evaluate_groups(*claims, groups, weights=weights, level=level, seed=seed)
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(
             scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
@@ -332,7 +348,8 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, means, first.tally.is_event, worth)
+    found_in = means, first.tally.is_event, worth, group_tables
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
 
 
 def has_interval(metric: str) -> bool:
