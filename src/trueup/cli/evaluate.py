@@ -104,6 +104,7 @@ def compare(
     event: o.Event = None,
     classes: o.Classes = None,
     weight: o.Weight = None,
+    by: o.By = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -123,7 +124,7 @@ def compare(
     for name in metric or ():
         o.require_name("metric of the comparison", DEFAULT, name)
     audit = _audit(
-        Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage), val, test, method, every,
+        Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
         quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
@@ -152,7 +153,7 @@ def report(
     correct: o.Correct = None,
     event: o.Event = None,
     classes: o.Classes = None,
-    weight: o.Weight = None,
+    by: o.By = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -174,7 +175,7 @@ def report(
 
     from trueup.report import report as make_report
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, None, by, storage)
     audit = _audit(
         reader, val, test, method, every, quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
@@ -201,11 +202,14 @@ def print_scores(scores: Scores, *, quiet: bool = False) -> None:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
     print_remarks(*scores.notes(), quiet=quiet)
-    groups = getattr(scores, "groups", None)
-    if groups is not None:
+    _print_groups(scores, quiet)
+
+
+def _print_groups(scores: Scores, quiet: bool) -> None:
+    if scores.groups is not None:
         print()
-        print_table(groups.table())
-        print_remarks(groups.verdict(), quiet=quiet)
+        print_table(scores.groups.table())
+        print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
 def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
@@ -223,6 +227,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
     print_remarks(legend, chosen, audit.verdict(), quiet=quiet)
+    _print_groups(scores, quiet)
 
 
 def _select_metrics(scores: Scores, metrics: Any) -> Scores:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit, cross_fit, simplest
-from trueup.core.arrays import as_tensors, trusted_tensors, upcast_half
+from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.formatting import format_percent
 from trueup.core.progress import track
@@ -142,6 +142,9 @@ def audit(
     folds: int = 5,
     level: float = 0.95,
     seed: int = 0,
+    weights: Any = None,
+    test_weights: Any = None,
+    groups: Any = None,
     extra: Mapping[str, tuple[Any, Any]] | None = None,
     on_step: Callable[[str, int, int], None] | None = None,
     progress: bool = True,
@@ -151,7 +154,8 @@ def audit(
     Without a test pair every row is scored by a calibrator fitted on the other folds. The choice is that of
     `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
     error of the least. A method that fails is recorded, and the others go on. `extra` adds test predictions that were
-    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted.
+    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted. `weights` and
+    `test_weights` have one number a row of each pair; `groups`, of the rows that are scored, are those of `compare`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -171,7 +175,9 @@ def audit(
     test_pair = val_pair if test is None else _as_pair(test, at_least=1)
     if test_pair[0].shape[1] != classes:
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {test_pair[0].shape[1]}")
-    runs = _Runs(val_pair, None if test is None else test_pair, folds)
+    w = as_weights(weights, len(val_pair[0]))
+    scored_weights = w if test is None else as_weights(test_weights, len(test_pair[0]))
+    runs = _Runs(val_pair, None if test is None else test_pair, folds, w)
     runs.pairs[RAW] = test_pair
     runs.losses[RAW] = score_rows(*val_pair).nll
     for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
@@ -179,13 +185,21 @@ def audit(
             on_step(name, done, len(fits))
         runs.add(name, fit)
     wanted = (*TABLE, "predicted", "observed") if classes == 2 else TABLE
-    scores = compare({**runs.pairs, **(extra or {})}, metrics=wanted, bins=bins, level=level, seed=seed)
+    scores = compare(
+        {**runs.pairs, **(extra or {})},
+        metrics=wanted,
+        weights=scored_weights,
+        groups=groups,
+        bins=bins,
+        level=level,
+        seed=seed,
+    )
     for name, pair in (extra or {}).items():
         runs.pairs[name] = trusted_tensors(*pair)
     return Audit(
         scores=scores,
-        chosen=simplest(runs.losses),
-        losses=MappingProxyType({name: _mean_and_error(losses) for name, losses in runs.losses.items()}),
+        chosen=simplest(runs.losses, weights=w),
+        losses=MappingProxyType({name: _mean_and_error(losses, w) for name, losses in runs.losses.items()}),
         calibrators=MappingProxyType(runs.calibrators),
         pairs=MappingProxyType(runs.pairs),
         seconds=MappingProxyType(runs.seconds),
@@ -202,8 +216,9 @@ def audit(
 class _Runs:
     """The results of the methods, which are added one after another."""
 
-    def __init__(self, val: Pair, test: Pair | None, folds: int) -> None:
+    def __init__(self, val: Pair, test: Pair | None, folds: int, weights: np.ndarray | None) -> None:
         self.val, self.test, self.folds = val, test, folds
+        self.options = {} if weights is None else {"weights": weights}
         self.losses: dict[str, np.ndarray] = {}
         self.calibrators: dict[str, Calibrator] = {}
         self.pairs: dict[str, Pair] = {}
@@ -224,9 +239,9 @@ class _Runs:
 
     def _fit(self, name: str, fit: Fit) -> None:
         z, y = self.val
-        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y), y)
+        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y, **self.options), y)
         loss = score_rows(*held_out).nll
-        calibrator = fit(z, y)
+        calibrator = fit(z, y, **self.options)
         after = held_out if self.test is None else as_tensors(_apply(calibrator, self.test[0]), self.test[1])
         self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
 
@@ -242,8 +257,8 @@ def _apply(calibrator: Calibrator, logits: Tensor) -> Tensor:
     return after
 
 
-def _apply_in_chunks(fit: Fit) -> Callable[[Tensor, Tensor], Any]:
-    return lambda logits, labels: partial(_apply, fit(logits, labels))
+def _apply_in_chunks(fit: Fit) -> Callable[..., Any]:
+    return lambda logits, labels, **options: partial(_apply, fit(logits, labels, **options))
 
 
 def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) -> dict[str, Fit]:
@@ -261,8 +276,10 @@ def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) 
     return dict(methods)
 
 
-def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:
-    return float(losses.mean()), float(losses.std() / np.sqrt(len(losses)))
+def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None) -> tuple[float, float]:
+    mean = float(np.average(losses, weights=weights))
+    spread = np.sqrt(np.average((losses - mean) ** 2, weights=weights))
+    return mean, float(spread / np.sqrt(effective_rows(weights, len(losses))))
 
 
 def _as_pair(pair: tuple[Any, Any], *, at_least: int) -> Pair:
