@@ -37,6 +37,7 @@ OPTIONS = {
     "penalty": "--penalty",
     "weights": "--weight",
     "groups": "--by",
+    "classes": "--classes",
     "weight_decay": "--weight-decay",
     **{
         name: f"--{name}"

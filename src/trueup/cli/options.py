@@ -64,7 +64,9 @@ Confidence = Annotated[
 Correct = Annotated[
     str | None,
     typer.Option(
-        "--correct", metavar="COLUMN", help="Whether each was right, 1 or 0; with --confidence (default correct)."
+        "--correct",
+        metavar="COLUMN",
+        help="With --confidence: whether each was right, 1 or 0; if not given, `correct`.",
     ),
 ]
 Event = Annotated[
