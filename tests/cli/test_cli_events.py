@@ -32,7 +32,7 @@ def test_a_stated_confidence_is_evaluated_by_group(answers, asked, command):
     found = asked("evaluate", "answers.csv", *SAID, "--by", "region", "-q")["scores"]["methods"]["network"]
     assert found["metrics"]["predicted"]["value"] == pytest.approx(stated.mean())
     assert found["metrics"]["observed"]["value"] == pytest.approx(right.mean())
-    groups = {row["group"]: row for row in found["groups"]["rows"]}
+    groups = {row["group"]: row for row in found["groups"]["groups"]}
     assert groups["eu"]["observed"] == pytest.approx(right[region == "eu"].mean())
     result = command("evaluate", "answers.csv", *SAID, "--by", "region")
     assert "region=eu" in result.stdout
@@ -70,14 +70,13 @@ def test_compare_and_report_take_confidences_and_groups(answers, command, folder
 def test_an_event_by_name_or_number(folder, asked, command):
     ours = asked("evaluate", "test.npz", "--event", "cat", "--classes", "ant,bee,cat")
     assert ours["scores"] == asked("evaluate", "test.npz", "--event", "2")["scores"]
-    z, y = trueup.load("test.npz")
+    y = trueup.load("test.npz").labels
     assert ours["scores"]["methods"]["network"]["metrics"]["observed"]["value"] == pytest.approx((y == 2).mean())
     fitted = asked("fit", "val.npz", "-m", "platt", "--event", "2", "-o", "cal.safetensors")
     assert fitted["classes"] == 2
     command("apply", "cal.safetensors", "test.npz", "-o", "after.npz")
     assert trueup.io.load_logits("after.npz").shape == (400, 2)
-    calm = command("monitor", "test.npz", "--event", "1")
-    assert "2 classes" in calm.stdout
+    assert "2 classes" in command("monitor", "test.npz", "--event", "1", code=3).stdout
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_an_event_by_name_or_number(folder, asked, command):
         ([*SAID, "--event", "cat"], "--event must be the number of a class, got 'cat'"),
         (["--correct", "right"], "--correct goes with --confidence"),
         ([*SAID, "--probs"], "--confidence takes the place of"),
-        ([], "a stated confidence is read by --confidence COLUMN --correct COLUMN"),
+        ([], "the file must have logits and labels, got 'id', 'stated', 'right', 'region', 'w'"),
     ],
 )
 @pytest.mark.parametrize("verb", ["evaluate", "fit"])
@@ -146,7 +145,7 @@ def test_shards_end_to_end(folder, draw, command, asked):
         frame = pd.DataFrame({"id": range(i, 900, 3), "logits": z[i::3].tolist(), "label": y[i::3]})
         frame.to_parquet(place / f"{i}.parquet")
     trueup.save("whole.npz", (z, y))
-    found = asked("evaluate", "parts", "--by", "region")["scores"]["methods"]["network"]["groups"]["rows"]
+    found = asked("evaluate", "parts", "--by", "region")["scores"]["methods"]["network"]["groups"]["groups"]
     assert {row["group"]: row["rows"] for row in found} == {"eu": 300, "us": 600}
     command("fit", "parts", "-m", "temperature", "-o", "cal.safetensors", "-q")
     out = command("apply", "cal.safetensors", "parts", "-o", "after").stdout
@@ -166,6 +165,8 @@ def test_shards_end_to_end(folder, draw, command, asked):
 def test_the_stated_confidences_of_a_language_model(data, asked):
     found = asked("evaluate", data / REAL, "--confidence", "stated_confidence", "--by", "category", "-q")["scores"]
     metrics = found["methods"]["network"]["metrics"]
-    assert metrics["predicted"]["value"] == pytest.approx(0.9283, abs=1e-3)  # ones are moved inwards
+    # The file's mean is 0.9283; its 1,475 ones are read as 0.995, and a warning says so.
+    assert metrics["predicted"]["value"] == pytest.approx(0.9277, abs=5e-5)
     assert metrics["observed"]["value"] == pytest.approx(0.7601, abs=5e-5)
-    assert len(found["methods"]["network"]["groups"]["rows"]) == 14
+    assert found["rows"] == 11_861
+    assert len(found["methods"]["network"]["groups"]["groups"]) == 14

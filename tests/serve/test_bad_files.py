@@ -84,7 +84,7 @@ BAD = {
     "wrong suffix": (
         "a.exe",
         GOOD,
-        "the suffix must be one of .npz .npy .csv .csv.gz .jsonl .jsonl.gz .parquet .safetensors, got '.exe'",
+        ".npz .npy .csv .csv.gz .jsonl .jsonl.gz .parquet .safetensors, got '.exe'",
     ),
     "no suffix": ("npz", GOOD, "the suffix must be one of"),
     "a pickle": ("a.pkl", pickle.dumps(Bomb()), "the suffix must be one of"),

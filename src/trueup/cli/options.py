@@ -66,7 +66,7 @@ Correct = Annotated[
     typer.Option(
         "--correct",
         metavar="COLUMN",
-        help="With --confidence: whether each was right, 1 or 0; if not given, `correct`.",
+        help="With --confidence: whether each was right, 1 or 0; else `correct`.",
     ),
 ]
 Event = Annotated[
