@@ -259,11 +259,13 @@ def _audit(
     with silence_warnings(enabled=quiet):
         tables = reader.load_val_and_test(val, test)
         number = reader.event_number(event, tables[0].classes)
-        weights = {
-            name: table.weights for name, table in zip(("weights", "test_weights"), tables, strict=True) if table
-        }
         pairs = [table and _event_pair(table.pair, number) for table in tables]
-        result = audit(*pairs, **o.drop_unset(**options, **weights), progress=not quiet)
+        given = o.drop_unset(**options)
+        if tables[0].weights is not None:
+            given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if scored_groups := (tables[1] or tables[0]).groups:
+            given["groups"] = dict(scored_groups)
+        result = audit(*pairs, **given, progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")
