@@ -19,7 +19,7 @@ from trueup.core.splits import exceeds_error, k_fold
 from trueup.metrics.groups import as_groups, encode_groups
 from trueup.registry import METHODS
 
-STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 0.0)
+STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 """Rows that the map of all rows counts for beside a group's own, among which held-out rows choose."""
 _ERRORS = 2.0
 """Standard errors by which the best of them must gain: one of several gains by luck."""
@@ -28,18 +28,18 @@ _FEW_ROWS = 10
 
 
 class PerGroup(Calibrator):
-    """Mix a map of all rows with one of the row's group: ln q = (1 − λ) ln q_all + λ ln q_group + constant.
+    """Mix the probabilities of a map of all rows with those of one of the row's group: q = (1 − λ) q_all + λ q_group.
 
     λ = n/(n + m) for a group of n rows. m is chosen by cross-validated likelihood; where no m gains more than two
-    standard errors on the map of all rows, that alone is left. Of temperatures it mixes the inverses, of linear maps the
-    weights. `groups`, a keyword of the fit and of the call, has one value a row; a group that the fit has not seen gets
-    the map of all rows. Not for groups that are not known when predictions are made.
+    standard errors on the map of all rows, that alone is left. A wild map of a few rows can cost a row no more than
+    −ln(1 − λ). `groups`, a keyword of the fit and of the call, has one value a row; a group that the fit has not seen
+    gets the map of all rows. Not for groups that are not known when predictions are made.
 
     >>> from trueup.calibrators.temperature import Temperature
     >>> mixed = PerGroup(Temperature(1.0), [Temperature(2.0)], ["night"], [0.5])
     >>> mixed(np.array([[4.0, 0.0], [4.0, 0.0]]), groups=["day", "night"]).round(2)
     array([[-0.02, -4.02],
-           [-0.05, -3.05]])
+           [-0.07, -2.68]])
     """
 
     sample_invariant = False  # the strength is chosen on folds
@@ -81,8 +81,7 @@ class PerGroup(Calibrator):
         for k in np.unique(found[found >= 0]).tolist():
             rows = torch.from_numpy(np.flatnonzero(found == k)).to(logits.device)
             own = torch.log_softmax(self.calibrators[k](logits[rows]).double(), dim=1)
-            mixed = torch.log_softmax(torch.lerp(out[rows], own, self.shares[k]), dim=1)
-            out = out.index_copy(0, rows, mixed)
+            out = out.index_copy(0, rows, _mix(out[rows], own, self.shares[k]))
         return out.to(logits.dtype)
 
     def config(self) -> dict[str, Any]:
@@ -125,6 +124,10 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
         return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)
 
     return fitted
+
+
+def _mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+    return torch.logaddexp(common + torch.log1p(-share), own + torch.log(share))
 
 
 def group_names(groups: Any, rows: int) -> np.ndarray:
@@ -171,6 +174,6 @@ class _Fitted:
                 continue
             own = torch.log_softmax(upcast_half(calibrator(z[rows])).double(), dim=1)
             for i, strength in enumerate(strengths):
-                mixed = torch.log_softmax(torch.lerp(common[rows], own, self.share(k, strength)), dim=1)
-                losses[i, rows] = -mixed.gather(1, y[rows, None])[:, 0]
+                share = torch.tensor(self.share(k, strength), dtype=own.dtype, device=own.device)
+                losses[i, rows] = -_mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
         return pooled.cpu().numpy(), losses.cpu().numpy()

@@ -289,6 +289,8 @@ class _Model:
         off = self.observed - self.predicted
         self.spread = np.maximum(total[:, 5] / total[:, 1] - off**2, 0.0)
         self.worth = self._worth()
+        self.right = self._solve(lambda a: self.at(a)[0] - self.predicted)
+        """The shifts under which the scores are right on average."""
 
     @classmethod
     def of(cls, sums: np.ndarray, whole: np.ndarray) -> _Model:
@@ -348,14 +350,12 @@ class _Model:
 
     def p_values(self) -> np.ndarray:
         """Two-sided, of the group being right on average."""
-        right = self._solve(lambda a: self.at(a)[0] - self.predicted)
-        more, fewer = self.tails(right)
+        more, fewer = self.tails(self.right)
         return np.clip(2 * np.minimum(more, fewer), 0.0, 1 - 1e-16)
 
     def detectable(self, critical: float) -> np.ndarray:
         """The least difference, upwards or downwards, that is shown with a probability of 80 %."""
-        right = self._solve(lambda a: self.at(a)[0] - self.predicted)
-        mean, trials, chance = self.at(right)
+        mean, trials, chance = self.at(self.right)
         error = mean * np.sqrt((1 - chance) / np.maximum(trials * chance, 1e-300))
         return np.minimum((critical + ndtri(_POWER)) * error, np.maximum(mean, 1 - mean))
 
@@ -382,7 +382,7 @@ class _Model:
     def _solve(self, rising: Any) -> np.ndarray:
         """The shift at which a rising function vanishes, by halves."""
         low, high = np.full(len(self.rows), -_WIDEST), np.full(len(self.rows), _WIDEST)
-        for _ in range(45):
+        for _ in range(34):
             middle = (low + high) / 2
             below = rising(middle) < 0
             low, high = np.where(below, middle, low), np.where(below, high, middle)
