@@ -225,14 +225,14 @@ def differences(
     joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
     names = list(metrics)
     before, after = first.values(names), second.values(names)
-    of_event = [name for name in names if name in EVENT_METRICS]
+    of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
     ends = _event_differences(first, second, of_event, tail, n_resamples, seed) if of_event and first.tally.n else {}
     found = {}
     for name in names:
         value = after[name] - before[name]
         if name in ends:
             low, high = ends[name]
-        elif not first.tally.n:
+        elif not first.tally.n or name == "kuiper":
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
