@@ -197,7 +197,8 @@ class Bins:
             tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
         if w is None and not is_event(z, fold):
-            return cls(edges, *top_label_tally(z, y, inner), closed)
+            count, confidence, hits = top_label_tally(z, y, inner)
+            return cls(edges, count, confidence, hits, closed)
         score, outcome = scores_and_outcomes(z, y, fold=fold, quick=True)
         return cls.from_indices(count_below(inner, score), score, outcome, edges, closed, w)
 

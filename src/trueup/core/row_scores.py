@@ -47,10 +47,9 @@ class RowScores(NamedTuple):
     @classmethod
     def empty(cls, n: int) -> RowScores:
         """Room for n rows."""
-        real = [np.empty(n) for _ in range(6)]
-        confidence, correct, *others = real
+        confidence, correct, nll, brier, entropy, label_prob = (np.empty(n) for _ in range(6))
         predicted, group = np.empty(n, np.int64), np.zeros(n, np.int64)
-        return cls(confidence, predicted, correct, *others, group, confidence, correct)
+        return cls(confidence, predicted, correct, nll, brier, entropy, label_prob, group, confidence, correct)
 
 
 @dataclass(frozen=True)

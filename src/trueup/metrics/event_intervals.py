@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration
@@ -13,7 +14,7 @@ _TRUTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7)
 """True deviations that are considered, in units of the one observed."""
 
 
-def values_of_resamples(cells: Points, rows: np.ndarray, names: Iterable[str]) -> dict[str, np.ndarray]:
+def values_of_resamples(cells: Points, rows: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """`EVENT_METRICS` of many samples, rows (samples, 2, points) at the same points; NaN where one lacks an outcome."""
     no, yes = rows[:, 0], rows[:, 1]
     total, hits = rows.sum(axis=(1, 2)), yes.sum(axis=1)
@@ -35,16 +36,38 @@ def values_of_resamples(cells: Points, rows: np.ndarray, names: Iterable[str]) -
                 found["calibration_intercept"], found["calibration_slope"] = _regressions(cells, no + yes, yes)
             elif name == "calibration_in_the_large":
                 found[name] = _shifts(cells, no + yes, yes)
-    return found | _one_by_one(cells, rows, [name for name in names if name not in found])
+    others = [name for name in names if name not in found]
+    return found | (_after_isotonic(cells, rows, others) if others else {})
 
 
-def _one_by_one(cells: Points, rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    found = {name: np.empty(len(rows)) for name in names}
-    for number, drawn in enumerate(rows if names else ()):
-        some = drawn.sum(axis=0) > 0
-        values = event_values(Points(cells.score[some], cells.odds[some], drawn[:, some], drawn[:, some]), names)
-        for name in names:
-            found[name][number] = values[name]
+def _after_isotonic(cells: Points, rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    """What needs the isotonic regression of each sample."""
+    yes, count = rows[:, 1], rows.sum(axis=1)
+    total = count.sum(axis=1)
+    fitted = np.zeros_like(count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = yes / count
+    for number, (rate, weight) in enumerate(zip(rates, count, strict=True)):
+        some = weight > 0
+        fitted[number, some] = isotonic_regression(rate[some], weights=weight[some]).x
+    off, found = np.abs(cells.score - fitted), {}
+    base = (yes.sum(axis=1) / total)[:, None]
+    for name in names:
+        if name == "miscalibration":  # Σ(p − y)² − Σ(p̂ − y)², p̂ being the mean of y wherever it is constant
+            found[name] = ((count * (cells.score**2 - fitted**2)) - 2 * yes * (cells.score - fitted)).sum(
+                axis=1
+            ) / total
+        elif name == "discrimination":
+            found[name] = (count * (fitted - base) ** 2).sum(axis=1) / total
+        elif name == "ici":
+            found[name] = (count * off).sum(axis=1) / total
+        elif name in ("e50", "e90"):
+            order = np.argsort(off, axis=1)
+            below = np.cumsum(np.take_along_axis(count, order, axis=1), axis=1)
+            at = (below < int(name[1:]) / 100 * total[:, None] * (1 - 1e-12)).sum(axis=1)
+            found[name] = np.take_along_axis(off, order, axis=1)[np.arange(len(at)), at]
+        else:
+            raise ValueError(f"{name} has no interval by resampling")
     return found
 
 

@@ -68,8 +68,8 @@ class Points:
         place = index + size * outcome.astype(np.int64)
         rows, squared = (np.bincount(place, w, minlength=2 * size).reshape(2, -1) for w in (weights, weights**2))
         count = rows.sum(axis=0)
-        means = (np.bincount(index, weights * x, minlength=size) / count for x in (score, odds))
-        return cls(*means, rows, squared)
+        mean_score, mean_odds = (np.bincount(index, weights * x, minlength=size) / count for x in (score, odds))
+        return cls(mean_score, mean_odds, rows, squared)
 
     @classmethod
     def of_grid(cls, grid: Grid) -> Points:
@@ -85,8 +85,8 @@ class Points:
         chunk = equal_mass_chunks(np.cumsum(self.count) - self.count, self.total, size)
         first = np.flatnonzero(np.diff(chunk, prepend=-1))
         rows, squared = (np.add.reduceat(x, first, axis=1) for x in (self.rows, self.squared))
-        means = (np.add.reduceat(self.count * x, first) / rows.sum(axis=0) for x in (self.score, self.odds))
-        return Points(*means, rows, squared)
+        score, odds = (np.add.reduceat(self.count * x, first) / rows.sum(axis=0) for x in (self.score, self.odds))
+        return Points(score, odds, rows, squared)
 
     @cached_property
     def count(self) -> np.ndarray:

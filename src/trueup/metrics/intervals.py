@@ -225,14 +225,14 @@ def differences(
     joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
     names = list(metrics)
     before, after = first.values(names), second.values(names)
-    of_event = [name for name in names if name in EVENT_METRICS]
+    of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
     ends = _event_differences(first, second, of_event, tail, n_resamples, seed) if of_event and first.tally.n else {}
     found = {}
     for name in names:
         value = after[name] - before[name]
         if name in ends:
             low, high = ends[name]
-        elif not first.tally.n:
+        elif not first.tally.n or name == "kuiper":
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
@@ -329,12 +329,12 @@ def _event_differences(
     count, squared = np.bincount(cell, weights[some]), np.bincount(cell, weights[some] ** 2)
     drawn = resample_cells(count, squared, n_resamples, seed)
     values = []
-    for one, place, size in zip(cells, (joint // 2 // sizes[1], joint // 2 % sizes[1]), sizes, strict=True):
+    for points, place, size in zip(cells, (joint // 2 // sizes[1], joint // 2 % sizes[1]), sizes, strict=True):
         member = csr_matrix(
             (np.ones(len(joint)), (np.arange(len(joint)), place + size * (joint % 2))), (len(joint), 2 * size)
         )
         rows = (drawn @ member).reshape(n_resamples, 2, size)
-        values.append((values_of_resamples(one, rows, names), event_values(one, names)))
+        values.append((values_of_resamples(points, rows, names), event_values(points, names)))
     (before, before_here), (after, after_here) = values
     exact = first.values(names), second.values(names)
     found = {}

@@ -39,8 +39,13 @@ class ConfidenceHistogram:
     def words(self) -> tuple[str, str, str, str]:
         """What its axis, bars and first line are called."""
         if self.event:
-            return "predicted probability", "happened", "did not happen", "observed frequency"
+            return "predicted probability", "happened", "did not", "observed"
         return "confidence", "right", "wrong", "accuracy"
+
+    @property
+    def mean_word(self) -> str:
+        """What its second line is called."""
+        return "mean predicted" if self.event else "mean confidence"
 
 
 def confidence_histogram(logits: Any, labels: Any, *, bins: int = 20, fold: bool = False) -> ConfidenceHistogram:
@@ -64,14 +69,14 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
     records = [confidence_histogram(*stage.pair) for stage in stages(audit)]
     top = max(float((record.right + record.wrong).max()) for record in records) / audit.scores.rows
     options = {"top": top, "legend": False}
-    score, right, wrong, rate = records[0].words
+    _, right, wrong, rate = records[0].words
     event = records[0].event
     about = "How many rows have which predicted probability of class 1, and in how many of them it happened."
     return Section(
         name="confidence",
         title="What does it predict?" if event else "How confident is it?",
         text=about if event else "How many predictions have which confidence, and how many of each are wrong.",
-        legend=(("right", right), ("wrong", wrong), ("says", f"mean {score}"), ("hits", rate)),
+        legend=(("right", right), ("wrong", wrong), ("says", records[0].mean_word), ("hits", rate)),
         panels=tuple(
             Panel(f"confidence-{stage.name}", stage.title, record, options)
             for stage, record in zip(stages(audit), records, strict=True)
@@ -101,7 +106,7 @@ def chart(record: ConfidenceHistogram, *, height: int = 300, top: float | None =
     traces += [
         {"type": "scatter", "mode": "lines", "x": [at, at], "y": [0, high], "hoverinfo": "skip"}
         | {"name": f"{name} {format_percent(at, 1)}", "line": {"color": style.INK, "width": 1.2, "dash": dash}}
-        for name, at, dash in ((f"mean {score}", record.mean, "dot"), (rate, record.accuracy, "solid"))
+        for name, at, dash in ((record.mean_word, record.mean, "dot"), (rate, record.accuracy, "solid"))
     ]
     options: dict[str, Any] = {"barmode": "stack", "legend_traceorder": "normal"}
     figure = style.plotly_figure(
@@ -126,7 +131,7 @@ def draw(record: ConfidenceHistogram, ax: Axes | None = None, *, title: str | No
     if record.right.any() or record.wrong.any():
         ink = style.text_color(ax)
         for value, name, dash in (
-            (record.mean, f"mean {score}", (0, (4.0, 1.5))),
+            (record.mean, record.mean_word, (0, (4.0, 1.5))),
             (record.accuracy, rate, "-"),
         ):
             ax.axvline(value, color=ink, linewidth=1, linestyle=dash, label=f"{name} {100 * value:.1f} %")
@@ -149,7 +154,8 @@ def summary(record: ConfidenceHistogram) -> str:
         return (
             f"The mean predicted probability is {percent(record.mean)} (dotted line), the observed frequency "
             f"{percent(record.accuracy)} (solid line). {percent(last, 0)} of the rows have a predicted probability "
-            f"above {100 * record.edges[-2]:.3g} %; in {percent(1 - wrong) if total[-1] else '–'} of those it happened."
+            f"above {100 * record.edges[-2]:.3g} %"
+            + (f"; in {percent(1 - wrong)} of those it happened." if total[-1] else ".")
         )
     return (
         f"The mean confidence is {percent(record.mean)} (dotted line), the accuracy {percent(record.accuracy)} "

@@ -179,6 +179,8 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
             "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
         }
     )
+    if record.event:
+        traces.append(_count_bars(record, full, middle, width))
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     figure = style.plotly_figure(
         traces,
@@ -190,7 +192,25 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
         legend=legend,
     )
     figure.update_xaxes(range=[0, 1.01], tickformat=".0%", dtick=0.2)
+    if record.event:
+        return figure.update_yaxes(range=[-0.16, 1.02], tickformat=".0%", tickvals=np.linspace(0, 1, 6))
     return figure.update_yaxes(range=[0, 1.02], tickformat=".0%", dtick=0.2)
+
+
+def _count_bars(record: Reliability, full: np.ndarray, middle: np.ndarray, width: np.ndarray) -> dict[str, Any]:
+    """How many rows each bin holds, on a log scale, below the diagram: rare events crowd next to 0."""
+    count = record.count[full]
+    return {
+        "type": "bar",
+        "name": "rows, log scale",
+        "x": middle,
+        "y": 0.12 * np.log1p(count) / np.log1p(count.max(initial=1.0)),
+        "base": np.full(len(count), -0.15),
+        "width": 0.8 * width,
+        "customdata": count,
+        "marker": {"color": style.MUTED, "line": {"width": 0}},
+        "hovertemplate": "%{customdata:,} rows<extra></extra>",
+    }
 
 
 def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -212,8 +232,8 @@ def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = Non
             bars = left[members] + 0.1 * width[members], gap[members], 0.8 * width[members], record.confidence[members]
             ax.bar(*bars, align="edge", label=name, linewidth=0.4, **look)
     ends = left[full], left[full] + width[full]
-    look: dict[str, Any] = {"color": style.text_color(ax), "linewidth": 1.4, "clip_on": False}
-    ax.hlines(record.accuracy[full], *ends, label=record.words.outcome, **look)
+    line: dict[str, Any] = {"color": style.text_color(ax), "linewidth": 1.4, "clip_on": False}
+    ax.hlines(record.accuracy[full], *ends, label=record.words.outcome, **line)
     _draw_counts(ax, record, full)
     style.set_labels(ax, "Reliability" if title is None else title, *(word.capitalize() for word in record.words[:2]))
     ax.set(xlim=(0, 1), ylim=(_STRIP[0], 1))
