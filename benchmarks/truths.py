@@ -80,7 +80,8 @@ def ece(data: Pairs) -> float:
 def aece(data: Pairs) -> float:
     """Chunks of the sorted confidences whose sizes differ by at most one."""
     confidence, correct = top(data)
-    parts = np.array_split(np.argsort(confidence, kind="stable"), BINS)
+    order, n = np.argsort(confidence, kind="stable"), len(confidence)
+    parts = np.split(order, [-(-b * n // BINS) for b in range(1, BINS)])
     return sum(abs(float((correct[part] - confidence[part]).sum())) for part in parts) / len(confidence)
 
 

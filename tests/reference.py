@@ -18,6 +18,13 @@ def softmax(logits):
     return np.array(out).reshape(len(out), -1)
 
 
+def claims(logits, labels):
+    """What each row claims and whether it came true: P(class 1) of two classes, of more the predicted class's."""
+    if logits.shape[1] > 2:
+        return top_label(logits, labels)
+    return softmax(logits)[:, 1], (np.asarray(labels) == 1).astype(float)
+
+
 def top_label(logits, labels):
     """Confidence and correctness of each row; ties go to the lowest index."""
     probs = softmax(logits)
@@ -27,6 +34,13 @@ def top_label(logits, labels):
         confidence.append(row[best])
         correct.append(1.0 if best == y else 0.0)
     return np.array(confidence), np.array(correct)
+
+
+def scores_and_outcomes(logits, labels, fold=False):
+    """P(class 1) and whether it happened for two classes, unless folded; else confidence and correctness."""
+    if len(np.asarray(logits)[0]) == 2 and not fold:
+        return np.array([row[1] for row in softmax(logits)]), np.array([float(y == 1) for y in labels])
+    return top_label(logits, labels)
 
 
 def roc_area(scores, positive):
@@ -92,7 +106,8 @@ def expected_normalised_error(std, error, bins):
     """Chunks of the rows sorted by std; only for std without ties."""
     order = sorted(range(len(std)), key=lambda i: std[i])
     terms = []
-    for chunk in np.array_split(order, min(bins, len(std))):
+    for b in sorted({rank * bins // len(std) for rank in range(len(std))}):
+        chunk = [i for rank, i in enumerate(order) if rank * bins // len(std) == b]
         announced = math.sqrt(sum(std[i] ** 2 for i in chunk) / len(chunk))
         seen = math.sqrt(sum(error[i] ** 2 for i in chunk) / len(chunk))
         terms.append(abs(announced - seen) / announced)
@@ -209,17 +224,13 @@ def is_tied(a, b):
 
 
 def equal_mass_index(confidence, bins):
-    """Chunks of the sorted confidences; a run of equal ones all goes where its first one goes."""
+    """Rank r goes to chunk r·B // n; a run of equal ones all goes where its first one goes."""
     n = len(confidence)
-    bins = min(bins, n)
     order = sorted(range(n), key=lambda i: confidence[i])
-    chunk_of_rank = []
-    for b, chunk in enumerate(np.array_split(np.arange(n), bins)):
-        chunk_of_rank += [b] * len(chunk)
     index = np.zeros(n, dtype=int)
     for rank, i in enumerate(order):
         same = rank > 0 and is_tied(confidence[order[rank - 1]], confidence[i])
-        index[i] = index[order[rank - 1]] if same else chunk_of_rank[rank]
+        index[i] = index[order[rank - 1]] if same else rank * bins // n
     return index
 
 
@@ -253,8 +264,8 @@ def snap(c, bins):
     return nearest if abs(c - nearest) <= 8 * 2.220446049250313e-16 * nearest else c
 
 
-def top_label_errors(logits, labels, bins=15, closed="right"):
-    confidence, correct = top_label(logits, labels)
+def top_label_errors(logits, labels, bins=15, closed="right", fold=False):
+    confidence, correct = scores_and_outcomes(logits, labels, fold)
     index = np.array([equal_width_index(snap(c, bins), bins, closed) for c in confidence])
     return binned_errors(index, confidence, correct)
 
@@ -284,20 +295,17 @@ def debiased_square(confidence, hits, bins):
 
 
 def ece_sweep(confidence, hits, norm=1):
-    """Equal-mass bins by integer ranks; rows of equal confidence share their mean accuracy."""
-    n = len(confidence)
-    order = sorted(range(n), key=lambda i: confidence[i])
-    c = [confidence[i] for i in order]
-    a = [np.mean([hits[j] for j in order if is_tied(confidence[j], confidence[i])]) for i in order]
+    """Equal-mass bins, equal confidences together, as many as keep their accuracies in order."""
 
     def binned(b):
-        groups = [[r for r in range(n) if r * b // n == j] for j in range(b)]
-        return [(len(g) / n, np.mean([a[r] for r in g]), np.mean([c[r] for r in g])) for g in groups]
+        return [gap[:3] for gap in bin_gaps(equal_mass_index(confidence, b), confidence, hits)]
 
+    ordered = sorted(confidence)
+    values = 1 + sum(not is_tied(c, d) for c, d in itertools.pairwise(ordered))
     best = 1
-    for b in range(2, n):
+    for b in range(2, values):
         accuracy = [acc for _, acc, _ in binned(b)]
-        if any(accuracy[j + 1] < accuracy[j] - 1e-12 for j in range(b - 1)):
+        if any(later < earlier - 1e-12 for earlier, later in itertools.pairwise(accuracy)):
             break
         best = b
     return sum(w * abs(acc - conf) ** norm for w, acc, conf in binned(best)) ** (1 / norm)
@@ -589,3 +597,34 @@ def brier_of_mixture(probs, labels, weights):
             mixed = sum(w * part[i, k] for w, part in zip(weights, probs, strict=True))
             total += (mixed - (1.0 if k == y else 0.0)) ** 2
     return total / len(labels)
+
+
+def pav(scores, hits):
+    """Isotonic regression: blocks of equal scores, merged with the block before while that is above."""
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    blocks = []
+    for i in order:
+        if blocks and is_tied(scores[blocks[-1][-1]], scores[i]):
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    merged = []
+    for block in blocks:
+        merged.append(block)
+        while len(merged) > 1 and np.mean([hits[i] for i in merged[-2]]) >= np.mean([hits[i] for i in merged[-1]]):
+            last = merged.pop()
+            merged[-1] = merged[-1] + last
+    fitted = np.zeros(len(scores))
+    for block in merged:
+        fitted[block] = np.mean([hits[i] for i in block])
+    return fitted
+
+
+def corp(scores, hits):
+    """Score, miscalibration, discrimination and uncertainty of the Brier score."""
+
+    def brier(p):
+        return float(np.mean((p - hits) ** 2))
+
+    score, best, mean = brier(scores), brier(pav(scores, hits)), brier(np.full(len(hits), np.mean(hits)))
+    return score, score - best, mean - best, mean

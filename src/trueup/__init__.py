@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, save_clamped
-    from trueup.core.arrays import flatten, from_binary, from_probs
+    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
+    from trueup.core.events import as_event
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, load, save, stream
@@ -58,6 +59,7 @@ _NAMES = {
     "Scores": "metrics.table",
     "Shards": "io.shards",
     "Tally": "core.tally",
+    "as_event": "core.events",
     "chain": "calibrators.compose",
     "choose": "calibrators.compose",
     "clamp": "clamping",
@@ -69,6 +71,7 @@ _NAMES = {
     "fit_shards": "calibrators.sharded",
     "flatten": "core.arrays",
     "from_binary": "core.arrays",
+    "from_confidence": "core.arrays",
     "from_probs": "core.arrays",
     "grid": "calibrators.compose",
     "load": "io.predictions",
@@ -96,6 +99,7 @@ __all__ = [
     "Shards",
     "Tally",
     "__version__",
+    "as_event",
     "calibrators",
     "chain",
     "choose",
@@ -109,6 +113,7 @@ __all__ = [
     "fit_shards",
     "flatten",
     "from_binary",
+    "from_confidence",
     "from_probs",
     "grid",
     "integrations",

@@ -55,6 +55,11 @@ def _in(module: str, *names: str) -> dict[str, str]:
 METRICS = Lazy(
     "metric",
     {
+        **_in(
+            "events", "predicted", "observed", "observed_expected", "event_brier", "miscalibration", "discrimination"
+        ),
+        **_in("events", "uncertainty", "event_auroc", "calibration_intercept", "calibration_slope"),
+        **_in("events", "calibration_in_the_large", "ici", "e50", "e90", "kuiper"),
         **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
         **_in(
             "binned",
@@ -151,6 +156,7 @@ CALIBRATORS = Lazy(
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
         "Mixture": "trueup.calibrators.pool:Mixture",
         "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
+        "PerGroup": "trueup.calibrators.per_group:PerGroup",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

@@ -30,7 +30,7 @@ def slow_frequencies(scores, targets, bins):
 
 @given(pairs(), st.integers(1, 7))
 def test_top_label_equals_the_slow_loop(pair, bins):
-    confidence, correct = reference.top_label(*pair)
+    confidence, correct = reference.claims(*pair)
     values = slow_frequencies(confidence, correct, bins)
     fitted = Histogram.fit(*pair, bins=bins)
     np.testing.assert_allclose(fitted.values, values, atol=1e-12)
@@ -64,7 +64,7 @@ def test_by_hand_and_empty_bins():
 def test_equal_mass_bins_hold_equally_many():
     pair = calibrated(1003, 4)
     fitted = Histogram.fit_mass(*pair, bins=10)
-    confidence, _ = reference.top_label(*pair)
+    confidence, _ = reference.claims(*pair)
     count, _ = np.histogram(confidence, fitted.edges)
     assert set(count) == {100, 101}
     out = fitted.confidence(pair[0])
@@ -73,8 +73,8 @@ def test_equal_mass_bins_hold_equally_many():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_confidence_on_an_edge_stays_below_it(dtype):
-    logits = np.log(np.array([[0.6, 0.4], [0.7, 0.3]])).astype(dtype)
-    fitted = Histogram.fit(logits, [0, 1], bins=5)
+    logits = np.log(np.array([[0.4, 0.6], [0.3, 0.7]])).astype(dtype)
+    fitted = Histogram.fit(logits, [1, 0], bins=5)
     np.testing.assert_array_equal(fitted.values[2:4], [1.0, 0.0])
     np.testing.assert_array_equal(fitted.confidence(logits), [1.0, 0.0])
     given_edges = Histogram([0.0, 0.5, 1.0], [0.2, 0.8])
@@ -82,9 +82,9 @@ def test_a_confidence_on_an_edge_stays_below_it(dtype):
 
 
 def test_rows_stay_off_certainty_and_the_confidence_does_not():
-    logits, labels = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]] * 2), [0] * 6
+    logits, labels = np.log([[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]] * 2), [1] * 6
     fitted = Histogram.fit(logits, labels, bins=2)
-    np.testing.assert_allclose(np.exp(fitted(logits))[:, 0], 1 - 1 / 8)
+    np.testing.assert_allclose(np.exp(fitted(logits))[:, 1], 1 - 1 / 8)
     np.testing.assert_array_equal(fitted.confidence(logits), 1.0)
 
 

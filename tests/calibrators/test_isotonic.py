@@ -16,7 +16,7 @@ from trueup.calibrators.temperature import Temperature
 
 def test_a_near_miss_below_the_lowest_positive_is_a_block_of_its_own():
     below = 0.5 * (1 - 5e-15)  # further than rounding, nearer than anything else
-    knots, values = pool_adjacent_violators(np.array([0.1, below, 0.5]), np.array([0.5]))
+    knots, values = pool_adjacent_violators(np.array([0.1, below, 0.5]), np.array([2]))
     assert knots.tolist() == [0.1, below, 0.5]
     assert values.tolist() == [0.0, 0.0, 1.0]
 
@@ -44,11 +44,13 @@ def slow_isotonic(scores, hits):
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=20))
 def test_pooling_equals_the_slow_loop(drawn):
-    scores, hits = np.array([s / 8 for s, _ in drawn]), np.array([h for _, h in drawn])
+    scores, hits = np.array([s / 8 for s, _ in drawn]), np.array([h for _, h in drawn], bool)
     places, values = slow_isotonic(list(scores), list(hits))
-    knots, at_knots = pool_adjacent_violators(scores, scores[hits])
+    knots, at_knots = pool_adjacent_violators(scores, hits)
     assert (np.diff(knots) > 0).all()
     between = np.concatenate([places, (places[1:] + places[:-1]) / 2, [-1.0, 2.0]])
+    np.testing.assert_allclose(np.interp(between, knots, at_knots), np.interp(between, places, values), atol=1e-12)
+    knots, at_knots = pool_adjacent_violators(scores, hits, np.full(len(scores), 0.5))
     np.testing.assert_allclose(np.interp(between, knots, at_knots), np.interp(between, places, values), atol=1e-12)
 
 
@@ -56,7 +58,7 @@ def test_pooling_equals_the_slow_loop(drawn):
 def test_equals_scikit_learn(pair):
     logits, labels = tame(pair)
     n = len(logits)
-    confidence, correct = reference.top_label(logits, labels)
+    confidence, correct = reference.claims(logits, labels)
     confidence = confidence.round(12)  # scikit-learn parts ties that differ by rounding
     peer = IsotonicRegression(out_of_bounds="clip").fit(confidence, correct)
     wanted = np.clip(peer.predict(confidence), 1 / (n + 2), 1 - 1 / (n + 2))

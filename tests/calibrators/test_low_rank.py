@@ -42,7 +42,7 @@ def test_the_map_is_the_formula(fitted):
 def test_the_gradient_is_that_of_the_definition():
     z, y = (torch.tensor(part) for part in mixed(60, classes=6))
     about = Structured.fit_vector(z, y)
-    problem = _Problem(z, y, about)
+    problem = _Problem(z, y, None, about)
     x = np.random.default_rng(0).normal(size=12 + 2 * 6 * 3) * 0.3
     value, slopes = problem._sums(x)
     at = torch.tensor(x, requires_grad=True)

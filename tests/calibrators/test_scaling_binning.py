@@ -18,7 +18,7 @@ from trueup.core.bins import equal_mass
 def test_equals_the_slow_loop(pair, bins):
     logits, labels = pair
     scaled = Temperature.fit(logits, labels)(logits)
-    confidence, _ = reference.top_label(scaled, labels)
+    confidence, _ = reference.claims(scaled, labels)
     fitted = ScalingBinning.fit(logits, labels, bins=bins)
     edges = equal_mass(confidence, bins)
     wanted = []
@@ -47,7 +47,7 @@ def test_three_splits_use_each_row_once():
     first, second, third = np.array_split(np.random.default_rng(0).permutation(900), 3)
     scaler = Temperature.fit(logits[first], labels[first])
     assert one.temperature == pytest.approx(float(scaler.temperature))
-    confidence, _ = reference.top_label(scaler(logits), labels)
+    confidence, _ = reference.claims(scaler(logits), labels)
     np.testing.assert_allclose(one.edges, equal_mass(confidence[second], 10), atol=1e-9)
     tops = confidence[third]
     mean = tops[(tops > float(one.edges[4])) & (tops <= float(one.edges[5]))].mean()

@@ -34,7 +34,7 @@ def slow_spline(scores, hits):
 @given(pairs(min_rows=6))
 def test_equals_the_slow_loop(pair):
     logits, labels = np.clip(pair[0], -6, 6), pair[1]  # so that equal confidences can be told from near ones
-    confidence, correct = reference.top_label(logits, labels)
+    confidence, correct = reference.claims(logits, labels)
     np.testing.assert_allclose(
         Spline.fit(logits, labels).confidence(logits), slow_spline(confidence, correct), atol=1e-8
     )
@@ -56,7 +56,7 @@ def test_recovers_the_truth_and_leaves_calibrated_data_alone():
     fitted = Spline.fit(logits, labels)
     assert metrics.ece(fitted(logits), labels) < 0.02 < metrics.ece(logits, labels)
     logits, labels = calibrated(20_000, 4)
-    confidence, _ = reference.top_label(logits[:500], labels[:500])
+    confidence, _ = reference.claims(logits[:500], labels[:500])
     np.testing.assert_allclose(Spline.fit(logits, labels).confidence(logits[:500]), confidence, atol=0.05)
 
 

@@ -15,15 +15,17 @@ from trueup.calibrators.base import Calibrator
 
 LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
 NEW = calibrated(60, 4, seed=1)[0] * 2
+BY_NUMBER = {"dirichlet", "dirichlet_odir", "svs", "sms", "sms_cv", "low_rank", "diagonal_sms"}
+"""Copies of rows change these, the order of rows does not."""
 SLOW = {"order_invariant", "auto", "temperature_ece"}
 names = pytest.mark.parametrize("name", METHODS)
 _fitted, _inputs = {}, {}
 
 
-def fit(name, logits=LOGITS, labels=LABELS):
+def fit(name, logits=LOGITS, labels=LABELS, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return METHODS[name](logits, labels)
+        return METHODS[name](logits, labels, **options)
 
 
 def fitted(name):
@@ -81,11 +83,70 @@ def test_shifts_change_nothing_where_it_is_said_so(name):
 @names
 def test_order_and_copies_of_samples_change_nothing_where_it_is_said_so(name):
     calibrator = fitted(name)
-    if not calibrator.sample_invariant:
+    if not calibrator.sample_invariant and name not in BY_NUMBER:
         pytest.skip("said to depend on order or number of samples")
     order = np.random.default_rng(0).permutation(len(LABELS))
     shuffled = fit(name, LOGITS[order], LABELS[order])
     assert np.allclose(probs(shuffled(NEW)), probs(calibrator(NEW)), atol=1e-5)
+
+
+WEIGHTS = np.random.default_rng(5).integers(0, 4, 200).astype(float)
+FLAT = {"dirichlet": 1e-4, "dirichlet_odir": 1e-4, "matrix": 1e-4, "ms_odir": 1e-4, "smoothing_spline": 1e-5}
+"""What is minimised agrees to 1e-9; along nearly flat directions probabilities then agree to so much."""
+_weighted = {}
+
+
+def weighted(name):
+    if name not in _weighted:
+        _weighted[name] = fit(name, LOGITS[:200], LABELS[:200], weights=WEIGHTS)
+    return _weighted[name]
+
+
+@names
+def test_a_common_factor_of_the_weights_changes_nothing(name):
+    scaled = fit(name, LOGITS[:200], LABELS[:200], weights=WEIGHTS * 0.37)
+    assert np.allclose(probs(scaled(NEW)), probs(weighted(name)(NEW)), atol=FLAT.get(name, 1e-6))
+    equal = fit(name, LOGITS[:200], LABELS[:200], weights=np.full(200, 2.5))
+    plain = fit(name, LOGITS[:200], LABELS[:200])
+    assert np.array_equal(equal(NEW), plain(NEW))
+
+
+@names
+def test_rows_of_no_weight_change_nothing(name):
+    kept = WEIGHTS > 0
+    without = fit(name, LOGITS[:200][kept], LABELS[:200][kept], weights=WEIGHTS[kept])
+    assert np.array_equal(without(NEW), weighted(name)(NEW))
+
+
+@names
+def test_whole_weights_are_copies_where_it_is_said_so(name):
+    if not weighted(name).sample_invariant or name in ("ms_odir", "auto"):
+        pytest.skip("said to depend on order or number of samples, or choosing on folds")
+    copies = np.repeat(np.arange(200), WEIGHTS.astype(int))
+    copied = fit(name, LOGITS[copies], LABELS[copies])
+    assert np.allclose(probs(copied(NEW)), probs(weighted(name)(NEW)), atol=FLAT.get(name, 1e-6))
+
+
+@names
+def test_weights_move_the_fit(name):
+    """Rows on which the prediction is wrong weigh more: less confidence is left."""
+    wrong = LOGITS.argmax(axis=1) != LABELS
+    heavy = fit(name, weights=np.where(wrong, 5.0, 1.0))
+    before, after = (probs(c(NEW)).max(axis=1).mean() for c in (fitted(name), heavy))
+    assert after < before - 0.02 or name == "identity"
+
+
+@names
+def test_bad_weights_are_named(name):
+    ones = np.ones(len(LABELS))
+    for weights, message in (
+        (-ones, "weights must not be negative, got -1 in row 0"),
+        (np.where(LABELS == 1, np.nan, ones), "weights must be finite"),
+        (0 * ones, "weights must not all be zero, got 400 zeros"),
+        (ones[1:], "weights must have 400 entries, one a row, got 399"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            METHODS[name](LOGITS, LABELS, weights=weights)
 
 
 @names

@@ -13,7 +13,10 @@ from trueup import METRICS
 LOGITS, LABELS = calibrated(300, 4, temperature=1.7, scale=1.5)
 ORDERED = {"skce_linear"}  # pairs neighbours: by definition it depends on the rows' order
 SLOPPY = {"debiased_l1", "aece", "ece_sweep", "piece"}  # a row may change its bin when the last digits change
-OUTSIDE_ONE = {"nll": math.inf, "entropy": math.log(4), "brier": 2.0}
+OUTSIDE_ONE = {"nll": math.inf, "entropy": math.log(4), "brier": 2.0, "observed_expected": math.inf}
+SIGNED = {"debiased_l1": -0.1, "skce": -0.1, "skce_linear": -0.1}
+SIGNED |= {"calibration_intercept": -math.inf, "calibration_in_the_large": -math.inf}
+REGRESSIONS = {"calibration_intercept", "calibration_slope", "calibration_in_the_large"}  # not of certainty alone
 
 names = pytest.mark.parametrize("name", METRICS)
 
@@ -31,8 +34,7 @@ def test_it_is_a_float_in_range(name):
     found = value(name)
     assert type(found) is float
     assert math.isfinite(found)
-    low = -0.1 if name in ("debiased_l1", "skce", "skce_linear") else 0.0
-    assert low <= found <= OUTSIDE_ONE.get(name, 1.0)
+    assert SIGNED.get(name, 0.0) <= found <= OUTSIDE_ONE.get(name, 1.0)
 
 
 @names
@@ -94,7 +96,7 @@ def test_nothing_gives_nan(name):
 
 @names
 def test_extreme_scales_stay_finite(name):
-    for scale in (0.02, 1e4):
+    for scale in (0.02,) if name in REGRESSIONS else (0.02, 1e4):
         assert math.isfinite(value(name, LOGITS * scale))
 
 
@@ -102,7 +104,7 @@ def test_extreme_scales_stay_finite(name):
 def test_all_right_all_wrong_and_a_missing_class(name):
     right = LOGITS.argmax(axis=1)
     wrong = LOGITS.argmin(axis=1)
-    single = {"auroc", "aupr", "fpr95"}  # undefined where every prediction is right, or every one wrong
+    single = {"auroc", "event_auroc", "aupr", "fpr95", *REGRESSIONS}  # undefined where all are right, or all wrong
     for labels in (right, wrong):
         found = value(name, labels=labels)
         assert math.isnan(found) or math.isfinite(found)

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import binned_errors, equal_mass_index, equal_width_index, top_label, top_label_errors
+from reference import binned_errors, equal_mass_index, equal_width_index, scores_and_outcomes, top_label_errors
 from reference import sce as slow_sce
 from strategies import pairs
 from trueup import from_probs
-from trueup.core.bins import BINNED_ERRORS, Bins, bin_index, equal_mass, equal_mass_slices, equal_width, folded_mean
+from trueup.core.bins import BINNED_ERRORS, Bins, bin_index, equal_mass, equal_mass_chunks, equal_width, folded_mean
 
 scores = st.lists(
     st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1 / 15, 0.2, 0.6, 14 / 15, 1.0])), min_size=1, max_size=60
@@ -33,8 +33,10 @@ def test_probabilities_on_an_edge_stay_there_on_their_way_through_logits(dtype, 
     index = np.array([equal_width_index(c, bins, closed) for c in p])
     predicted = p > 0.5
     for z in (logits, torch.tensor(logits)):
-        tally = Bins.of(z[predicted], labels[predicted], bins=bins, closed=closed)
+        tally = Bins.of(z[predicted], labels[predicted], bins=bins, closed=closed, fold=True)
         assert tally.count.tolist() == np.bincount(index[predicted], minlength=bins).tolist()
+        tally = Bins.of(np.asarray(z)[:, ::-1], labels, bins=bins, closed=closed)  # class 1 is on the edges
+        assert tally.count.tolist() == np.bincount(index, minlength=bins).tolist()
         tally = Bins.of(z, labels, bins=bins, closed=closed, classwise=True)
         assert tally.count[0].tolist() == np.bincount(index, minlength=bins).tolist()
 
@@ -63,9 +65,13 @@ def test_equal_mass_special_cases():
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
-def test_chunks_are_numpys_array_split(n, bins):
-    expected = [len(part) for part in np.array_split(np.arange(n), min(bins, n))] if n else []
-    assert [stop - start for start, stop in equal_mass_slices(n, bins)] == expected
+def test_chunks_differ_by_one_row_and_neither_scale_nor_copies_matter(n, bins):
+    below = np.arange(float(n))
+    chunk = equal_mass_chunks(below, n or 1.0, bins)
+    assert chunk.tolist() == [r * bins // n for r in range(n)]
+    size = np.bincount(chunk, minlength=bins)
+    assert not n or size.max() - size.min() <= 1
+    assert np.array_equal(equal_mass_chunks(0.3 * below, 0.3 * n or 1.0, bins), chunk)
 
 
 @given(pairs(), st.sampled_from([1, 5, 15]), st.sampled_from(["right", "left"]))
@@ -103,7 +109,7 @@ def test_tallies_of_other_bins_do_not_add():
 
 @given(pairs())
 def test_inequalities_between_errors(pair):
-    c, a = top_label(*pair)
+    c, a = scores_and_outcomes(*pair)
     tally = Bins.of(*pair)
     assert tally.ece() <= tally.rmsce() + 1e-12
     assert tally.rmsce() <= tally.mce() + 1e-12

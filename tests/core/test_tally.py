@@ -44,7 +44,7 @@ def test_parts_add_up_to_the_whole_in_any_order(pair, draw):
         for name in TABLE_METRICS:
             assert total.value(name) == pytest.approx(whole.value(name), abs=1e-12)
         assert np.allclose(total.gap, whole.gap, atol=1e-12)
-        assert np.array_equal(total.rows_of_group, whole.rows_of_group)
+        assert np.array_equal(total.weight_of_group, whole.weight_of_group)
 
 
 def test_tallies_of_other_shapes_do_not_add():

@@ -39,6 +39,7 @@ EXCEPTIONS = dict.fromkeys(
         "check_pipeline_consistency",
         "check_positive_only_tag_during_fit",
         "check_readonly_memmap_input",
+        "check_sample_weight_equivalence_on_dense_data",
     ],
     OTHER_WIDTH,
 )
@@ -78,7 +79,11 @@ class TestChecks:
     @pytest.mark.parametrize("estimator", [RidgeClassifier(), GaussianNB()], ids=["decision", "proba"])
     def test_calibrated_classifier(self, estimator):
         # One check has fewer than five rows in a class, so that five folds are refused by right.
-        assert checks(CalibratedClassifier(estimator, cv=3)) == {}
+        # Copies of a row are dealt to folds one by one; a row of their weight goes to one fold.
+        names = (f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse"))
+        folds = dict.fromkeys(names, "copies and weights meet other folds")
+        found = checks(CalibratedClassifier(estimator, cv=3), expected_failed_checks=folds)
+        assert set(found) <= {(name, "xfail") for name in folds}
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -3,7 +3,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from reference import equal_mass_index, top_label
+from reference import equal_mass_index, scores_and_outcomes
 from strategies import calibrated
 from trueup import Tally, metrics
 from trueup.core.bins import Bins, equal_width
@@ -54,7 +54,7 @@ def test_intervals_of_means_are_those_of_the_bootstrap():
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
     logits, labels = calibrated(1500, 4, temperature=1.5)
-    c, a = top_label(logits, labels)
+    c, a = scores_and_outcomes(logits, labels)
     grid = Tally.of(logits, labels).grid
     noisy = BootstrapBins.of_grid(grid, adaptive, 4000, 0)
     index = equal_mass_index(c, 15) if adaptive else np.ceil(c * 15).astype(int) - 1
@@ -121,7 +121,7 @@ def test_spiegelhalter_is_standard_normal_under_calibration():
 
 def test_spiegelhalter_by_hand():
     logits, labels = calibrated(50, 3)
-    c, a = top_label(logits, labels)
+    c, a = scores_and_outcomes(logits, labels)
     expected = ((a - c) * (1 - 2 * c)).sum() / np.sqrt(((1 - 2 * c) ** 2 * c * (1 - c)).sum())
     assert metrics.spiegelhalter(logits, labels).z == pytest.approx(expected)
 
@@ -207,7 +207,7 @@ def test_no_error_at_all_still_has_an_upper_end():
     # All bins underconfident: overconfidence is 0 as observed, but noise could have hidden some.
     logits = np.log(np.tile([[0.6, 0.4]], (30, 1)))
     labels = np.array([0] * 20 + [1] * 10)
-    found = metrics.bootstrap(logits, labels, metric="overconfidence")
+    found = metrics.bootstrap(logits, labels, metric="overconfidence", fold=True)
     assert found.value == found.low == 0
     assert found.high > 0
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from reference import mmce_squared, skce_matrix, softmax, top_label
+from reference import mmce_squared, scores_and_outcomes, skce_matrix, softmax
 from trueup.metrics.kernel import median_distance, mmce, skce, skce_biased, skce_linear, skce_test
 
 EVERY = (skce, skce_biased, skce_linear, mmce)
@@ -110,14 +110,14 @@ def test_median_distance_of_many_rows():
 @given(pairs, st.sampled_from([1e-5, 1e-3, 0.01, 0.4, 10.0]))
 def test_mmce_equals_the_slow_loop(pair, bandwidth):
     z, y = pair
-    slow = mmce_squared(*top_label(z, y), bandwidth)
+    slow = mmce_squared(*scores_and_outcomes(z, y), bandwidth)
     assert mmce(z, y, bandwidth=bandwidth) ** 2 == pytest.approx(slow, abs=1e-13)
 
 
 @pytest.mark.parametrize("bandwidth", [1e-4, 0.01, 0.4])
 def test_mmce_of_many_rows(bandwidth):
     z, y = draw(np.random.default_rng(1), 2000, 3, sharpness=0.7)
-    c, a = top_label(z, y)
+    c, a = scores_and_outcomes(z, y)
     d = a - c
     slow = d @ np.exp(-np.abs(c[:, None] - c) / bandwidth) @ d / 2000**2
     assert mmce(z, y, bandwidth=bandwidth) == pytest.approx(math.sqrt(slow), rel=1e-10)

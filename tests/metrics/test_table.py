@@ -31,6 +31,7 @@ def test_all_tables_have_the_same_defaults():
         }
 
     ours = defaults(evaluate)
+    del ours["weights"]
     assert 1000 in ours.values()  # resamples
     for other in (compare, evaluate_shards):
         assert ours.items() <= defaults(other).items()
@@ -149,7 +150,7 @@ def test_the_verdict_leans_the_right_way_below_one_half(right, side):
 
 
 def test_the_verdict_leans_where_every_confidence_is_one():
-    assert "and overconfident" in evaluate(np.eye(2)[[0] * 50] * 1e4, np.arange(50) % 2).verdict()
+    assert "and overconfident" in evaluate(np.eye(3)[[0] * 50] * 1e4, np.arange(50) % 2).verdict()
 
 
 def test_levels_are_printed_as_they_are():
@@ -158,7 +159,7 @@ def test_levels_are_printed_as_they_are():
 
 
 def test_no_interval_reaches_below_zero():
-    scores = evaluate([[1.0, 2.0], [3.0, 4.0]], [0, 1])
+    scores = evaluate([[1.0, 2.0], [3.0, 4.0]], [0, 1], fold=True)
     assert all(found.low >= 0 for found in scores.values["network"].values())
 
 

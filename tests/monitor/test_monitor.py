@@ -186,7 +186,15 @@ def test_a_forged_header_is_refused(tmp_path, alarmed, part, entry, value, messa
 
 
 def test_settings_are_all_that_another_needs():
-    options = {"alpha": 0.05, "bins": 7, "window": 300, "half_life": 50.0, "block": 20, "classwise": False}
+    options = {
+        "alpha": 0.05,
+        "bins": 7,
+        "window": 300,
+        "half_life": 50.0,
+        "block": 20,
+        "classwise": False,
+        "fold": True,
+    }
     monitor = Monitor(3, **options)
     assert monitor.settings() == {"classes": 3, **options}
     assert set(monitor.settings()) == set(inspect.signature(Monitor).parameters)

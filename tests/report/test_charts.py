@@ -138,6 +138,8 @@ def test_words_and_numbers_of_every_record(name):
 
 def test_words_say_the_numbers():
     record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5)
+    assert "predicted probability 10.0 % and observed frequency 50.0 %: predicted too low" in summary(record)
+    record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5, fold=True)
     assert "confidence and accuracy differ by 0.400 on average" in summary(record)
     assert "has confidence 90.0 % and accuracy 50.0 %: overconfident" in summary(record)
     assert "band of a calibrated network: 1 of 1 bins." in summary(record)

@@ -35,7 +35,7 @@ def same(one, other):
 def test_reliability_is_that_of_the_loop(pair, bins):
     logits, labels = pair
     record = reliability(logits, labels, bins=bins, n_resamples=20)
-    confidence, correct = reference.top_label(logits, labels)
+    confidence, correct = reference.scores_and_outcomes(logits, labels)
     index = np.array([reference.equal_width_index(reference.snap(c, bins), bins) for c in confidence])
     for b in range(bins):
         inside = index == b
@@ -56,7 +56,7 @@ def test_reliability_is_that_of_the_loop(pair, bins):
 def test_the_band_has_the_quantiles_of_independent_hits(rows, level):
     logits, labels = calibrated(rows, 3, scale=1.5, seed=rows)
     record = reliability(logits, labels, bins=6, level=level, n_resamples=5000, seed=1)
-    confidence, _ = reference.top_label(logits, labels)
+    confidence, _ = reference.scores_and_outcomes(logits, labels)
     tail, filled = (1 - level) / 2, 0
     for b in np.flatnonzero(record.count):
         inside = confidence[(confidence > b / 6) & (confidence <= (b + 1) / 6)]
@@ -73,7 +73,7 @@ def test_the_band_has_the_quantiles_of_independent_hits(rows, level):
 
 
 def test_a_bin_of_one_row_says_next_to_nothing():
-    record = reliability(np.log([[0.7, 0.3]]), [1])
+    record = reliability(np.log([[0.7, 0.3]]), [1], fold=True)
     assert (record.low[10], record.high[10], record.accuracy[10]) == (0, 1, 0)
 
 
@@ -108,7 +108,7 @@ def test_fifty_thousand_rows_are_quick():
 def test_right_and_wrong_add_up(pair, bins):
     logits, labels = pair
     record = confidence_histogram(logits, labels, bins=bins)
-    confidence, correct = reference.top_label(logits, labels)
+    confidence, correct = reference.scores_and_outcomes(logits, labels)
     index = [reference.equal_width_index(reference.snap(c, bins), bins) for c in confidence]
     for b in range(bins):
         hits = [a for i, a in zip(index, correct, strict=True) if i == b]

@@ -27,7 +27,7 @@ def job(client, pair):
     return fitted(client, uploaded(client, npz(**arrays))["id"])
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".jsonl", ".parquet", ".safetensors"])
 def test_every_format_is_read(client, pair, tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")

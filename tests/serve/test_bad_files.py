@@ -81,7 +81,11 @@ BAD = {
         npz(val_logits=Z, val_labels=Y, test_logits=Z[:, :2], test_labels=Y),
         "val and test must have as many classes",
     ),
-    "wrong suffix": ("a.exe", GOOD, "the suffix must be one of .npz .npy .csv .parquet .safetensors, got '.exe'"),
+    "wrong suffix": (
+        "a.exe",
+        GOOD,
+        ".npz .npy .csv .csv.gz .jsonl .jsonl.gz .parquet .safetensors, got '.exe'",
+    ),
     "no suffix": ("npz", GOOD, "the suffix must be one of"),
     "a pickle": ("a.pkl", pickle.dumps(Bomb()), "the suffix must be one of"),
     "a pickle inside": (

@@ -10,6 +10,7 @@ _MODULES = {
     "Calibrator": "base",
     "TopLabel": "base",
     **dict.fromkeys(("chain", "choose", "cross_fit", "grid", "one_vs_rest", "refinement"), "compose"),
+    "per_group": "per_group",
     **dict.fromkeys(("IsotonicQuantiles", "Recalibrator", "VarianceScaling"), "regression"),
 }
 

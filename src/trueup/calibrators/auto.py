@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error
+from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error, weighted_mean
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_tensors, take_rows
+from trueup.core.arrays import as_weighted, given, take_weighted
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
@@ -67,15 +67,15 @@ _RACE_AFTER = 2  # folds after which candidates can be dropped
 _SCORED = 1 << 23  # held-out log-probabilities that are kept of each candidate
 
 
-def temperature_histogram(logits: Any, labels: Any) -> Calibrator:
+def temperature_histogram(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
     """Temperature scaling, then histogram binning: `chain("temperature", "histogram")`.
 
     Not for ranking: confidences of one bin become equal.
     """
-    return chain("temperature", "histogram")(logits, labels)
+    return chain("temperature", "histogram")(logits, labels, weights=weights)
 
 
-def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
+def diagonal_sms(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
     """Diagonal map, then structured matrix scaling: `chain("diagonal", "sms")`.
 
     The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
@@ -88,11 +88,18 @@ def diagonal_sms(logits: Any, labels: Any) -> Calibrator:
     >>> diagonal_sms(3 * z, y)(3 * z).shape
     (500, 3)
     """
-    return chain("diagonal", "sms")(logits, labels)
+    return chain("diagonal", "sms")(logits, labels, weights=weights)
 
 
 def auto(
-    logits: Any, labels: Any, *, keep_argmax: bool = False, score: str = "nll", folds: int = 5, progress: bool = True
+    logits: Any,
+    labels: Any,
+    *,
+    weights: Any = None,
+    keep_argmax: bool = False,
+    score: str = "nll",
+    folds: int = 5,
+    progress: bool = True,
 ) -> Calibrator:
     """Automatic choice: a mixture of the `CANDIDATES` for the problem's size, by their loss on held-out rows.
 
@@ -101,9 +108,8 @@ def auto(
     again to all rows. The simplest candidate within a standard error of the best is taken alone where the mixture, its
     weights fitted to other folds, is behind the best by more than a standard error; a mixture that had to be ahead by
     as much was worse on rows to come. The identity is taken where nothing has less loss than it, and of few rows
-    temperature scaling unless something is clearly better. `keep_argmax=True`
-    pools only candidates that keep every predicted class. The calibrator that comes out carries the comparison as
-    `choice`.
+    temperature scaling unless something is clearly better. `keep_argmax=True` pools only candidates that keep every
+    predicted class. `weights` are those of the rows. The calibrator that comes out carries the comparison as `choice`.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -115,30 +121,30 @@ def auto(
     """
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
-    z, y = as_tensors(logits, labels, at_least=2 * folds)
+    z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
-        size = _size(y, z.shape[1])
-        fits = _candidates(z, y, "the same for all classes" if keep_argmax else size)
-        trial = _Trial(z, y, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
+        size = _size(y, w, z.shape[1])
+        fits = _candidates(z, y, w, "the same for all classes" if keep_argmax else size)
+        trial = _Trial(z, y, w, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
         trial.run(progress)
         return trial.conclude()
 
 
-def _size(y: Tensor, classes: int) -> str:
-    rows = torch.bincount(y, minlength=classes)
+def _size(y: Tensor, w: Tensor | None, classes: int) -> str:
+    rows = torch.bincount(y, weights=w, minlength=classes)
     if not bool(rows.all()):
         return "the same for all classes"
-    if len(y) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
+    if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         return "few rows, two classes" if classes == 2 else "few rows"
     if classes == 2:
         return "two classes"
     return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= 200 else "more classes"
 
 
-def _candidates(z: Tensor, y: Tensor, size: str) -> dict[str, Fit]:
+def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
     fits = {name: _method(name) for name in CANDIDATES[size]}
     after = [name for name in fits if name in AFTER_MIXTURE]
-    if after and float(UniformMixture.fit(z, y).share) > 0:
+    if after and float(UniformMixture.fit(z, y, **given(w)).share) > 0:
         fits |= {f"mixed_{name}": chain(UniformMixture.fit, name) for name in after}
     return fits
 
@@ -157,19 +163,21 @@ class _Trial:
         self,
         z: Tensor,
         y: Tensor,
+        w: Tensor | None,
         fits: dict[str, Fit],
         folds: Sequence[tuple[Tensor, Tensor]],
         score: str,
         *,
         cautious: bool,
     ) -> None:
-        self.z, self.y, self.fits, self.folds, self.cautious = z, y, fits, folds, cautious
+        self.z, self.y, self.w, self.fits, self.folds, self.cautious = z, y, w, fits, folds, cautious
         # Held-out losses of some rows are enough where there are very many numbers; each fold has its share of them.
         place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
         self.rows = (place < max(_SCORED // z.shape[1], 2 * len(folds))).nonzero()[:, 0]
         fold = np.argmax(torch.stack([held_out[self.rows] for _, held_out in folds]).cpu().numpy(), axis=0)
-        self.held_out = HeldOut(y[self.rows], fold, z.shape[1], score)
-        self.share = _UNIFORM_ROWS / (len(z) + _UNIFORM_ROWS)
+        self.held_out = HeldOut(y[self.rows], None if w is None else w[self.rows], fold, z.shape[1], score)
+        n = len(z) if w is None else float(w.sum())
+        self.share = _UNIFORM_ROWS / (n + _UNIFORM_ROWS)
         self.models: dict[str, list[Calibrator]] = {}
         self.reasons: dict[str, str] = {}
 
@@ -183,7 +191,8 @@ class _Trial:
             if name in self.reasons:
                 continue
             try:
-                self._predict(k, name, self.fits[name](*take_rows(self.z, self.y, self.folds[k][0])))
+                *pair, share = take_weighted(self.z, self.y, self.w, self.folds[k][0])
+                self._predict(k, name, self.fits[name](*pair, **given(share)))
             except (FitError, ValueError) as error:
                 self._drop(name, str(error))
         for name in self.fits:
@@ -193,30 +202,30 @@ class _Trial:
     def conclude(self) -> Calibrator:
         """The mixture, the best candidate alone, or the identity, with a record of the choice."""
         losses = {name: self.held_out.losses(name) for name in self.fits if name in self.models}
-        best = simplest(losses, standard_errors=0.0)
+        each = self.held_out.row_weights
+        best = simplest(losses, standard_errors=0.0, weights=each)
         names = self._kept(list(losses))
         loss = self.held_out.mixture_losses(names, _prior(names))
-        behind = loss - losses[best]
-        if len(names) == 1 or behind.mean() > standard_error(behind):
-            names = [simplest(losses)]
+        if len(names) == 1 or _is_less(losses[best], loss, 1.0, each):
+            names = [simplest(losses, weights=each)]
             loss = losses[names[0]]
-        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION):
+        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each):
             names, loss = ["temperature"], losses["temperature"]
-        if losses["identity"].mean() <= loss.mean() and not self.cautious:
+        if not self.cautious and not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _prior(names))
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
         others = {name: known for name, known in losses.items() if name != "identity"}
-        rival = losses["identity"] if names != ["identity"] else others[simplest(others, standard_errors=0.0)]
+        rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, weights=each)
         calibrator = self._refit(names, weights)
         calibrator.choice = Choice(  # type: ignore[assignment]
             names[0] if len(names) == 1 else "mixture",
-            {name: float(losses[name].mean()) if name in losses else math.inf for name in self.fits},
+            {name: weighted_mean(losses[name], each) if name in losses else math.inf for name in self.fits},
             self.reasons,
-            errors={name: standard_error(known - loss) for name, known in losses.items()},
+            errors={name: standard_error(known - loss, each) for name, known in losses.items()},
             weights=dict(zip(names, weights.tolist(), strict=True)),
-            loss=float(loss.mean()),
-            detectable=DETECTED * standard_error(rival - loss),
+            loss=weighted_mean(loss, each),
+            detectable=DETECTED * standard_error(losses[rival] - loss, each),
         )
         return calibrator
 
@@ -242,11 +251,12 @@ class _Trial:
         """Drop candidates that have no share in the mixture on the first folds and are clearly behind the best."""
         seen = self.held_out.fold < _RACE_AFTER
         losses = {name: self.held_out.losses(name)[seen] for name in self.models}
-        best = simplest(losses, standard_errors=0.0)
+        each = None if self.held_out.row_weights is None else self.held_out.row_weights[seen]
+        best = simplest(losses, standard_errors=0.0, weights=each)
         kept = {"identity", *SIMPLE, *self._kept(list(losses), seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
-            if _is_less(losses[best], losses[name], _BEHIND):
+            if _is_less(losses[best], losses[name], _BEHIND, each):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_residual(self, name: str) -> None:
@@ -255,7 +265,7 @@ class _Trial:
         if base is None:
             self._drop(name, "its base map could not be fitted")
             return
-        models = fit_folds(self.z, self.y, self.folds, bases=self.models[base])
+        models = fit_folds(self.z, self.y, self.folds, w=self.w, bases=self.models[base])
         if models == self.models[base]:
             self._drop(name, "it found nothing to correct in its base map")
             return
@@ -268,20 +278,21 @@ class _Trial:
     def _refit(self, names: Sequence[str], weights: np.ndarray) -> Calibrator:
         """The candidates on all rows, mixed."""
         if list(names) in (["identity"], ["temperature"]):
-            return self.fits[names[0]](self.z, self.y)
+            return self.fits[names[0]](self.z, self.y, **given(self.w))
         temperature = self.held_out.temperature(names, weights) if len(names) > 1 else 1.0
         return Mixture([self._refit_one(name) for name in names], weights, temperature, self.share)
 
     def _refit_one(self, name: str) -> Calibrator:
         base = self._base(name)
         if base is None:
-            return self.fits[name](self.z, self.y)
-        return average_folds(self.models[name], self.fits[base](self.z, self.y))
+            return self.fits[name](self.z, self.y, **given(self.w))
+        return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
 
 
 def _prior(names: Sequence[str]) -> np.ndarray:
     return np.array([2.0 if name in SIMPLE else 1.0 for name in names])
 
 
-def _is_less(losses: np.ndarray, others: np.ndarray, standard_errors: float) -> bool:
-    return float((others - losses).mean()) > standard_errors * standard_error(others - losses)
+def _is_less(losses: np.ndarray, others: np.ndarray, standard_errors: float, weights: np.ndarray | None) -> bool:
+    gain = others - losses
+    return weighted_mean(gain, weights) > standard_errors * standard_error(gain, weights)

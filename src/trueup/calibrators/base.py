@@ -12,6 +12,7 @@ from torch import Tensor
 from trueup.core.arrays import as_logits, match_kind, upcast_half
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
+from trueup.core.row_scores import event_probs
 
 TIE_MARGIN = 1e-5
 """By how much of itself the predicted class's probability stays above the others where it would not by itself."""
@@ -65,30 +66,58 @@ class Calibrator(ParametricModule):
 
 
 class TopLabel(Calibrator):
-    """A calibrator of the predicted class's confidence alone; the other classes share the rest."""
+    """A calibrator of the predicted class's confidence alone; the other classes share the rest.
 
-    keeps_argmax = True
+    Where it is said to be of an `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has
+    the rest.
+    """
+
     shift_invariant = True
+    event: bool = False
+    margin: float = 0.0
+    """How far a row's confidence stays from 0 and 1."""
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """Unless it maps P(class 1), which may come out on the other side of a half."""
+        return not self.event
 
     def confidence(self, logits: Any) -> Any:
-        """The calibrated confidence itself, (n,), as the method gives it."""
-        z = as_logits(logits)
-        top = torch.softmax(upcast_half(z).double(), dim=1).amax(dim=1)
-        return match_kind(self.map_confidence(top).to(upcast_half(z).dtype), logits)
+        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
+        z = upcast_half(as_logits(logits))
+        return match_kind(self.map_confidence(self.score(z)).to(z.dtype), logits)
 
     def count_clipped(self, logits: Any) -> int:
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
+        if self.event:
+            return 0
         confidence = torch.as_tensor(self.confidence(logits))
         return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())
+
+    def score(self, logits: Tensor) -> Tensor:
+        """What is mapped, (n,) in double: single precision cannot tell those near one apart, where most lie."""
+        if self.event:
+            self._check_classes(logits, 2)
+            return event_probs(logits)
+        return torch.softmax(logits.double(), dim=1).amax(dim=1)
 
     @abstractmethod
     def map_confidence(self, confidence: Tensor) -> Tensor:
         """Map confidences (n,)."""
 
     def map(self, logits: Tensor) -> Tensor:
-        """Give the predicted class its calibrated confidence and share the rest."""
-        z = logits.double()  # in single precision a steep curve and 1 − c would lose half of the digits
-        return set_top_confidence(z, self.map_confidence(torch.softmax(z, dim=1).amax(dim=1))).to(logits.dtype)
+        """Give the predicted class, or the event, its calibrated confidence and share the rest."""
+        mapped = self.map_confidence(self.score(logits)).clamp(self.margin, 1 - self.margin)
+        return set_confidence(logits, mapped, event=self.event)
+
+
+def set_confidence(logits: Tensor, confidence: Tensor, *, event: bool) -> Tensor:
+    """Log-probabilities with this confidence, in double, on the predicted class, or on class 1 of two."""
+    if not event:
+        return set_top_confidence(logits, confidence)
+    tiny, eps = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).eps
+    c = confidence.clamp(min=tiny, max=1 - eps / 2)
+    return torch.stack([torch.log1p(-c), torch.log(c)], dim=1).to(logits.dtype)
 
 
 def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:

@@ -10,9 +10,18 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, keep_curve, one_vs_rest, pad_curves, rows_by_class, step
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import tie_ends
+from trueup.calibrators.per_class import (
+    PADDING,
+    keep_curve,
+    one_vs_rest,
+    pad_curves,
+    row_count,
+    row_weights,
+    rows_by_class,
+    step,
+)
+from trueup.core.arrays import as_weighted
+from trueup.core.bins import tie_ends, weighted_places
 from trueup.core.row_scores import class_probs
 
 _PRIOR = 2.0  # pseudo-counts N′, shared by a binning's bins
@@ -58,12 +67,13 @@ class BBQ(Calibrator):
         return one_vs_rest(logits, lambda p: step(p, self.cuts, self.values))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        of_class, binnings = rows_by_class(y, z.shape[1]), _binnings(len(z))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        of_class, each = rows_by_class(y, z.shape[1]), row_weights(w)
+        binnings = _binnings(len(z), row_count(z, w))
         curves = [
-            _average(scores, scores[of_class[k]], binnings)
+            _average(scores, of_class[k], binnings, each)
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
@@ -76,33 +86,48 @@ class _Binnings(NamedTuple):
 
     last: np.ndarray
     """The last place of each bin."""
+    share: np.ndarray
+    """The part of all weight up to the end of each bin, where places have weights."""
     first_bin: np.ndarray
     """Where each binning's bins begin in `last`."""
 
 
-def _binnings(n: int) -> _Binnings:
-    fewest, most = max(1, math.floor(n ** (1 / 3) / 10)), min(n, math.ceil(10 * n ** (1 / 3)))
+def _binnings(n: int, rows: float) -> _Binnings:
+    fewest, most = max(1, math.floor(rows ** (1 / 3) / 10)), min(n, math.ceil(10 * rows ** (1 / 3)))
     numbers = np.arange(fewest, most + 1)
     first_bin = np.cumsum(numbers) - numbers
     bins = np.repeat(numbers, numbers)
     place = np.arange(1, len(bins) + 1) - np.repeat(first_bin, numbers)  # of a bin in its binning, from 1
-    return _Binnings(place * (n // bins) + np.minimum(place, n % bins) - 1, first_bin)
+    # Rank r is in bin r·bins // n.
+    return _Binnings((place * n + bins - 1) // bins - 1, place / bins, first_bin)
 
 
-def _average(scores: np.ndarray, positive: np.ndarray, binnings: _Binnings) -> tuple[np.ndarray, np.ndarray]:
+def _average(
+    scores: np.ndarray, positive: np.ndarray, binnings: _Binnings, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Cuts and values of the averaged histogram of one class."""
-    n, ordered = len(scores), np.sort(scores)
+    n = len(scores)
+    if weights is None:
+        ordered = np.sort(scores)
+        hits = np.cumsum(np.bincount(np.searchsorted(ordered, scores[positive]), minlength=n))
+        mass, wanted = np.arange(n + 1), binnings.last
+    else:
+        order = np.argsort(scores, kind="stable")
+        ordered, came_true = scores[order], np.zeros(n)
+        came_true[positive] = weights[positive]
+        hits, mass = np.cumsum(came_true[order]), np.append(0, np.cumsum(weights[order]))
+        wanted = weighted_places(mass[1:], binnings.share)
+    hits = np.append(0, hits)
     runs = np.flatnonzero(tie_ends(ordered))
-    last = runs[np.searchsorted(runs, binnings.last)]  # equal scores are never parted: a cut moves to their end
+    last = runs[np.searchsorted(runs, wanted)]  # equal scores are never parted: a cut moves to their end
     before = np.roll(last, 1)
     before[binnings.first_bin] = -1
-    hits = np.append(0, np.cumsum(np.bincount(np.searchsorted(ordered, positive), minlength=n)))
     middle = ordered[:-1] + np.diff(ordered) / 2
     edges = np.concatenate([[0.0], np.where(middle < ordered[1:], middle, ordered[:-1]), [1.0]])
 
-    size = last - before
-    filled = size > 0  # a cut moved onto the next one leaves nothing between them
-    hit = hits[last + 1] - hits[before + 1]
+    filled = last > before  # a cut moved onto the next one leaves nothing between them
+    size = mass[last + 1] - mass[before + 1]
+    hit = np.minimum(hits[last + 1] - hits[before + 1], size)
     lengths = np.diff(binnings.first_bin, append=len(last))
     prior = np.repeat(_PRIOR / np.add.reduceat(filled, binnings.first_bin, dtype=np.int64), lengths)
     alpha = prior * np.clip((edges[last + 1] + edges[before + 1]) / 2, _EDGE, 1 - _EDGE)

@@ -10,14 +10,14 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
     class_blocks,
+    class_targets,
     fit_logistic,
     join_certificates,
     keep_class_vectors,
     log_normalise,
     log_probs_and_rests,
-    platt_targets,
 )
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.optimize import Certificate
 
 
@@ -58,51 +58,52 @@ class Beta(Calibrator):
         return log_normalise(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt") -> Self:
+    def fit(
+        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", weights: Any = None
+    ) -> Self:
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
         rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
         """
-        z, y = as_tensors(logits, labels, at_least=1)
-        if targets not in ("platt", "plain"):
-            raise ValueError(f'targets must be "platt" or "plain", got {targets!r}')
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         parts, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
-            wanted = platt_targets(y, classes) if targets == "platt" else (y[:, None] == classes).double()
-            parameters, certificate = _rising(log_p, -log_rest, wanted)
+            parameters, certificate = _rising(log_p, -log_rest, class_targets(y, classes, w, targets), w)
             parts.append(parameters)
             certificates.append(certificate)
         return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
 
 
-def _rising(first: Tensor, second: Tensor, targets: Tensor) -> tuple[Tensor, Certificate]:
+def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) -> tuple[Tensor, Certificate]:
     """The best a, b ≥ 0 and c of each column, (3, columns).
 
     The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it
     is the better of the two curves with one coefficient; of one that is negative too, the constant.
     """
-    weights, offset, certificate = fit_logistic([first, second], targets)
+    weights, offset, certificate = fit_logistic([first, second], targets, w)
     parameters = torch.cat([weights, offset[None]])
     falling = (weights < 0).any(dim=0).nonzero()[:, 0]
     if not len(falling):
         return parameters, certificate
     x, t = torch.stack([first[:, falling], second[:, falling]]), targets[:, falling]
+    share = 1 / len(t) if w is None else (w / w.sum())[:, None]
+    level = torch.logit((share * t).sum(dim=0))
     least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
     ends = [certificate]
     for only in (0, 1):
-        weight, offset, end = fit_logistic([x[only]], t)
+        weight, offset, end = fit_logistic([x[only]], t, w)
         rises = weight[0] > 0
         candidate = torch.zeros(3, len(falling), dtype=t.dtype, device=t.device)
         candidate[only] = torch.where(rises, weight[0], 0.0)
-        candidate[2] = torch.where(rises, offset, torch.logit(t.mean(dim=0)))
-        loss = _loss(candidate, x[0], x[1], t)
+        candidate[2] = torch.where(rises, offset, level)
+        loss = _loss(candidate, x[0], x[1], t, share)
         parameters[:, falling[loss < least]] = candidate[:, loss < least]
         least = torch.minimum(loss, least)
         ends.append(end)
     gradient, iterations = max(end.gradient for end in ends), max(end.iterations for end in ends)
-    loss = _loss(parameters, first, second, targets).sum()
+    loss = _loss(parameters, first, second, targets, share).sum()
     return parameters, Certificate("converged", gradient, iterations, sum(end.passes for end in ends), float(loss))
 
 
-def _loss(curve: Tensor, first: Tensor, second: Tensor, targets: Tensor) -> Tensor:
+def _loss(curve: Tensor, first: Tensor, second: Tensor, targets: Tensor, share: Tensor | float) -> Tensor:
     odds = curve[0] * first + curve[1] * second + curve[2]
-    return (torch.nn.functional.softplus(odds) - targets * odds).mean(dim=0)
+    return (share * (torch.nn.functional.softplus(odds) - targets * odds)).sum(dim=0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors, take_rows, upcast_half
+from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -69,11 +69,11 @@ def chain(*fits: Fit | str) -> Fit:
     """
     methods = [_resolve(fit) for fit in fits]
 
-    def fit(logits: Any, labels: Any) -> Chain:
-        z, y = as_tensors(logits, labels, at_least=1)
+    def fit(logits: Any, labels: Any, *, weights: Any = None) -> Chain:
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         steps = []
         for method in methods:
-            steps.append(method(z, y))
+            steps.append(method(z, y, **given(w)))
             z = steps[-1](z)
         return Chain(steps)
 
@@ -114,10 +114,10 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     """
     method = _resolve(fit)
 
-    def fitted(logits: Any, labels: Any) -> OneVsRest:
-        z, y = as_tensors(logits, labels, at_least=1)
+    def fitted(logits: Any, labels: Any, *, weights: Any = None) -> OneVsRest:
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         odds = _log_odds(upcast_half(z))
-        return OneVsRest([method(_binary(odds[:, k]), (y == k).long()) for k in range(z.shape[1])])
+        return OneVsRest([method(_binary(odds[:, k]), (y == k).long(), **given(w)) for k in range(z.shape[1])])
 
     return fitted
 
@@ -133,10 +133,11 @@ def _binary(odds: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(odds), odds], dim=1)
 
 
-def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndarray]:
+def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
-    Folds are stratified by label and spread copies of a row; the order of the rows does not matter.
+    `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label
+    and spread copies of a row; the order of the rows does not matter.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))
@@ -146,11 +147,13 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[[Any, Any], np.ndar
     """
     method = _resolve(fit)
 
-    def calibrated(logits: Any, labels: Any) -> np.ndarray:
+    def calibrated(logits: Any, labels: Any, *, weights: Any = None) -> np.ndarray:
         z, y = as_tensors(logits, labels, at_least=folds)
+        w = None if weights is None else torch.from_numpy(as_weights(weights, len(z))).to(z.device)
         out = torch.empty_like(z)
         for train, test in k_fold(z, y, folds):
-            out[test] = method(*take_rows(z, y, train))(z[test])
+            *pair, share = take_weighted(z, y, w, train)
+            out[test] = method(*pair, **given(share))(z[test])
         return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
 
     return calibrated
@@ -193,7 +196,12 @@ DETECTED = 1.645 + 0.842
 
 
 def record_choice(
-    losses: Mapping[str, np.ndarray], chosen: str, *, raw: str, reasons: Mapping[str, str] | None = None
+    losses: Mapping[str, np.ndarray],
+    chosen: str,
+    *,
+    raw: str,
+    reasons: Mapping[str, str] | None = None,
+    weights: np.ndarray | None = None,
 ) -> Choice:
     """The record of the choice of one method among several, by the loss of every held-out row.
 
@@ -208,21 +216,28 @@ def record_choice(
     reasons = reasons or {}
     loss = losses[chosen]
     others = {name: each for name, each in losses.items() if name != chosen}
-    rival = raw if raw in others else simplest(others, standard_errors=0.0) if others else chosen
+    rival = raw if raw in others else simplest(others, standard_errors=0.0, weights=weights) if others else chosen
     return Choice(
         chosen,
-        {name: float(each.mean()) for name, each in losses.items()} | dict.fromkeys(reasons, float("inf")),
+        {name: weighted_mean(each, weights) for name, each in losses.items()} | dict.fromkeys(reasons, float("inf")),
         reasons,
-        errors={name: standard_error(each - loss) for name, each in losses.items()},
+        errors={name: standard_error(each - loss, weights) for name, each in losses.items()},
         weights={chosen: 1.0},
-        loss=float(loss.mean()),
-        detectable=DETECTED * standard_error(losses[rival] - loss),
+        loss=weighted_mean(loss, weights),
+        detectable=DETECTED * standard_error(losses[rival] - loss, weights),
     )
 
 
-def standard_error(values: np.ndarray) -> float:
-    """Of a mean: the standard deviation over √n."""
-    return float(values.std() / np.sqrt(len(values)))
+def weighted_mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """The mean of one number a row."""
+    return float(np.average(values, weights=weights))
+
+
+def standard_error(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Of a mean: the standard deviation over √n, where n is (Σw)²/Σw² with weights."""
+    w = np.ones(len(values)) if weights is None else weights
+    variance = np.average((values - np.average(values, weights=w)) ** 2, weights=w)
+    return float(np.sqrt(variance * (w @ w)) / w.sum())
 
 
 def choose(
@@ -242,37 +257,43 @@ def choose(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
-    def fit(logits: Any, labels: Any) -> Calibrator:
-        z, y = as_tensors(logits, labels, at_least=2 * folds)
+    def fit(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
-                losses[name] = _held_out(method, z, y, folds, score)
+                losses[name] = _held_out(method, z, y, w, folds, score)
             except (FitError, ValueError) as error:
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
-        name = simplest(losses, standard_errors=standard_errors)
-        fitted: Calibrator = methods[name](z, y)
-        fitted.choice = record_choice(losses, name, raw="identity", reasons=reasons)  # type: ignore[assignment]
+        each = None if w is None else w.cpu().numpy()
+        name = simplest(losses, standard_errors=standard_errors, weights=each)
+        fitted: Calibrator = methods[name](z, y, **given(w))
+        fitted.choice = record_choice(  # type: ignore[assignment]
+            losses, name, raw="identity", reasons=reasons, weights=each
+        )
         return fitted
 
     return fit
 
 
-def simplest(losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0) -> str:
+def simplest(
+    losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0, weights: np.ndarray | None = None
+) -> str:
     """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
 
-    The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n.
+    The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n. With
+    weights, n is (Σw)²/Σw².
 
     >>> one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
     >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
     ('identity', 'temperature')
     """
-    best = min(losses, key=lambda name: float(losses[name].mean()))
+    best = min(losses, key=lambda name: weighted_mean(losses[name], weights))
     for name, loss in losses.items():
         behind = loss - losses[best]
-        if behind.mean() <= standard_errors * behind.std() / np.sqrt(len(behind)):
+        if weighted_mean(behind, weights) <= standard_errors * standard_error(behind, weights):
             return name
     return best
 
@@ -307,10 +328,11 @@ def _resolve(fit: Fit | str) -> Fit:
     return METHODS[fit] if isinstance(fit, str) else fit
 
 
-def _held_out(method: Fit, z: Tensor, y: Tensor, folds: int, score: str) -> np.ndarray:
+def _held_out(method: Fit, z: Tensor, y: Tensor, w: Tensor | None, folds: int, score: str) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
     scores = np.empty(len(z))
     for train, test in k_fold(z, y, folds):
-        calibrated = method(*take_rows(z, y, train))(z[test])
+        *pair, share = take_weighted(z, y, w, train)
+        calibrated = method(*pair, **given(share))(z[test])
         scores[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
     return scores

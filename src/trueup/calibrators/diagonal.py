@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.core import chunks
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_weighted, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
@@ -61,15 +61,15 @@ class Diagonal(Calibrator):
         return result.to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, knots: int = 8) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, knots: int = 8, weights: Any = None) -> Self:
         """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")
-        start = Temperature.fit(z, y)
+        start = Temperature.fit(z, y, weights=w)
         temperature = float(start.temperature)
-        at = _knots(z, temperature, knots)
-        slopes, certificate = _increasing(z, y, at, 1 / temperature)
+        at = _knots(z, w, temperature, knots)
+        slopes, certificate = _increasing(z, y, w, at, 1 / temperature)
         if start.certificate is not None:
             certificate = dataclasses.replace(certificate, status=start.certificate.status)
         return cls(at, slopes).with_certificate(certificate)
@@ -93,14 +93,15 @@ def _integrals(u: Tensor, knots: Tensor) -> Iterator[Tensor]:
     yield carried + (u - knots[-1]).clamp(min=0.0)
 
 
-def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
+def _knots(z: Tensor, w: Tensor | None, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         u = centre_rows(upcast_half(z[rows]).double())
         p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
-        weights.append((p * (1 - p)).flatten())
+        information = p * (1 - p)
+        weights.append((information if w is None else information * w[rows, None]).flatten())
     u, weight = torch.cat(values), torch.cat(weights)
     ordered, order = u.sort()
     share = (weight[order] + 1e-9 * weight.mean() + 1e-300).cumsum(dim=0)
@@ -112,24 +113,26 @@ def _knots(z: Tensor, temperature: float, number: int) -> Tensor:
     return torch.stack(kept if len(kept) > 1 else [quantiles[0], quantiles[0] + temperature])
 
 
-def _increasing(z: Tensor, y: Tensor, knots: Tensor, start: float) -> tuple[Tensor, Certificate]:
+def _increasing(z: Tensor, y: Tensor, w: Tensor | None, knots: Tensor, start: float) -> tuple[Tensor, Certificate]:
     """The slopes at the knots of most penalised likelihood."""
     n, size = len(z), z.numel() * len(knots)
+    share = torch.full((n, 1), 1 / n, dtype=torch.float64, device=z.device) if w is None else (w / w.sum())[:, None]
 
-    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+    def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
-            yield torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2), y[rows]
+            basis = torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2)
+            yield basis, y[rows, None], share[rows]
 
     cache = list(pieces()) if size <= chunks.KEPT else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * torch.exp(torch.from_numpy(theta).to(z.device))
         value, gradient = 0.0, torch.zeros_like(slopes)
-        for basis, labels in cache or pieces():
+        for basis, labels, part in cache or pieces():
             log_q = torch.log_softmax(basis @ slopes, dim=1)
-            value -= float(log_q.gather(1, labels[:, None]).sum()) / n
-            off = torch.exp(log_q).scatter_add(1, labels[:, None], -torch.ones_like(log_q[:, :1]))
-            gradient += torch.einsum("nk,nkm->m", off, basis) / n
+            value -= float((part * log_q.gather(1, labels)).sum())
+            off = torch.exp(log_q).scatter_add(1, labels, -torch.ones_like(log_q[:, :1]))
+            gradient += torch.einsum("nk,nkm->m", part * off, basis)
         steps = np.diff(theta)
         # The level is penalised less than a hundredth as much: only where the data say nothing of it.
         value += _SMOOTH * (float(steps @ steps) + 0.01 * float(theta @ theta))

@@ -18,7 +18,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
     shifted_chunks,
 )
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.optimize import FitError, warn_at_bound
 
 Loss = Literal["brier", "nll"]
@@ -68,29 +68,29 @@ class EnsembleTemperature(Calibrator):
         return torch.logsumexp(parts + torch.log(self.weights)[:, None, None], dim=0).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll") -> Self:
+    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", weights: Any = None) -> Self:
         """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         scale = scale_of(z)
         if loss == "brier":
             weigh = _brier_weights
-            beta, certificate = brier_inverse_temperature(z, y)
+            beta, certificate = brier_inverse_temperature(z, y, w)
         elif loss == "nll":
             weigh = _nll_weights
-            beta, certificate = inverse_temperature(z, y)
+            beta, certificate = inverse_temperature(z, y, w)
             beta = max(beta, 1 / (MAX_BRIER_RATIO * scale)) if scale else beta
         else:
             raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
-        weights = weigh(z, y, beta)
-        told_apart = weights[0] * min(1.0, beta * scale) + weights[1] * min(1.0, scale)
-        if told_apart < _TRACE and (scale > 0 or weights[2] > 0):
+        mixture = weigh(z, y, w, beta)
+        told_apart = mixture[0] * min(1.0, beta * scale) + mixture[1] * min(1.0, scale)
+        if told_apart < _TRACE and (scale > 0 or mixture[2] > 0):
             # All but uniform: the predictions carry little. What they do carry shows at the logits' own scale.
             beta = 1 / scale if scale else 1.0
-            weights = weigh(z, y, beta)
-            weights = weights if weights[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
-        elif certificate.status == "bound" and weights[0] > 0:
+            mixture = weigh(z, y, w, beta)
+            mixture = mixture if mixture[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
+        elif certificate.status == "bound" and mixture[0] > 0:
             warn_at_bound("temperature", 1 / beta, "the loss falls beyond it")
-        return cls(1 / beta, weights).with_certificate(certificate)
+        return cls(1 / beta, mixture).with_certificate(certificate)
 
 
 def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
@@ -117,38 +117,39 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     return best
 
 
-def _brier_weights(z: Tensor, y: Tensor, beta: float) -> np.ndarray:
-    n, classes = z.shape
+def _brier_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float) -> np.ndarray:
+    classes = z.shape[1]
     square, linear = np.full((3, 3), 1 / classes), np.array([0.0, 0.0, 1 / classes])
     square[:2, :2] = 0.0
-    for part, labels in shifted_chunks(z, y):
+    for part, labels, share in shifted_chunks(z, y, w):
         both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
-        square[:2, :2] += (torch.einsum("ank,bnk->ab", both, both) / n).cpu().numpy()
-        linear[:2] += (both.gather(2, labels.expand(2, -1, -1)).sum(dim=(1, 2)) / n).cpu().numpy()
+        square[:2, :2] += torch.einsum("ank,bnk->ab", share * both, both).cpu().numpy()
+        linear[:2] += (share * both.gather(2, labels.expand(2, -1, -1))).sum(dim=(1, 2)).cpu().numpy()
     return simplex_minimum(square, linear)
 
 
-def _nll_weights(z: Tensor, y: Tensor, beta: float, max_iter: int = 100) -> np.ndarray:
+def _nll_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float, max_iter: int = 100) -> np.ndarray:
     """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
     columns = [
-        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels in shifted_chunks(z, y)])
+        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels, _ in shifted_chunks(z, y)])
         for b in (beta, 1.0)
     ]
     a = torch.cat([*columns, torch.full_like(columns[0], 1 / z.shape[1])], dim=1).cpu().numpy()
-    w = np.full(3, 1 / 3)
+    share = np.full(len(a), 1 / len(a)) if w is None else (w / w.sum()).cpu().numpy()
+    mixture = np.full(3, 1 / 3)
     for _ in range(max_iter):
-        mixed = a @ w
+        mixed = a @ mixture
         scaled = a / mixed[:, None]
-        slope, bend = -scaled.mean(axis=0), scaled.T @ scaled / len(a)
-        step = simplex_minimum(bend, bend @ w - slope) - w
+        slope, bend = -(share @ scaled), (scaled * share[:, None]).T @ scaled
+        step = simplex_minimum(bend, bend @ mixture - slope) - mixture
         if -slope @ step < 1e-13:
-            return w
+            return mixture
         length = 1.0
         with np.errstate(divide="ignore"):
-            while not np.mean(np.log(a @ (w + length * step) / mixed)) >= -1e-4 * length * (slope @ step):
+            while not share @ np.log(a @ (mixture + length * step) / mixed) >= -1e-4 * length * (slope @ step):
                 length /= 2
                 if length < 1e-12:
-                    return w
-        w = np.maximum(w + length * step, 0.0)
-        w /= w.sum()
+                    return mixture
+        mixture = np.maximum(mixture + length * step, 0.0)
+        mixture /= mixture.sum()
     raise FitError(f"no weights were found in {max_iter} steps: the loss can still fall by {-slope @ step:g}")

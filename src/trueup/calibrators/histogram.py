@@ -12,13 +12,14 @@ from trueup.calibrators.per_class import (
     check_margin,
     clip_frequencies,
     keep_curve,
-    map_top_confidence,
     one_vs_rest,
+    row_weights,
     step,
+    weighted_bins,
 )
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
-from trueup.core.row_scores import confidences_and_hits, top_label_tally
+from trueup.core.row_scores import class_probs, scores_and_outcomes, top_label_tally
 
 Empty = Literal["midpoint", "zero", "mean"]
 
@@ -26,14 +27,15 @@ Empty = Literal["midpoint", "zero", "mean"]
 class Histogram(TopLabel):
     """Replace the confidence by the accuracy of its bin: c′ = Σ_{i∈b} a_i / n_b, one set of bins for all classes.
 
-    Bins are right-closed, of equal width or of equal mass. In the row of log-probabilities c′ is kept in
-    [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin become equal.
+    Of two classes the confidence is P(class 1), and a whether it was. Bins are right-closed, of equal width or of equal
+    mass. In the row of log-probabilities c′ is kept in [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for
+    ranking: confidences of one bin become equal.
     Zadrozny & Elkan, "Obtaining calibrated probability estimates" (2001).
 
-    >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7]])
-    >>> binned = Histogram.fit(logits, [0, 1, 0, 1], bins=4)
+    >>> logits = np.log([[0.1, 0.9], [0.2, 0.8], [0.4, 0.6], [0.7, 0.3]])
+    >>> binned = Histogram.fit(logits, [1, 0, 1, 0], bins=4)
     >>> binned.confidence(logits).round(4)
-    array([0.5, 0.5, 1. , 1. ])
+    array([0.5, 0.5, 1. , 0. ])
     """
 
     sample_invariant = False  # twice the samples, and rows come closer to 0 and 1; equal-mass bins are cut elsewhere
@@ -42,14 +44,10 @@ class Histogram(TopLabel):
     edges: Tensor
     values: Tensor
 
-    def __init__(self, edges: Any, values: Any, margin: float = 0.0) -> None:
+    def __init__(self, edges: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "edges", edges, values, more=-1)
-        self.margin = check_margin(margin)
-
-    def map(self, logits: Tensor) -> Tensor:
-        """Give the predicted class its bin's accuracy and share the rest."""
-        return map_top_confidence(logits, self.map_confidence, self.margin)
+        self.margin, self.event = check_margin(margin), event
 
     def map_confidence(self, confidence: Tensor) -> Tensor:
         """The bin's accuracy."""
@@ -64,30 +62,34 @@ class Histogram(TopLabel):
         bins: int = BINS,
         edges: Literal["width", "mass"] = "width",
         empty: Empty = "midpoint",
+        weights: Any = None,
     ) -> Self:
         """Histogram binning: count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         if edges not in ("width", "mass"):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
-        if edges == "mass":
-            confidence, hits = confidences_and_hits(z, y, quick=True)
-            places = equal_mass(confidence, bins)
-            tally = Bins.from_scores(confidence, hits, places)
-            count, hits = tally.count, tally.hits
-        else:
+        event, each = z.shape[1] == 2, row_weights(w)
+        if edges == "width" and each is None and not event:
             places = slack_edges(bins, z)
             count, _, hits = top_label_tally(z, y, places[1:-1].copy())
-        return cls.from_counts(count, hits, places, empty)
+        else:
+            scores, outcomes = scores_and_outcomes(z, y, quick=True)
+            places = equal_mass(scores, bins, each) if edges == "mass" else slack_edges(bins, z)
+            tally = weighted_bins(scores, outcomes, places, each)
+            count, hits = tally.count, tally.hits
+        return cls.from_counts(count, hits, places, empty, event=event)
 
     @classmethod
-    def from_counts(cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_counts(
+        cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint", *, event: bool = False
+    ) -> Self:
         """From trusted counts of rows and hits in bins."""
-        return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2))
+        return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2), event)
 
     @classmethod
-    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
+    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> Self:
         """Histogram binning, equal mass: fit with bins of equal mass, none of which is empty."""
-        return cls.fit(logits, labels, bins=bins, edges="mass")
+        return cls.fit(logits, labels, bins=bins, edges="mass", weights=weights)
 
 
 class HistogramOvR(Calibrator):
@@ -126,19 +128,27 @@ class HistogramOvR(Calibrator):
         return one_vs_rest(logits, lambda p: step(p, every, self.values))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint") -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", weights: Any = None) -> Self:
         """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
         one gets midpoint, zero or mean.
         """
-        z, y = as_tensors(logits, labels, at_least=1)
-        places = slack_edges(bins, z)
-        tally = Bins.of(z, y, bins=bins, classwise=True)
-        return cls.from_counts(tally, places, empty)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        places, each = slack_edges(bins, z), row_weights(w)
+        if each is None:
+            return cls.from_counts(Bins.of(z, y, bins=bins, classwise=True), places, empty)
+        answers = y.cpu().numpy()
+        tallies = [
+            weighted_bins(scores, answers == k, places, each)
+            for first, block in class_probs(z)
+            for k, scores in enumerate(block, first)
+        ]
+        parts = (np.stack([getattr(tally, name) for tally in tallies]) for name in ("count", "confidence", "hits"))
+        return cls.from_counts(Bins(places, *parts), places, empty)
 
     @classmethod
     def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From a class-wise tally."""
-        return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), int(tally.n)))
+        return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), tally.n))
 
 
 def slack_edges(bins: int, z: Tensor) -> np.ndarray:
@@ -155,4 +165,4 @@ def _frequency(count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Em
     }
     if empty not in fallbacks:
         raise ValueError(f'empty must be "midpoint", "zero" or "mean", got {empty!r}')
-    return np.where(count > 0, hits / np.maximum(count, 1.0), fallbacks[empty])
+    return np.where(count > 0, hits / np.where(count > 0, count, 1.0), fallbacks[empty])

@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 
 
 class Identity(Calibrator):
@@ -29,7 +29,7 @@ class Identity(Calibrator):
         return logits
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """No calibration: check the pair, as every method does."""
-        as_tensors(logits, labels, at_least=1)
+        as_weighted(logits, labels, weights, at_least=1)
         return cls()

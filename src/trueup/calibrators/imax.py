@@ -10,13 +10,21 @@ import torch
 from scipy.special import expit, xlogy
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel, set_top_confidence
-from trueup.calibrators.per_class import check_margin, clip_frequencies, keep_curve, one_vs_rest, step
+from trueup.calibrators.base import Calibrator, TopLabel, set_confidence
+from trueup.calibrators.per_class import (
+    check_margin,
+    clip_frequencies,
+    keep_curve,
+    one_vs_rest,
+    row_count,
+    row_weights,
+    step,
+)
 from trueup.calibrators.platt import log_probs_and_rests
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
+from trueup.core.arrays import as_logits, as_weighted, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_width
-from trueup.core.row_scores import confidences
+from trueup.core.row_scores import scores_and_outcomes
 
 _FAR = 700.0  # log-odds beyond this count as this: exp(−700) is still a number
 _SEEDING = 2048  # evenly ranked log-odds among which the first representatives are drawn
@@ -26,10 +34,11 @@ _MOST = 200  # rounds of the alternation
 class IMax(TopLabel):
     """Replace the confidence by the accuracy of its bin, the bins of λ = ln c/(1 − c) being chosen for information.
 
-    Representatives φ_m = logit(mean of σ(λ) in bin m) and cuts g_m = ln [(ln(1+e^φ_{m+1}) − ln(1+e^φ_m)) /
-    (ln(1+e^−φ_m) − ln(1+e^−φ_{m+1}))] are alternated, which raises the information that the bin carries about a label
-    drawn from σ(λ). Bins are left-closed. In the row of log-probabilities the accuracy is kept in
-    [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin become equal.
+    Of two classes c is P(class 1). Representatives φ_m = logit(mean of σ(λ) in bin m) and cuts g_m = ln
+    [(ln(1+e^φ_{m+1}) − ln(1+e^φ_m)) / (ln(1+e^−φ_m) − ln(1+e^−φ_{m+1}))] are alternated, which raises the information
+    that the bin carries about a label drawn from σ(λ). Bins are left-closed. In the row of log-probabilities the
+    accuracy is kept in [1/(n+2), 1 − 1/(n+2)]; `confidence` gives it as it is. Not for ranking: confidences of one bin
+    become equal.
     Patel et al., "Multi-class uncertainty calibration via mutual information maximization-based binning" (2021).
 
     >>> rng = np.random.default_rng(0)
@@ -46,15 +55,15 @@ class IMax(TopLabel):
     cuts: Tensor
     values: Tensor
 
-    def __init__(self, cuts: Any, values: Any, margin: float = 0.0) -> None:
+    def __init__(self, cuts: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "cuts", cuts, values, more=1)
-        self.margin = check_margin(margin)
+        self.margin, self.event = check_margin(margin), event
 
     def confidence(self, logits: Any) -> Any:
-        """The calibrated confidence itself, (n,)."""
+        """The calibrated confidence itself, (n,); of an event its probability."""
         z = upcast_half(as_logits(logits))
-        return match_kind(self._of_odds(_top_odds(z)).to(z.dtype), logits)
+        return match_kind(self._of_odds(self._odds(z)).to(z.dtype), logits)
 
     def map_confidence(self, confidence: Tensor) -> Tensor:
         """Map confidences to the accuracies of their bins."""
@@ -62,18 +71,25 @@ class IMax(TopLabel):
 
     def map(self, logits: Tensor) -> Tensor:
         """Give the predicted class its bin's accuracy and share the rest; log-odds come from the logits themselves."""
-        return set_top_confidence(logits, self._of_odds(_top_odds(logits)).clamp(self.margin, 1 - self.margin))
+        mapped = self._of_odds(self._odds(logits)).clamp(self.margin, 1 - self.margin)
+        return set_confidence(logits, mapped, event=self.event)
+
+    def _odds(self, logits: Tensor) -> Tensor:
+        if self.event:
+            self._check_classes(logits, 2)
+        return _top_odds(logits, event=self.event)
 
     def _of_odds(self, odds: Tensor) -> Tensor:
         return step(odds, self.cuts, self.values, right=True)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, weights: Any = None) -> Self:
         """I-Max binning: alternate from representatives drawn at random, then count hits in the bins."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        odds = _top_odds(upcast_half(z)).cpu().numpy()
-        hit = confidences(z)[1] == y.cpu().numpy()
-        return cls(*_fit_bins(odds, odds[hit], bins, seed), 1 / (len(z) + 2))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        event = z.shape[1] == 2
+        odds = _top_odds(upcast_half(z), event=event).cpu().numpy()
+        hit = scores_and_outcomes(z, y)[1] > 0
+        return cls(*_fit_bins(odds, hit, row_weights(w), bins, seed), 1 / (row_count(z, w) + 2), event)
 
 
 class IMaxShared(Calibrator):
@@ -109,14 +125,16 @@ class IMaxShared(Calibrator):
         return one_vs_rest(logits, lambda odds: step(odds, self.cuts, self.values, right=True), score=_odds)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, weights: Any = None) -> Self:
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        blocks = chunks.row_chunks(len(z), z.shape[1], chunks.BLOCK)
-        all_odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks])
-        odds, positive = (x.cpu().numpy() for x in (all_odds.ravel(), all_odds.gather(1, y[:, None])[:, 0]))
-        cuts, values = _fit_bins(odds, positive, bins, seed)
-        return cls(cuts, clip_frequencies(values, len(odds)))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        rows, classes = z.shape
+        blocks = chunks.row_chunks(rows, classes, chunks.BLOCK)
+        odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks]).ravel().cpu().numpy()
+        positive = np.arange(rows) * classes + y.cpu().numpy()
+        each = row_weights(w)
+        cuts, values = _fit_bins(odds, positive, None if each is None else np.repeat(each, classes), bins, seed)
+        return cls(cuts, clip_frequencies(values, classes * row_count(z, w)))
 
 
 def _odds(z: Tensor) -> Tensor:
@@ -125,31 +143,42 @@ def _odds(z: Tensor) -> Tensor:
     return (log_p - log_rest).clamp(-_FAR, _FAR)
 
 
-def _top_odds(z: Tensor) -> Tensor:
-    """ln p/(1 − p) of the largest class: its logit less the others' log-sum."""
+def _top_odds(z: Tensor, *, event: bool) -> Tensor:
+    """ln p/(1 − p) of the largest class, its logit less the others' log-sum; of an event, that of class 1."""
     z = z.double()
+    if event:
+        return (z[:, 1] - z[:, 0]).clamp(-_FAR, _FAR)
     best = z.argmax(dim=1, keepdim=True)
     others = torch.logsumexp(z.scatter(1, best, -torch.inf), dim=1)
     return (z.gather(1, best)[:, 0] - others).clamp(-_FAR, _FAR)
 
 
-def _fit_bins(odds: np.ndarray, positive: np.ndarray, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_bins(
+    odds: np.ndarray, positive: np.ndarray, weights: np.ndarray | None, bins: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Cuts of all log-odds, and how many of each bin are among those that came true."""
     equal_width(bins)  # the same demand on the number of bins
-    ordered = np.sort(odds)
-    cuts = _boundaries(_representatives(ordered, _seeds(ordered, int(bins), seed)))
-    count = np.diff(np.searchsorted(ordered, cuts), prepend=0, append=len(ordered))
-    hits = np.bincount(np.searchsorted(cuts, positive, side="right"), minlength=len(count))
+    if weights is None:
+        ordered, w = np.sort(odds), np.ones(len(odds))
+        came_true = w[positive]
+    else:
+        order = np.argsort(odds, kind="stable")
+        ordered, w, came_true = odds[order], weights[order], weights[positive]
+    mass = np.append(0.0, np.cumsum(w))
+    cuts = _boundaries(_representatives(ordered, w, _seeds(ordered, mass, int(bins), seed)))
+    count = np.diff(mass[np.concatenate([[0], np.searchsorted(ordered, cuts), [len(ordered)]])])
+    hits = np.bincount(np.searchsorted(cuts, odds[positive], side="right"), came_true, minlength=len(count))
     ends = np.concatenate([cuts[:1], cuts, cuts[-1:]]) if len(cuts) else np.zeros(2)
-    return cuts, np.where(count > 0, hits / np.maximum(count, 1), expit((ends[1:] + ends[:-1]) / 2))
+    share = np.minimum(hits / np.where(count > 0, count, 1.0), 1.0)  # sums in two orders differ by rounding
+    return cuts, np.where(count > 0, share, expit((ends[1:] + ends[:-1]) / 2))
 
 
-def _representatives(ordered: np.ndarray, phi: np.ndarray) -> np.ndarray:
+def _representatives(ordered: np.ndarray, w: np.ndarray, phi: np.ndarray) -> np.ndarray:
     """Alternate cuts and representatives until neither moves."""
     # Sums of σ from below and of 1 − σ from above: each grows with its terms, so differences of the sums stay exact.
     n = len(ordered)
-    yes = np.append(0.0, np.cumsum(expit(ordered)))
-    no = np.append(np.cumsum(expit(-ordered)[::-1])[::-1], 0.0)
+    yes = np.append(0.0, np.cumsum(w * expit(ordered)))
+    no = np.append(np.cumsum((w * expit(-ordered))[::-1])[::-1], 0.0)
     overall = np.log(yes[-1]) - np.log(no[0])
     for _ in range(_MOST):
         ends = np.concatenate([[0], np.searchsorted(ordered, _boundaries(phi)), [n]])
@@ -174,14 +203,15 @@ def _boundaries(phi: np.ndarray) -> np.ndarray:
     return np.clip(np.where(apart, between, low), low, high)
 
 
-def _seeds(ordered: np.ndarray, bins: int, seed: int) -> np.ndarray:
+def _seeds(ordered: np.ndarray, mass: np.ndarray, bins: int, seed: int) -> np.ndarray:
     """Draw log-odds far from each other: each in proportion to its Jensen–Shannon divergence from the nearest drawn.
 
     Of a few candidates the one that leaves the least divergence is taken. Arthur & Vassilvitskii, "k-means++" (2007).
     """
     rng = np.random.default_rng(seed)
     # Evenly ranked points, so that the draw depends on the distribution and not on how many samples show it.
-    points = ordered[((np.arange(_SEEDING) + 0.5) * len(ordered) / _SEEDING).astype(np.int64)]
+    ranks = (np.arange(_SEEDING) + 0.5) * (mass[-1] / _SEEDING)
+    points = ordered[np.minimum(np.searchsorted(mass[1:], ranks, side="right"), len(ordered) - 1)]
     yes, no = expit(points), expit(-points)
     entropy = _entropy(yes, no)
 

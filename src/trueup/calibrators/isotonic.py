@@ -14,29 +14,30 @@ from trueup.calibrators.per_class import (
     clip_frequencies,
     interpolate,
     keep_curve,
-    map_top_confidence,
     one_vs_rest,
     pad_curves,
+    row_count,
+    row_weights,
     rows_by_class,
 )
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_weighted, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.optimize import Certificate
-from trueup.core.row_scores import class_probs, confidences_and_hits
+from trueup.core.row_scores import class_probs, scores_and_outcomes
 
 
 class Isotonic(TopLabel):
     """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², straight between its blocks.
 
-    g is constant outside the confidences of the fit, and kept in [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it
-    follows the noise.
+    Of two classes c is P(class 1), and a whether it was. g is constant outside the confidences of the fit, and kept in
+    [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it follows the noise.
     Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002).
 
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> curve = Isotonic.fit(logits, [1, 0, 1, 0])
     >>> curve.confidence(np.log([[0.65, 0.35], [0.75, 0.25], [0.85, 0.15]])).round(4)
-    array([0.3333, 0.5   , 0.6667])
+    array([0.6667, 0.5   , 0.3333])
     """
 
     sample_invariant = False  # twice the samples, and the curve's ends come closer to 0 and 1
@@ -45,25 +46,22 @@ class Isotonic(TopLabel):
     knots: Tensor
     values: Tensor
 
-    def __init__(self, knots: Any, values: Any) -> None:
+    def __init__(self, knots: Any, values: Any, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
-
-    def map(self, logits: Tensor) -> Tensor:
-        """Give the predicted class the curve's value and share the rest."""
-        return map_top_confidence(logits, self.map_confidence)
+        self.event = event
 
     def map_confidence(self, confidence: Tensor) -> Tensor:
         """The curve."""
         return interpolate(confidence.double(), self.knots, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression: pool adjacent violators."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        confidence, hits = confidences_and_hits(z, y, quick=True)
-        knots, values = pool_adjacent_violators(confidence, confidence[hits > 0])
-        return cls(knots, clip_frequencies(values, len(z)))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        scores, outcomes = scores_and_outcomes(z, y, quick=True)
+        knots, values = pool_adjacent_violators(scores, outcomes > 0, row_weights(w))
+        return cls(knots, clip_frequencies(values, row_count(z, w)), z.shape[1] == 2)
 
 
 class IsotonicOvR(Calibrator):
@@ -104,42 +102,44 @@ class IsotonicOvR(Calibrator):
         return one_vs_rest(scaled, lambda p: interpolate(p, self.knots, self.values))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
-        return cls._fitted(*as_tensors(logits, labels, at_least=1), temperature=1.0)
+        return cls._fitted(*as_weighted(logits, labels, weights, at_least=1), temperature=1.0)
 
     @classmethod
-    def fit_scaled(cls, logits: Any, labels: Any) -> Self:
+    def fit_scaled(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        scaler = Temperature.fit(z, y)
-        return cls._fitted(scaler(upcast_half(z)), y, float(scaler.temperature), scaler.certificate)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        scaler = Temperature.fit(z, y, weights=w)
+        return cls._fitted(scaler(upcast_half(z)), y, w, float(scaler.temperature), scaler.certificate)
 
     @classmethod
-    def fit_centred(cls, logits: Any, labels: Any) -> Self:
+    def fit_centred(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         labels = y.cpu().numpy()
         curves = [
-            centre_blocks(scores, labels == k)
+            centre_blocks(scores, labels == k, row_weights(w))
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
         if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
         knots, values = zip(*curves, strict=True)
-        return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), len(z)))
+        return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)))
 
     @classmethod
-    def _fitted(cls, z: Tensor, y: Tensor, temperature: float, certificate: Certificate | None = None) -> Self:
+    def _fitted(
+        cls, z: Tensor, y: Tensor, w: Tensor | None, temperature: float, certificate: Certificate | None = None
+    ) -> Self:
         of_class = rows_by_class(y, z.shape[1])
         curves = [
-            pool_adjacent_violators(scores, scores[of_class[k]])
+            pool_adjacent_violators(scores, of_class[k], row_weights(w))
             for first, block in class_probs(z)
             for k, scores in enumerate(block, first)
         ]
         knots, values = zip(*curves, strict=True)
-        fitted = cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), len(z)), temperature)
+        fitted = cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)), temperature)
         return fitted.with_certificate(certificate)
 
 
@@ -177,23 +177,35 @@ class IsotonicPooled(Calibrator):
         return break_ties(logits, out)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        of_class = rows_by_class(y, z.shape[1])
-        blocks = list(class_probs(z))
-        positive = [block[k - first, of_class[k]] for first, block in blocks for k in range(first, first + len(block))]
-        scores = np.concatenate([block.ravel() for _, block in blocks])
-        knots, values = pool_adjacent_violators(scores, np.concatenate(positive))
-        return cls(knots, clip_frequencies(values, z.numel()))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        rows, classes = z.shape
+        scores = np.concatenate([block.ravel() for _, block in class_probs(z)])  # class by class
+        positive = y.cpu().numpy() * rows + np.arange(rows)
+        each = row_weights(w)
+        knots, values = pool_adjacent_violators(scores, positive, None if each is None else np.tile(each, classes))
+        return cls(knots, clip_frequencies(values, classes * row_count(z, w)))
 
 
-def pool_adjacent_violators(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Isotonic regression of what came true, given all scores and those that did: first and last score of each block.
+def pool_adjacent_violators(
+    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Isotonic regression of what came true, given all scores and which of them did: both ends of each block.
 
     The curve can only rise where a run of equal scores that holds a positive begins. So a group reaches from one such
     run to the next, there are no more groups than positives, and nothing below the lowest positive need be sorted.
+
+    >>> pool_adjacent_violators(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1, 3]), np.array([1.0, 3.0, 1.0, 1.0]))
+    (array([0.1, 0.2, 0.3, 0.4]), array([0.  , 0.75, 0.75, 1.  ]))
     """
+    if weights is not None:
+        ordered, ends, sums = _runs(scores, positive, weights)
+        blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks
+        first, last = np.append(0, ends[:-1] + 1)[blocks[:-1]], ends[blocks[1:] - 1]
+        value = np.add.reduceat(sums[2], blocks[:-1]) / np.add.reduceat(sums[0], blocks[:-1])
+        return _block_ends(ordered, first, last, value)
+    positive = scores[positive]
     if len(positive) == 0:
         return np.zeros(1), np.zeros(1)
     low = scores < positive.min() * (1 - 1e-14)  # less a little more than rounding, so that no run of ties is cut
@@ -208,26 +220,45 @@ def pool_adjacent_violators(scores: np.ndarray, positive: np.ndarray) -> tuple[n
     first = starts[blocks]
     last = np.append(first[1:], len(upper)) - 1
     value = np.add.reduceat(hits, blocks) / np.add.reduceat(counts, blocks)
-    knots = upper[np.stack([first, last], axis=1).ravel()]
-    distinct = np.diff(knots, prepend=-1.0) > 0  # a block of one score has one knot
-    knots, values = knots[distinct], np.repeat(value, 2)[distinct]
+    knots, values = _block_ends(upper, first, last, value)
     if low.any():
         return np.append(scores[low].max(), knots), np.append(0.0, values)
     return knots, values
 
 
-def centre_blocks(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _block_ends(
+    ordered: np.ndarray, first: np.ndarray, last: np.ndarray, value: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    knots = ordered[np.stack([first, last], axis=1).ravel()]
+    distinct = np.diff(knots, prepend=-1.0) > 0  # a block of one score has one knot
+    return knots[distinct], np.repeat(value, 2)[distinct]
+
+
+def _runs(
+    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorted scores, the last place of each run of equal ones, and in each run the weight, that times the score, and
+    that of what came true, (3, runs).
+    """
+    order = np.argsort(scores, kind="stable")
+    ordered = scores[order]
+    ends = np.flatnonzero(tie_ends(ordered))
+    came_true = np.zeros(len(scores))
+    came_true[positive] = 1.0
+    w = np.ones(len(scores)) if weights is None else weights[order]
+    columns = np.stack([w, w * ordered, w * came_true[order]])
+    return ordered, ends, np.add.reduceat(columns, np.append(0, ends[:-1] + 1), axis=1)
+
+
+def centre_blocks(
+    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Isotonic regression of what came true: the mean score and the value of each block.
 
     >>> centre_blocks(np.array([0.1, 0.2, 0.4, 0.9]), np.array([False, True, False, True]))
     (array([0.1, 0.3, 0.9]), array([0. , 0.5, 1. ]))
     """
-    order = np.argsort(scores, kind="stable")
-    ordered = scores[order]
-    ends = np.flatnonzero(tie_ends(ordered))
-    starts = np.append(0, ends[:-1] + 1)
-    counts, totals = np.diff(ends, prepend=-1), np.add.reduceat(ordered, starts)
-    hits = np.add.reduceat(positive[order].astype(np.float64), starts)
-    blocks = isotonic_regression(hits / counts, weights=counts).blocks[:-1]
-    rows, totals, hits = (np.add.reduceat(x, blocks) for x in (counts, totals, hits))
+    _, _, sums = _runs(scores, positive, weights)
+    blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks[:-1]
+    rows, totals, hits = np.add.reduceat(sums, blocks, axis=1)
     return totals / rows, hits / rows

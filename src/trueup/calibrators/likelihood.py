@@ -77,6 +77,13 @@ class Problem:
     on: Literal["logits", "log_probs"] = "logits"
     scale: float = 1.0
     vector: bool = False
+    w: Tensor | None = None
+    """Weights of the rows, if they have any."""
+
+    @cached_property
+    def total(self) -> float:
+        """The sum of the weights; without any, the number of rows."""
+        return float(len(self.z) if self.w is None else self.w.sum())
 
     def solve(
         self,
@@ -110,7 +117,7 @@ class Problem:
 
     def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
-        objective = self.penalise(likelihood, len(self.z))
+        objective = self.penalise(likelihood, self.total)
         with one_thread(self.z.numel()):
             found, _ = lbfgs(
                 objective,
@@ -133,19 +140,23 @@ class Problem:
 
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
-        n, classes = self.z.shape
-        mean_probs = torch.softmax(self._subsample(2048) * float(x[0]), dim=1).mean(dim=0).double().numpy()
+        n, classes = self.total, self.z.shape[1]
+        u, share = self._subsample(2048)
+        mean_probs = _weigh(torch.softmax(u * float(x[0]), dim=1), share).mean(dim=0).double().numpy()
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        return np.bincount(self.y.cpu().numpy(), minlength=self.z.shape[1])
+        weights = None if self.w is None else self.w.cpu().numpy()
+        return np.bincount(self.y.cpu().numpy(), weights, minlength=self.z.shape[1])
 
-    def _subsample(self, rows: int) -> Tensor:
-        """Every so many-th row of u."""
+    def _subsample(self, rows: int) -> tuple[Tensor, Tensor | None]:
+        """Every so many-th row of u, and their weights of mean one."""
         n, classes = self.z.shape
-        u = self.scale * self.z[:: max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes)))].float().cpu()
-        return torch.log_softmax(u, dim=1) if self.on == "log_probs" else u
+        some = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
+        u = self.scale * self.z[some].float().cpu()
+        share = None if self.w is None else (self.w[some] / self.w[some].mean()).float().cpu()[:, None]
+        return (torch.log_softmax(u, dim=1) if self.on == "log_probs" else u), share
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
@@ -183,12 +194,12 @@ class Problem:
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, from some rows."""
         classes = self.z.shape[1]
-        u = self._subsample(2048 if self.vector else 4096)
+        u, share = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
-            return _vector_blocks(u, weight, bias, self._counts)
-        return _matrix_blocks(u, weight.view(classes, -1), bias, careful=careful)
+            return _vector_blocks(u, weight, bias, share, self._counts)
+        return _matrix_blocks(u, weight.view(classes, -1), bias, share, careful=careful)
 
     def inverse(self, blocks: Blocks) -> Inverse:
         """The penalised loss's curvature, inverted."""
@@ -196,14 +207,14 @@ class Problem:
 
     def _objective(self, *, quick: bool = False) -> Objective:
         """The penalised loss and its gradient; quickly, in single precision."""
-        return self.penalise(self.likelihood(quick=quick), len(self.z))
+        return self.penalise(self.likelihood(quick=quick), self.total)
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
         """The loss summed over the rows, followed by its gradient."""
         return self._by_rows(quick) if self.vector else self._by_products(quick)
 
-    def penalise(self, likelihood: Likelihood, rows: int) -> Objective:
-        """The mean of a likelihood's sums over so many rows, which need not be these, with the penalty."""
+    def penalise(self, likelihood: Likelihood, rows: float) -> Objective:
+        """The mean of a likelihood's sums over so many rows (or weight), which need not be these, with the penalty."""
         classes = self.z.shape[1]
         p = self.penalty
         centre = p.centre if self.vector else p.centre * np.eye(classes).ravel()
@@ -225,7 +236,8 @@ class Problem:
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            return vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift, quick=quick)
+            options = {"scale": self.scale, "shift": shift, "weights": self.w, "quick": quick}
+            return vector_sums(self.z, self.y, weight, bias, **options)
 
         return likelihood
 
@@ -234,16 +246,16 @@ class Problem:
         classes, shift = self.z.shape[1], self._shift
         kind = torch.float32 if quick else torch.float64 if self._small else upcast_half(self.z[:0]).dtype
 
-        def chunk(rows: slice) -> tuple[Tensor, Tensor]:
-            part = self.z[rows]
+        def chunk(rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+            part, share = self.z[rows], None if self.w is None else self.w[rows, None].to(kind)
             if shift is None:
-                return self.scale * part.to(kind), self.y[rows, None]
+                return self.scale * part.to(kind), self.y[rows, None], share
             # In double, since the two may be large and near to each other.
             u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
-            return u.to(kind), self.y[rows, None]
+            return u.to(kind), self.y[rows, None], share
 
         parts = list(chunks.row_chunks(len(self.z), classes, chunks.PRODUCT))
-        kept: list[tuple[Tensor, Tensor]] = []
+        kept: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             loss = 0.0
@@ -254,11 +266,12 @@ class Problem:
             )
             if self._small and not kept:
                 kept.extend(map(chunk, parts))
-            for u, label in kept or map(chunk, parts):
+            for u, label, share in kept or map(chunk, parts):
                 log_q = torch.log_softmax(torch.addmm(bias, u, weight.T), dim=1)
-                loss -= float(log_q.gather(1, label).double().sum())
+                loss -= float(_weigh(log_q.gather(1, label), share).double().sum())
                 residual = log_q.exp_()
                 residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind))
+                residual = _weigh(residual, share)
                 slopes[:, :-1] += (residual.T @ u).double().cpu()
                 slopes[:, -1] += residual.sum(dim=0).double().cpu()
             return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
@@ -267,16 +280,16 @@ class Problem:
 
     def rows(self, keep: Tensor) -> Problem:
         """The same problem on the rows of a mask."""
-        return replace(self, z=self.z[keep], y=self.y[keep])
+        return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
 
 
-def _vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, counts: np.ndarray) -> Blocks:
+def _vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, counts: np.ndarray) -> Blocks:
     """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k).
 
     Of many classes few rows tell little: there a class is taken to have the curvature of its share of all labels, whose
     `counts` are known, and the moments of the logits that all classes have together.
     """
-    spread = _spread(u * weight + bias)
+    spread = _weigh(_spread(u * weight + bias), share)
     scaled = spread * u
     a, m, d = (x.sum(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
     total = d.sum() + 1e-30
@@ -299,12 +312,14 @@ def _vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, counts: np.ndarray) 
     return inverse
 
 
-def _matrix_blocks(u: Tensor, weight: Tensor, bias: Tensor, *, careful: bool = False) -> Blocks:
+def _matrix_blocks(
+    u: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None = None, *, careful: bool = False
+) -> Blocks:
     """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1).
 
     Many classes share a covariance, unless it is to be careful at K times the cost.
     """
-    spread = _spread(torch.addmm(bias, u, weight.T))
+    spread = _weigh(_spread(torch.addmm(bias, u, weight.T)), share)
     most = _MANY_CLASSES if careful else _FEW_CLASSES
     return _own_blocks(u, spread) if u.shape[1] <= most else _pooled_blocks(u, spread)
 
@@ -375,6 +390,10 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
         return apply
 
     return inverse
+
+
+def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
+    return rows if share is None else rows * share
 
 
 def _spread(s: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.splits import k_fold
@@ -71,31 +71,32 @@ class Vector(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
-        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True, w=w)
+        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
         return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
-    def fit_bias_corrected(cls, logits: Any, labels: Any) -> Self:
+    def fit_bias_corrected(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Bias-corrected temperature scaling: one temperature and a bias for each class, q = softmax(z/T + b).
 
         Alexandari, Kundaje & Shrikumar, "Maximum likelihood with bias-corrected calibration" (2020).
         """
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         classes = z.shape[1]
-        likelihood = Problem(z, y, Penalty(), vector=True).likelihood()
+        problem = Problem(z, y, Penalty(), vector=True, w=w)
+        likelihood = problem.likelihood()
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            sums = likelihood(np.concatenate([np.full(classes, x[0]), x[1:]])) / len(z)
+            sums = likelihood(np.concatenate([np.full(classes, x[0]), x[1:]])) / problem.total
             # A constant added to the bias would change nothing without a trace of a penalty.
             pull = np.concatenate([[0.0], VECTOR_PENALTY * x[1:]])
             gradient = np.concatenate([[sums[1 : classes + 1].sum()], sums[classes + 1 :]])
             return float(sums[0] + pull @ x), gradient + 2 * pull
 
-        x, certificate = lbfgs(objective, np.concatenate([[near_inverse_temperature(z, y)], np.zeros(classes)]))
+        x, certificate = lbfgs(objective, np.concatenate([[near_inverse_temperature(z, y, w)], np.zeros(classes)]))
         bias = torch.from_numpy(x[1:] - x[1:].mean())
         return cls(torch.full((classes,), x[0]), bias).with_certificate(certificate)
 
@@ -116,18 +117,18 @@ class Matrix(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, weights: Any = None) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty))
-        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y))
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty), w=w)
+        weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
         return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
+    def fit_odir(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
-        z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _fit_penalised(z, y, **options)
+        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        weight, bias, certificate = _fit_penalised(z, y, w, **options)
         return cls(weight, bias).with_certificate(certificate)
 
 
@@ -147,23 +148,24 @@ class Dirichlet(Linear):
     """
 
     shift_invariant = True
+    sample_invariant = False  # the penalty is chosen on folds, over which copies are spread
 
     def features(self, logits: Tensor) -> Tensor:
         """Log-probabilities."""
         return torch.log_softmax(logits, dim=1)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, **options: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
-        z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _fit_penalised(z, y, on="log_probs", l2=True, **options)
+        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", l2=True, **options)
         return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, **options: Any) -> Self:
+    def fit_odir(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
-        z, y = as_tensors(logits, labels, at_least=2)
-        weight, bias, certificate = _fit_penalised(z, y, on="log_probs", **options)
+        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", **options)
         return cls(weight, bias).with_certificate(certificate)
 
 
@@ -185,6 +187,7 @@ class Structured(Linear):
     """
 
     shift_invariant = True
+    sample_invariant = False  # twice the samples, and half the penalty
 
     def __init__(self, temperature: Tensor | float, weight: Tensor, bias: Tensor) -> None:
         super().__init__(weight, bias)
@@ -197,34 +200,47 @@ class Structured(Linear):
         return torch.log_softmax(logits / self.temperature.to(logits.dtype), dim=1)
 
     @classmethod
-    def fit_vector(cls, logits: Any, labels: Any) -> Self:
+    def fit_vector(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Structured vector scaling: a vector of deviations (SVS)."""
-        return cls._fit(logits, labels, diagonal=True)
+        return cls._fit(logits, labels, weights, diagonal=True)
 
     @classmethod
-    def fit_matrix(cls, logits: Any, labels: Any) -> Self:
+    def fit_matrix(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Structured matrix scaling: a matrix of deviations (SMS)."""
-        return cls._fit(logits, labels, diagonal=False)
+        return cls._fit(logits, labels, weights, diagonal=False)
 
     @classmethod
     def fit_matrix_cv(
-        cls, logits: Any, labels: Any, *, penalties: Sequence[float] = STRUCTURED_PENALTIES, folds: int = 5
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        penalties: Sequence[float] = STRUCTURED_PENALTIES,
+        folds: int = 5,
+        weights: Any = None,
     ) -> Self:
         """Structured matrix scaling, cross-validated: the penalty on the matrix by cross-validation (SMS-CV)."""
-        return cls._fit(logits, labels, diagonal=False, penalties=penalties, folds=folds)
+        return cls._fit(logits, labels, weights, diagonal=False, penalties=penalties, folds=folds)
 
     @classmethod
     def _fit(
-        cls, logits: Any, labels: Any, *, diagonal: bool, penalties: Sequence[float] = (1.0,), folds: int = 1
+        cls,
+        logits: Any,
+        labels: Any,
+        weights: Any,
+        *,
+        diagonal: bool,
+        penalties: Sequence[float] = (1.0,),
+        folds: int = 1,
     ) -> Self:
-        z, y = as_tensors(logits, labels, at_least=2 * folds if len(penalties) > 1 else 1)
-        n, classes = z.shape
-        beta, _ = inverse_temperature(z, y)
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds if len(penalties) > 1 else 1)
+        n, classes = float(len(z) if w is None else w.sum()), z.shape[1]
+        beta, _ = inverse_temperature(z, y, w)
         path = [
             Penalty(off=multiple * classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
             for multiple in sorted(penalties, reverse=True)
         ]
-        problem = Problem(z, y, path[0], on="log_probs", scale=beta, vector=diagonal)
+        problem = Problem(z, y, path[0], on="log_probs", scale=beta, vector=diagonal, w=w)
         start: float | np.ndarray = 1.0
         if len(path) > 1:
             _, penalty, start = _choose_penalty(path, problem, 1.0, folds)
@@ -236,6 +252,7 @@ class Structured(Linear):
 def _fit_penalised(
     z: Tensor,
     y: Tensor,
+    w: Tensor | None,
     *,
     on: Literal["logits", "log_probs"] = "logits",
     l2: bool = False,
@@ -247,14 +264,14 @@ def _fit_penalised(
 ) -> tuple[Tensor, Tensor, Certificate]:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
     classes = z.shape[1]
-    start = near_inverse_temperature(z, y)
+    start = near_inverse_temperature(z, y, w)
 
     def made(strength: float, mu: float | None) -> Penalty:
         if l2:
             return Penalty.l2(strength, classes, normalise=normalise)
         return Penalty.odir(strength, classes, bias=mu, normalise=normalise)
 
-    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on)
+    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on, w=w)
     if penalty is not None:
         return whole.solve(start)
     offsets: Sequence[float | None] = bias_penalties or [None]
@@ -273,8 +290,8 @@ def _choose_penalty(
     """
     # Folds by content, so that the order of the rows does not matter.
     parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
-    n = len(whole.z)
-    share = np.array([len(test.z) for _, test in parts]) / n
+    n = whole.total
+    share = np.array([test.total for _, test in parts]) / n
     points = [whole.start_point(start)] * len(parts)
     best: tuple[float, Penalty, float | np.ndarray] = (np.inf, path[0], start)
     least, worse = np.full(len(parts), np.inf), 0

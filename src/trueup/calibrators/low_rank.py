@@ -11,10 +11,10 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.linear import Structured
 from trueup.core import chunks
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_weighted, take_weighted, upcast_half
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
-from trueup.core.splits import k_fold
+from trueup.core.splits import exceeds_error, k_fold
 
 PENALTIES = (4.0, 1.0, 0.25, 0.0625)
 """Multiples of K/n that the held-out rows choose from for the matrix, the strongest first."""
@@ -72,32 +72,32 @@ class LowRank(Calibrator):
         return (u * self.weight + self.bias + _centre(u) @ self.right @ self.left.T).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, rank: int = 8) -> Calibrator:
+    def fit(cls, logits: Any, labels: Any, *, rank: int = 8, weights: Any = None) -> Calibrator:
         """Low-rank structured scaling: from structured vector scaling, the penalty by held-out likelihood."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
-        start = Structured.fit_vector(z, y)
+        start = Structured.fit_vector(z, y, weights=w)
         if len(z) < _FEW_ROWS:
             return start
         rank = min(rank, z.shape[1] - 1)
-        train, held_out = k_fold(z, y, 5)[0]
+        train, held_out = (take_weighted(z, y, w, rows) for rows in k_fold(z, y, 5)[0])
         with one_thread(z.numel()):
-            fold = Structured.fit_vector(z[train], y[train])
-            problem, asked = _Problem(z[train], y[train], fold), _Problem(z[held_out], y[held_out], fold)
+            fold = Structured.fit_vector(*train[:2], weights=train[2])
+            problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
             x = problem.start_point(rank)
             best, least = None, asked.row_losses(problem.without_factors(x))
             for multiple in PENALTIES:
                 x, _ = problem.solve(x, multiple, _PATH_FTOL)
                 gain = least - (losses := asked.row_losses(x))
                 # By more than its standard error: with few rows held out, one of the penalties gains by luck.
-                if gain.mean() > gain.std() / len(gain) ** 0.5:
+                if exceeds_error(gain, held_out[2]):
                     best, least = multiple, losses
                 elif best is not None:
                     break
             if best is None:
                 return start
-            whole = _Problem(z, y, start)
+            whole = _Problem(z, y, w, start)
             x, certificate = whole.solve(whole.start_point(rank), best, _FTOL)
         return cls(start.temperature, *whole.parts(torch.from_numpy(x))).with_certificate(certificate)
 
@@ -109,12 +109,14 @@ def _centre(u: Tensor) -> Tensor:
 class _Problem:
     """Penalised likelihood in single precision, about a structured vector scaling."""
 
-    def __init__(self, z: Tensor, y: Tensor, about: Structured) -> None:
-        (self.n, self.classes), self.about = z.shape, about
+    def __init__(self, z: Tensor, y: Tensor, w: Tensor | None, about: Structured) -> None:
+        self.classes, self.about = z.shape[1], about
+        self.n = float(len(z) if w is None else w.sum())
+        share = torch.ones(len(z), dtype=torch.float64, device=z.device) if w is None else w
         self.rows = []
-        for at in chunks.row_chunks(self.n, self.classes, chunks.PRODUCT):
+        for at in chunks.row_chunks(len(z), self.classes, chunks.PRODUCT):
             u = about.features(upcast_half(z[at]).double()).float()
-            self.rows.append((u, _centre(u), y[at]))
+            self.rows.append((u, _centre(u), y[at], share[at, None].float()))
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weight, bias, and the two factors."""
@@ -127,8 +129,8 @@ class _Problem:
         zero = torch.zeros(2 * self.classes * rank, dtype=torch.float64)
         x = torch.cat([self.about.weight, self.about.bias, zero])
         slope = torch.zeros(self.classes, self.classes)
-        for u, c, label in self.rows:
-            slope -= _loss_and_residual(u, c, label, *(part.float() for part in self.parts(x)))[1].T @ c
+        for u, c, label, share in self.rows:
+            slope -= _loss_and_residual(u, c, label, share, *(part.float() for part in self.parts(x)))[1].T @ c
         left, _, right = torch.linalg.svd(slope)
         factors = _START * torch.stack([left[:, :rank], right[:rank].T])
         return torch.cat([x[: 2 * self.classes], factors.double().ravel()]).numpy()
@@ -155,14 +157,14 @@ class _Problem:
     def row_losses(self, x: np.ndarray) -> np.ndarray:
         """The loss of each row, without a penalty."""
         parts = self.parts(torch.from_numpy(x).float())
-        log_q = [_log_probs(u, c, *parts).gather(1, label[:, None])[:, 0] for u, c, label in self.rows]
+        log_q = [_log_probs(u, c, *parts).gather(1, label[:, None])[:, 0] for u, c, label, _ in self.rows]
         return -torch.cat(log_q).double().numpy()
 
     def _sums(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias, left, right = self.parts(torch.from_numpy(x).float())
         loss, slopes = 0.0, np.zeros(len(x))
-        for u, c, label in self.rows:
-            value, residual = _loss_and_residual(u, c, label, weight, bias, left, right)
+        for u, c, label, share in self.rows:
+            value, residual = _loss_and_residual(u, c, label, share, weight, bias, left, right)
             loss += value
             vector = (residual * u).sum(dim=0), residual.sum(dim=0)
             factors = ((c @ right).T @ residual).T, ((residual @ left).T @ c).T
@@ -174,10 +176,10 @@ def _log_probs(u: Tensor, c: Tensor, weight: Tensor, bias: Tensor, left: Tensor,
     return torch.log_softmax(torch.addcmul(bias, u, weight).addmm_(c @ right, left.T), dim=1)
 
 
-def _loss_and_residual(u: Tensor, c: Tensor, label: Tensor, *parts: Tensor) -> tuple[float, Tensor]:
-    """The summed loss of some rows, and q less the one-hot label."""
+def _loss_and_residual(u: Tensor, c: Tensor, label: Tensor, share: Tensor, *parts: Tensor) -> tuple[float, Tensor]:
+    """The summed loss of some rows, and q less the one-hot label, each row times its weight."""
     log_q = _log_probs(u, c, *parts)
-    loss = -float(log_q.gather(1, label[:, None]).double().sum())
+    loss = -float((share * log_q.gather(1, label[:, None])).double().sum())
     residual = log_q.exp_()
     residual[torch.arange(len(label)), label] -= 1
-    return loss, residual
+    return loss, residual.mul_(share)

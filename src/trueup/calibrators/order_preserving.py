@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_weighted, upcast_half
 from trueup.core.onnx_ops import softplus
 from trueup.core.splits import random_order
 
@@ -72,15 +72,24 @@ class OrderInvariant(Calibrator):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, hidden: int = 100, epochs: int = 40, batch: int = 256, seed: int = 0
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        hidden: int = 100,
+        epochs: int = 40,
+        batch: int = 256,
+        seed: int = 0,
+        weights: Any = None,
     ) -> Self:
         """Order-invariant network: train the network by Adam on the likelihood, from temperature scaling."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        temperature = Temperature.fit(z, y).temperature
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        temperature = Temperature.fit(z, y, weights=w).temperature
         ordered, order = upcast_half(z).double().sort(dim=1, descending=True)
         rank = (order == y[:, None]).int().argmax(dim=1)
         settings = {"temperature": float(temperature), "hidden": hidden, "batch": batch}
-        layers = _train(ordered, rank, epochs=epochs, seed=seed, **settings)
+        share = None if w is None else w / w.mean()
+        layers = _train(ordered, rank, share, epochs=epochs, seed=seed, **settings)
         return cls(temperature, *layers)
 
 
@@ -99,9 +108,18 @@ class _Trainer:
     """A network in training on z-scored sorted logits; its loss is that of the labels' ranks."""
 
     def __init__(
-        self, ordered: Tensor, rank: Tensor, *, temperature: float, hidden: int, batch: int, seed: int
+        self,
+        ordered: Tensor,
+        rank: Tensor,
+        share: Tensor | None,
+        *,
+        temperature: float,
+        hidden: int,
+        batch: int,
+        seed: int,
     ) -> None:
         self.ordered, self.rank, self.temperature, self.batch = ordered, rank, temperature, batch
+        self.share = share
         self.generator = torch.Generator().manual_seed(seed)
         x = centre_rows(ordered)
         self.middle, width = x.mean(dim=0), x.std(dim=0, correction=0)
@@ -126,7 +144,10 @@ class _Trainer:
 
     def loss(self, rows: Tensor) -> Tensor:
         """Mean negative log-likelihood of some rows."""
-        return cross_entropy(_stretch_gaps(self.ordered[rows], self.layers()) / self.temperature, self.rank[rows])
+        stretched = _stretch_gaps(self.ordered[rows], self.layers()) / self.temperature
+        if self.share is None:
+            return cross_entropy(stretched, self.rank[rows])
+        return (self.share[rows] * cross_entropy(stretched, self.rank[rows], reduction="none")).mean()
 
     @torch.enable_grad()
     def epoch(self, rows: Tensor) -> None:
@@ -139,14 +160,16 @@ class _Trainer:
 
 
 @torch.no_grad()
-def _train(ordered: Tensor, rank: Tensor, *, epochs: int, seed: int, **settings: Any) -> tuple[Tensor, ...]:
+def _train(
+    ordered: Tensor, rank: Tensor, share: Tensor | None, *, epochs: int, seed: int, **settings: Any
+) -> tuple[Tensor, ...]:
     """Layers trained on every row, for as many epochs as served best a fifth that was held out."""
     n = len(ordered)
     everything = torch.from_numpy(random_order(n, torch.Generator().manual_seed(seed))).to(ordered.device)
     held, rest = everything[: n // 5], everything[n // 5 :]
     enough = 0
     if len(held):
-        trial = _Trainer(ordered, rank, seed=seed, **settings)
+        trial = _Trainer(ordered, rank, share, seed=seed, **settings)
         best = float(trial.loss(held))
         for epoch in range(1, epochs + 1):
             trial.epoch(rest)
@@ -155,7 +178,7 @@ def _train(ordered: Tensor, rank: Tensor, *, epochs: int, seed: int, **settings:
                 best, enough = now, epoch
             elif epoch >= enough + _PATIENCE:
                 break
-    final = _Trainer(ordered, rank, seed=seed, **settings)
+    final = _Trainer(ordered, rank, share, seed=seed, **settings)
     start, untrained = float(final.loss(everything)), tuple(layer.clone() for layer in final.layers())
     for _ in range(enough):
         final.epoch(everything)

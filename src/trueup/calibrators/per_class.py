@@ -9,23 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, set_top_confidence
+from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
+from trueup.core.bins import Bins, bin_index
 from trueup.core.onnx_ops import count_below
 
 ORDER_WEIGHT = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
 PADDING = 2.0
 """Where places that only fill up a row of a table lie: above every probability."""
-
-
-def map_top_confidence(logits: Tensor, curve: Callable[[Tensor], Tensor], margin: float = 0.0) -> Tensor:
-    """Log-probabilities with curve(confidence) on the predicted class, kept in [margin, 1 − margin].
-
-    The confidence is taken in float64: single precision cannot tell those near one apart, where most of them lie.
-    """
-    confidence = torch.softmax(logits.double(), dim=1).amax(dim=1)
-    return set_top_confidence(logits, curve(confidence).clamp(margin, 1 - margin))
 
 
 def one_vs_rest(
@@ -76,6 +68,26 @@ def rows_by_class(y: Tensor, classes: int) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
+def weighted_bins(
+    scores: np.ndarray, hits: np.ndarray, edges: np.ndarray, weights: np.ndarray | None, *, rounding: float = 0.0
+) -> Bins:
+    """Tally trusted arrays; rows may have weights, whose sums then are the counts."""
+    if weights is None:
+        return Bins.from_scores(scores, hits, edges, rounding=rounding)
+    index, size = bin_index(scores, edges, rounding=rounding), len(edges) - 1
+    return Bins(edges, *(np.bincount(index, x, size) for x in (weights, weights * scores, weights * hits)))
+
+
+def row_weights(w: Tensor | None) -> np.ndarray | None:
+    """Weights of `as_weighted` in NumPy."""
+    return None if w is None else w.cpu().numpy()
+
+
+def row_count(z: Tensor, w: Tensor | None) -> float:
+    """How many rows there are, effectively."""
+    return float(len(z) if w is None else w.sum())
+
+
 def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
     """Curves of different lengths as one array, filled up with a number or with each one's last value."""
     width = max(len(curve) for curve in curves)
@@ -106,7 +118,7 @@ def check_margin(margin: float) -> float:
     return float(margin)
 
 
-def clip_frequencies(values: np.ndarray, n: int) -> np.ndarray:
+def clip_frequencies(values: np.ndarray, n: float) -> np.ndarray:
     """Keep frequencies among n samples off 0 and 1: at least 1/(n+2), at most 1 − 1/(n+2)."""
     return np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))
 

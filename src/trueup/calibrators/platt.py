@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_weighted, upcast_half
 from trueup.core.onnx_ops import softplus
 from trueup.core.optimize import Certificate, FitError
 
@@ -51,13 +51,18 @@ class Platt(Calibrator):
         return log_normalise(self.slope * (log_p - log_rest) + self.offset).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
-        """Platt scaling: minimise each class's cross-entropy against the drawn-in labels."""
-        z, y = as_tensors(logits, labels, at_least=1)
+    def fit(
+        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", weights: Any = None
+    ) -> Self:
+        """Platt scaling: minimise each class's cross-entropy against the drawn-in labels. `targets="plain"` takes the
+        labels as they are, which separable classes have no finite curve for.
+        """
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         slopes, offsets, certificates = [], [], []
         for classes, log_p, log_rest in class_blocks(z):
-            weights, offset, certificate = fit_logistic([log_p - log_rest], platt_targets(y, classes))
-            slopes.append(weights[0])
+            wanted = class_targets(y, classes, w, targets)
+            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, w)
+            slopes.append(slope[0])
             offsets.append(offset)
             certificates.append(certificate)
         return cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
@@ -97,33 +102,44 @@ def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield every[at], *_columns(upcast_half(z[:, at]).double(), every[at], *sums)
 
 
-def platt_targets(y: Tensor, classes: Tensor) -> Tensor:
+def class_targets(y: Tensor, classes: Tensor, w: Tensor | None, targets: str) -> Tensor:
+    """The targets of each class, (n, classes): Platt's, or with "plain" 1 for its samples and 0 for the others."""
+    if targets not in ("platt", "plain"):
+        raise ValueError(f'targets must be "platt" or "plain", got {targets!r}')
+    return platt_targets(y, classes, w) if targets == "platt" else (y[:, None] == classes).double()
+
+
+def platt_targets(y: Tensor, classes: Tensor, w: Tensor | None = None) -> Tensor:
     """Platt's targets of each class, (n, classes): (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others."""
     mine = y[:, None] == classes
-    positive = mine.sum(dim=0).double()
-    return torch.where(mine, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
+    positive = (mine if w is None else mine * w[:, None]).sum(dim=0).double()
+    total = len(y) if w is None else w.sum()
+    return torch.where(mine, (positive + 1) / (positive + 2), 1 / (total - positive + 2))
 
 
-def fit_logistic(features: list[Tensor], targets: Tensor, max_iter: int = 100) -> tuple[Tensor, Tensor, Certificate]:
+def fit_logistic(
+    features: list[Tensor], targets: Tensor, w: Tensor | None = None, max_iter: int = 100
+) -> tuple[Tensor, Tensor, Certificate]:
     """Fit σ(Σ_f w_f x_f + offset) to the targets of each column: weights (features, columns), offsets (columns,).
 
     Newton's steps, each column's own, halved until its loss falls. (L-BFGS over all columns at once ends at the same
     point, but sees one ill-conditioned problem where there are many tiny ones, and takes 7 to 30 times the passes.)
     """
     n, columns = targets.shape
+    share = 1 / n if w is None else (w / w.sum())[:, None]
     # Features on one scale: the Hessian at the start is then well conditioned. A constant one gets no weight.
     middle = torch.stack([x.mean(dim=0) for x in features]) if features else targets.new_empty(0, columns)
     width = torch.stack([x.std(dim=0, correction=0) for x in features]) if features else middle
     width = torch.where(width > 1e-12 * (1 + middle.abs()), width, torch.inf)
     x = torch.stack([*((f - m) / s for f, m, s in zip(features, middle, width, strict=True)), torch.ones_like(targets)])
     at = torch.zeros(len(x), columns, dtype=targets.dtype, device=targets.device)
-    at[-1] = torch.logit(targets.mean(dim=0))
-    value = _loss(x, targets, at)
+    at[-1] = torch.logit((share * targets).sum(dim=0).clamp(1e-12, 1 - 1e-12))
+    value = _loss(x, targets, at, share)
     iterations, passes = 0, 1
     for iterations in range(1, max_iter + 1):  # noqa: B007 (how many there were is told)
         probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
-        slope = (x * (probs - targets)).mean(dim=1)
-        bend = torch.einsum("fnc,gnc->cfg", x * (probs * (1 - probs)), x) / n
+        slope = (x * (share * (probs - targets))).sum(dim=1)
+        bend = torch.einsum("fnc,gnc->cfg", x * (share * (probs * (1 - probs))), x)
         # Nearly collinear features leave a direction without curvature: a trace of ridge stops it.
         ridge = 1e-12 * bend.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] + 1e-300
         bend = bend + ridge * torch.eye(len(x), dtype=bend.dtype, device=bend.device)
@@ -136,7 +152,7 @@ def fit_logistic(features: list[Tensor], targets: Tensor, max_iter: int = 100) -
         # The last step is taken too: it leaves an error of about its square.
         length = torch.ones_like(value)
         for _ in range(40):
-            following = _loss(x, targets, at + length * step)
+            following = _loss(x, targets, at + length * step, share)
             passes += 1
             worse = ~(following <= value - 1e-4 * length * gain + 1e-13 * value)
             if not bool(worse.any()):
@@ -149,7 +165,8 @@ def fit_logistic(features: list[Tensor], targets: Tensor, max_iter: int = 100) -
         raise FitError(f"no minimum was found in {max_iter} steps: the loss can still fall by {gain.max() / 2:g}")
     weights = at[:-1] / width
     offset = at[-1] - (weights * middle).sum(dim=0)
-    slopes = float(torch.linalg.vector_norm((x * (torch.sigmoid((x * at[:, None]).sum(dim=0)) - targets)).mean(dim=1)))
+    residual = share * (torch.sigmoid((x * at[:, None]).sum(dim=0)) - targets)
+    slopes = float(torch.linalg.vector_norm((x * residual).sum(dim=1)))
     return weights, offset, Certificate("converged", slopes, iterations, passes + 1, float(value.sum()))
 
 
@@ -172,6 +189,6 @@ def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
         raise ValueError(f"{' and '.join(shapes)} must have the same classes, got {shapes}")
 
 
-def _loss(x: Tensor, targets: Tensor, at: Tensor) -> Tensor:
+def _loss(x: Tensor, targets: Tensor, at: Tensor, share: Tensor | float) -> Tensor:
     odds = (x * at[:, None]).sum(dim=0)
-    return (torch.nn.functional.softplus(odds) - targets * odds).mean(dim=0)
+    return (share * (torch.nn.functional.softplus(odds) - targets * odds)).sum(dim=0)

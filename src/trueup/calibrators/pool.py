@@ -92,8 +92,9 @@ class Mixture(Calibrator):
 class HeldOut:
     """What candidates say of rows that they have not seen, and how well mixtures of them would have done there."""
 
-    def __init__(self, labels: Tensor, fold: np.ndarray, classes: int, score: str) -> None:
+    def __init__(self, labels: Tensor, weights: Tensor | None, fold: np.ndarray, classes: int, score: str) -> None:
         self.labels, self.fold, self.score = labels, fold, score
+        self.row_weights = None if weights is None else weights.cpu().numpy()
         self.shape = len(labels), classes
         self.log_probs: dict[str, Tensor] = {}
 
@@ -110,10 +111,11 @@ class HeldOut:
 
     def weights(self, names: Sequence[str], prior: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The best weights of a mixture on some rows."""
+        each = None if self.row_weights is None else self.row_weights[rows]
         if self.score == "nll":
-            return likelihood_weights(self._label_probs(names)[rows], prior)
+            return likelihood_weights(self._label_probs(names)[rows], prior, each)
         probs = [self.log_probs[name][rows].double().exp().cpu().numpy() for name in names]
-        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows])
+        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each)
 
     def mixture_losses(self, names: Sequence[str], prior: np.ndarray) -> np.ndarray:
         """The loss in each row of a mixture whose weights were fitted to the other folds (its temperature left out)."""
@@ -127,7 +129,8 @@ class HeldOut:
     def temperature(self, names: Sequence[str], weights: np.ndarray) -> float:
         """The best temperature of a mixture, which makes it surer or leaves it."""
         search = inverse_temperature if self.score == "nll" else brier_inverse_temperature
-        return 1 / min(max(search(self._mix(names, weights), self.labels)[0], 1.0), 2.0)
+        each = None if self.row_weights is None else torch.from_numpy(self.row_weights).to(self.labels.device)
+        return 1 / min(max(search(self._mix(names, weights), self.labels, each)[0], 1.0), 2.0)
 
     def _label_probs(self, names: Sequence[str]) -> np.ndarray:
         columns = [self.log_probs[name].gather(1, self.labels[:, None])[:, 0] for name in names]
@@ -138,12 +141,12 @@ class HeldOut:
         return torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
 
 
-def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray) -> np.ndarray:
+def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """Weights of most posterior density for a mixture, from the label's probability under each part, (n, parts).
 
     Σ_i ln Σ_m w_m p_im + Σ_m (α_m − 1) ln w_m is concave for α ≥ 1; α − 1 are rows that a part explains alone. With
     Σ_m w_m taken off per row, the sum of the weights is one at the maximum by itself. Newton's steps, each quadratic
-    model's minimum over w ≥ 0 by non-negative least squares.
+    model's minimum over w ≥ 0 by non-negative least squares. `rows` are weights of the rows.
     Kim, Carbonetto, Stephens & Anitescu, "A fast algorithm for maximum likelihood estimation of mixture proportions
     using sequential quadratic programming" (2020).
 
@@ -153,19 +156,20 @@ def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray) -> np.ndarray
     """
     p = label_probs / label_probs.max(axis=1, keepdims=True)
     alone = prior - 1
-    total = len(p) + alone.sum()
+    each = np.ones(len(p)) if rows is None else rows
+    total = each.sum() + alone.sum()
 
     def loss(w: np.ndarray) -> float:
         with np.errstate(divide="ignore"):
-            return float(w.sum() - (np.log(p @ w).sum() + xlogy(alone, w).sum()) / total)
+            return float(w.sum() - (each @ np.log(p @ w) + xlogy(alone, w).sum()) / total)
 
     weights = prior / prior.sum()
     now = loss(weights)
     for _ in range(100):
         a = p / (p @ weights)[:, None]
         own = np.divide(alone, weights, out=np.zeros_like(weights), where=alone > 0)
-        slope = 1 - (a.sum(axis=0) + own) / total
-        curvature = (a.T @ a + np.diag(own * own / alone.clip(1e-300))) / total + _RIDGE * np.eye(len(weights))
+        slope = 1 - (each @ a + own) / total
+        curvature = ((each * a.T) @ a + np.diag(own * own / alone.clip(1e-300))) / total + _RIDGE * np.eye(len(weights))
         step = _non_negative(curvature, curvature @ weights - slope) - weights
         gain, length = -float(slope @ step), 1.0
         while gain > _LEAST_GAIN and loss(weights + length * step) > now - 1e-4 * length * gain and length > 1e-6:
@@ -177,7 +181,7 @@ def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray) -> np.ndarray
     return weights / weights.sum()
 
 
-def brier_weights(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def brier_weights(probs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """Weights of least Brier score for a mixture of probabilities (parts, n, classes): a quadratic form on the simplex.
 
     >>> p = np.array([[[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.5, 0.5]]])
@@ -185,10 +189,11 @@ def brier_weights(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     array([1., 0.])
     """
     parts, n, _ = probs.shape
-    flat = probs.reshape(parts, -1)
+    each = np.full(n, 1 / n) if rows is None else rows / rows.sum()
+    root = (probs * np.sqrt(each)[:, None]).reshape(parts, -1)
     # A row's squared error with the sum of the weights held to one by a penalty that outweighs it.
-    square = flat @ flat.T / n + _RIDGE * np.eye(parts) + 1e4
-    weights = _non_negative(square, probs[:, np.arange(n), labels].mean(axis=1) + 1e4)
+    square = root @ root.T + _RIDGE * np.eye(parts) + 1e4
+    weights = _non_negative(square, probs[:, np.arange(n), labels] @ each + 1e4)
     return weights / weights.sum()
 
 

@@ -9,11 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, set_top_confidence
+from trueup.calibrators.base import Calibrator, set_confidence
 from trueup.calibrators.diagonal import centre_rows
+from trueup.calibrators.per_class import check_margin, row_count, row_weights
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_matrix, as_tensors, match_kind, upcast_half
+from trueup.core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
+from trueup.core.row_scores import event_probs
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
 _NOWHERE = 1e-10
@@ -27,10 +29,10 @@ _FULL = 30
 class ProximityInformed(Calibrator):
     """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
 
+    Where it is said to be of an `event`, as every fit to two classes is, it maps P(class 1) instead.
     Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
     """
 
-    keeps_argmax = True
     shift_invariant = True
     sample_invariant = False  # a row's copy is its nearest neighbour
     differentiable = True
@@ -39,8 +41,9 @@ class ProximityInformed(Calibrator):
     of_logits: bool
     neighbours: int
     rule: Rule
+    event: bool
 
-    def __init__(self, features: Any, of_logits: bool, neighbours: int, rule: Rule) -> None:
+    def __init__(self, features: Any, of_logits: bool, neighbours: int, rule: Rule, event: bool) -> None:
         super().__init__()
         self.keep("features", features)
         if self.features.ndim != 2:
@@ -48,20 +51,25 @@ class ProximityInformed(Calibrator):
         check_neighbours(neighbours, len(self.features))
         if rule not in ("distance", "similarity"):
             raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
-        self.of_logits, self.neighbours, self.rule = of_logits, neighbours, rule
+        self.of_logits, self.neighbours, self.rule, self.event = of_logits, neighbours, rule, event
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """Unless it maps P(class 1), which may come out on the other side of a half."""
+        return not self.event
 
     @abstractmethod
     def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
 
     def confidence(self, logits: Any, *, features: Any = None) -> Any:
-        """The calibrated confidence itself, (n,), as the method gives it."""
+        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
         z = upcast_half(as_logits(logits))
         return match_kind(self._confidence(z, features).to(z.dtype), logits)
 
     def map(self, logits: Tensor, *, features: Any = None) -> Tensor:
         """Give the predicted class its calibrated confidence and share the rest."""
-        return set_top_confidence(logits.double(), self._confidence(logits, features)).to(logits.dtype)
+        return set_confidence(logits.double(), self._confidence(logits, features), event=self.event).to(logits.dtype)
 
     def _confidence(self, logits: Tensor, features: Any) -> Tensor:
         if self.of_logits != (features is None):
@@ -78,8 +86,9 @@ class ProximityInformed(Calibrator):
         if tuple(x.shape) != wanted:
             raise ValueError(f"features must have shape {wanted}, as in the fit, got {tuple(x.shape)}")
         near = closeness(x.to(logits.device), self.features, neighbours=self.neighbours, rule=self.rule)
-        top = torch.softmax(logits.double(), dim=1).amax(dim=1)
-        return self.map_confidence(top, near, rounding_error(logits))
+        if self.event:
+            self._check_classes(logits, 2)
+        return self.map_confidence(_claim(logits, event=self.event), near, rounding_error(logits))
 
 
 class DensityRatio(ProximityInformed):
@@ -95,10 +104,10 @@ class DensityRatio(ProximityInformed):
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
-    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
     >>> ratio = DensityRatio.fit(logits, labels, features=features)
-    >>> ratio.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    >>> ratio.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.97, 0.73])
     """
 
@@ -111,12 +120,14 @@ class DensityRatio(ProximityInformed):
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
         mirrored: bool = False,
+        event: bool = False,
     ) -> None:
-        super().__init__(features, of_logits, neighbours, rule)
+        super().__init__(features, of_logits, neighbours, rule, event)
         for name, points in (("correct", correct), ("wrong", wrong)):
             self.keep(name, points)
-            if self.get_buffer(name).ndim != 2 or self.get_buffer(name).shape[1] != 2:
-                raise ValueError(f"{name} must have shape (n, 2), confidence and proximity, got {tuple(points.shape)}")
+            if self.get_buffer(name).ndim != 2 or self.get_buffer(name).shape[1] not in (2, 3):
+                wanted = "(n, 2), confidence and proximity, or (n, 3) with weights"
+                raise ValueError(f"{name} must have shape {wanted}, got {tuple(points.shape)}")
         if not len(self.correct) + len(self.wrong):
             raise ValueError("correct and wrong must have a row between them, got none")
         self.mirrored = mirrored
@@ -126,16 +137,16 @@ class DensityRatio(ProximityInformed):
 
     def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Bayes' rule."""
-        right, wrong = len(self.correct), len(self.wrong)
+        right, wrong = (float(_weights(points).sum()) for points in (self.correct, self.wrong))
         n = right + wrong
         least = 1 / (n + 2)
-        if min(right, wrong) < 2:
+        if min(len(self.correct), len(self.wrong)) < 2:
             return torch.full_like(confidence, right / n).clamp(min=least, max=1 - least)
         query = torch.stack([confidence, proximity], dim=1)
         # Each already times its share of the samples, so that ρ cancels.
         log_right, log_wrong = (
-            _log_density(query, points, self.mirrored) + math.log(len(points) / n)
-            for points in (self.correct, self.wrong)
+            _log_density(query, points, self.mirrored) + math.log(share / n)
+            for points, share in ((self.correct, right), (self.wrong, wrong))
         )
         ratio = torch.sigmoid(log_right - log_wrong).clamp(min=least, max=1 - least)
         return torch.where(torch.logaddexp(log_right, log_wrong) < math.log(_NOWHERE), confidence, ratio)
@@ -150,11 +161,13 @@ class DensityRatio(ProximityInformed):
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
         mirrored: bool = False,
+        weights: Any = None,
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
-        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
-        points = torch.stack([top, near], dim=1)
-        return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored)
+        z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        top, near, hit = _score(z, y, x, neighbours, rule)
+        points = torch.stack([top, near] if w is None else [top, near, w], dim=1)
+        return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored, z.shape[1] == 2)
 
 
 class BinMeanShift(ProximityInformed):
@@ -168,10 +181,10 @@ class BinMeanShift(ProximityInformed):
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
-    >>> logits = np.stack([rng.normal(2, 0.5, 2000), np.zeros(2000)], axis=1)  # confident of class 0 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 0, 1)  # … but right less often far out
+    >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
     >>> shift = BinMeanShift.fit(logits, labels, features=features)
-    >>> shift.confidence([[2.0, 0.0], [2.0, 0.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
+    >>> shift.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.93, 0.65])
     """
 
@@ -188,8 +201,11 @@ class BinMeanShift(ProximityInformed):
         of_logits: bool = False,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
+        event: bool = False,
+        margin: float | None = None,
     ) -> None:
-        super().__init__(features, of_logits, neighbours, rule)
+        super().__init__(features, of_logits, neighbours, rule, event)
+        self.margin = 1 / (len(self.features) + 2) if margin is None else check_margin(margin)
         self.keep("shift", shift)
         self.keep("edges", edges)
         self.keep("proximity_edges", proximity_edges)
@@ -200,7 +216,7 @@ class BinMeanShift(ProximityInformed):
     def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Add the cell's shift."""
         row, column = _cell(confidence, proximity, self.edges, self.proximity_edges, eps)
-        least = torch.full_like(confidence, 1 / (len(self.features) + 2))
+        least = torch.full_like(confidence, self.margin)
         shifted = torch.maximum(confidence + self.shift[row, column], torch.minimum(confidence, least))
         return torch.minimum(shifted, torch.maximum(confidence, 1 - least))
 
@@ -215,30 +231,54 @@ class BinMeanShift(ProximityInformed):
         proximity_bins: int = 5,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
+        weights: Any = None,
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
-        x, top, near, hit = _score(logits, labels, features, neighbours, rule)
+        z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        top, near, hit = _score(z, y, x, neighbours, rule)
         edges = torch.from_numpy(equal_width(bins)).to(top.device)
-        proximity_edges = torch.from_numpy(equal_mass(near.cpu().numpy(), proximity_bins)).to(top.device)
-        row, column = _cell(top, near, edges, proximity_edges, rounding_error(as_logits(logits)))
+        places = equal_mass(near.cpu().numpy(), proximity_bins, row_weights(w))
+        proximity_edges = torch.from_numpy(places).to(top.device)
+        row, column = _cell(top, near, edges, proximity_edges, rounding_error(z))
         shape = len(proximity_edges) - 1, len(edges) - 1
         cell = row * shape[1] + column
-        count = torch.bincount(cell, minlength=shape[0] * shape[1]).double()
-        gap = torch.bincount(cell, weights=hit.double() - top, minlength=len(count)) / count.clamp(min=1)
+        each = torch.ones_like(top) if w is None else w
+        count = torch.bincount(cell, weights=each, minlength=shape[0] * shape[1])
+        gap = torch.bincount(cell, weights=each * (hit.double() - top), minlength=len(count))
+        gap = gap / torch.where(count > 0, count, 1.0)
         shrunk = torch.where(count < _FULL, count / (count + _FULL), 1.0)
-        return cls(x, (shrunk * gap).reshape(shape), edges, proximity_edges, features is None, neighbours, rule)
+        shift = (shrunk * gap).reshape(shape)
+        event, margin = z.shape[1] == 2, 1 / (row_count(z, w) + 2)
+        return cls(x, shift, edges, proximity_edges, features is None, neighbours, rule, event, margin)
 
 
-def _score(
-    logits: Any, labels: Any, features: Any, neighbours: int, rule: Rule
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, confidence, proximity to the other rows, and whether the prediction was right."""
-    z, y = as_tensors(logits, labels, at_least=neighbours + 1)
-    z = upcast_half(z).double()
-    x = centre_rows(z) if features is None else as_matrix(features, "features", rows=len(z)).to(z.device)
+def _check(
+    logits: Any, labels: Any, features: Any, weights: Any, neighbours: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """A pair, its weights, and the features by which its rows are near to each other."""
+    z, y, w = as_weighted(logits, labels, weights, at_least=neighbours + 1)
     check_neighbours(neighbours, len(z) - 1)
+    if features is None:
+        return z, y, w, centre_rows(upcast_half(z).double())
+    rows = len(as_logits(logits))
+    x = as_matrix(features, "features", rows=rows).to(z.device)
+    return z, y, w, x if len(z) == rows else x[torch.from_numpy(as_weights(weights, rows) > 0).to(z.device)]
+
+
+def _score(z: Tensor, y: Tensor, x: Tensor, neighbours: int, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidence, proximity to the other rows, and whether the prediction was right; of two classes, of class 1."""
+    z, event = upcast_half(z), z.shape[1] == 2
     near = closeness(x, x, neighbours=neighbours, rule=rule, exclude_self=True)
-    return x, torch.softmax(z, dim=1).amax(dim=1), near, z.argmax(dim=1) == y
+    return _claim(z, event=event), near, y == 1 if event else z.argmax(dim=1) == y
+
+
+def _claim(z: Tensor, *, event: bool) -> Tensor:
+    return event_probs(z) if event else torch.softmax(z.double(), dim=1).amax(dim=1)
+
+
+def _weights(points: Tensor) -> Tensor:
+    """The weights of points, a third column; one each without it."""
+    return points[:, 2] if points.shape[1] == 3 else torch.ones_like(points[:, 0])
 
 
 def _cell(
@@ -248,16 +288,22 @@ def _cell(
 
 
 def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
-    """ln of the kernel density estimate from points (m, 2), at queries (n, 2)."""
-    m = len(points)
-    width = (1.06 * points.std(dim=0) * m ** (-1 / 6)).clamp(min=_NARROWEST)
+    """ln of the kernel density estimate from points (m, 2), or (m, 3) with weights, at queries (n, 2)."""
+    weight = _weights(points)
+    share, points = weight / weight.sum(), points[:, :2]
+    middle = share @ points
+    variance = share @ (points - middle).square() / (1 - share.square().sum())
+    width = (1.06 * variance.sqrt() * (1 / share.square().sum()) ** (-1 / 6)).clamp(min=_NARROWEST)
+    log_share = torch.log(share)
     if mirrored:
         flip = points.new_tensor([-1.0, 1.0])
         points = torch.cat([points, points * flip, points * flip + points.new_tensor([2.0, 0.0])])
+        log_share = log_share.repeat(3)
     scaled, at = query / width, points / width
     whole = torch.compiler.is_compiling()
     blocks = [scaled] if whole else [scaled[at] for at in chunks.row_chunks(len(query), len(points), chunks.BLOCK)]
     sums = [
-        torch.logsumexp(-((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1) for q in blocks
+        torch.logsumexp(log_share - ((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1)
+        for q in blocks
     ]
-    return torch.cat(sums) - torch.log(2 * math.pi * m * width.prod())
+    return torch.cat(sums) - torch.log(2 * math.pi * width.prod())

@@ -17,7 +17,7 @@ from trueup.calibrators.platt import (
     log_probs_and_rests,
     platt_targets,
 )
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 
 
 class Quadratic(Calibrator):
@@ -58,14 +58,14 @@ class Quadratic(Calibrator):
         return log_normalise(self.slope * odds + self.square * odds.square() + self.offset).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         columns, certificates = [], []
         for classes, log_p, log_rest in class_blocks(z):
             odds = log_p - log_rest
-            weights, offset, certificate = fit_logistic([odds, odds.square()], platt_targets(y, classes))
-            columns.append(torch.stack([*weights, offset, odds.amin(dim=0), odds.amax(dim=0)]))
+            found, offset, certificate = fit_logistic([odds, odds.square()], platt_targets(y, classes, w), w)
+            columns.append(torch.stack([*found, offset, odds.amin(dim=0), odds.amax(dim=0)]))
             certificates.append(certificate)
         fitted = cls(*torch.cat(columns, dim=1))
         return fitted.with_certificate(join_certificates(certificates))

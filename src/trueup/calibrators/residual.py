@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_tensors, take_rows, upcast_half
+from trueup.core.arrays import as_weighted, given, take_weighted, upcast_half
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold, stratified_folds
 from trueup.registry import METHODS
@@ -94,15 +94,17 @@ class Residual(Calibrator):
         epochs: int = 60,
         patience: int = 5,
         seed: int = 0,
+        weights: Any = None,
     ) -> Calibrator:
         """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         method = METHODS[base] if isinstance(base, str) else base
         if len(z) < max(_FEW_ROWS, 2 * folds):
-            return method(z, y)
-        z, y = take_rows(z, y, _fixed_order(z, y))
-        models = fit_folds(z, y, k_fold(z, y, folds), base=method, epochs=epochs, patience=patience, seed=seed)
-        return average_folds(models, method(z, y))
+            return method(z, y, **given(w))
+        z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
+        options = {"epochs": epochs, "patience": patience, "seed": seed}
+        models = fit_folds(z, y, k_fold(z, y, folds), w=w, base=method, **options)
+        return average_folds(models, method(z, y, **given(w)))
 
 
 def fit_folds(
@@ -110,6 +112,7 @@ def fit_folds(
     y: Tensor,
     folds: Folds,
     *,
+    w: Tensor | None = None,
     base: Callable[..., Calibrator] | None = None,
     bases: Sequence[Calibrator] | None = None,
     epochs: int = 60,
@@ -123,14 +126,15 @@ def fit_folds(
     """
     if bases is None:
         method = base or METHODS["diagonal_sms"]
-        bases = [method(*take_rows(z, y, train)) for train, _ in folds]
+        parts = [take_weighted(z, y, w, train) for train, _ in folds]
+        bases = [method(*pair, **given(share)) for *pair, share in parts]
     order = _fixed_order(z, y)
     classes = z.shape[1]
     numbers = len(folds) * z.numel() // classes * (_count_features(classes) + classes)
     every = -(-numbers // _MAX_NUMBERS)
     rows = [[order[mask[order]][::every] for mask in masks] for masks in folds]
     with one_thread(numbers // every):
-        layers = _train(z, y, bases, rows, epochs=epochs, patience=patience, seed=seed)
+        layers = _train(z, y, w, bases, rows, epochs=epochs, patience=patience, seed=seed)
     if layers is None:
         return list(bases)
     return [Residual(start, a[None], r[None]) for start, a, r in zip(bases, *layers, strict=True)]
@@ -189,6 +193,7 @@ class _Adam:
 def _train(
     z: Tensor,
     y: Tensor,
+    w: Tensor | None,
     bases: Sequence[Calibrator],
     rows: Sequence[Sequence[Tensor]],
     *,
@@ -199,7 +204,8 @@ def _train(
     """The layers of all folds' networks at the epoch of least held-out loss; None where that is the start."""
     generator = torch.Generator().manual_seed(seed)
     size = min(len(train) for train, _ in rows)
-    base, x, wanted, middles, widths, held_out = [], [], [], [], [], []
+    each = torch.ones(len(z), 1, device=z.device) if w is None else (w / w.mean()).float()[:, None]
+    base, x, wanted, shares, middles, widths, held_out = [], [], [], [], [], [], []
     for start, (train, held) in zip(bases, rows, strict=True):
         log_p = torch.log_softmax(upcast_half(start(z[torch.cat([train, held])])).double(), dim=1)
         f = _features(log_p)
@@ -210,7 +216,8 @@ def _train(
         base.append(log_p[: len(train)])
         x.append(scaled[: len(train)])
         wanted.append(y[train, None])
-        held_out.append((log_p[len(train) :], scaled[len(train) :], y[held, None]))
+        shares.append(each[train])
+        held_out.append((log_p[len(train) :], scaled[len(train) :], y[held, None], each[held]))
         middles.append(middle)
         widths.append(width)
     classes, units = z.shape[1], x[0].shape[1]
@@ -222,19 +229,21 @@ def _train(
 
     def loss() -> float:
         sums = [
-            -_correct(b, f, a, r).gather(1, label).double().sum()
-            for (b, f, label), a, r in zip(held_out, first, last, strict=True)
+            -(share * _correct(b, f, a, r).gather(1, label)).double().sum()
+            for (b, f, label, share), a, r in zip(held_out, first, last, strict=True)
         ]
-        return float(sum(sums)) / sum(len(label) for _, _, label in held_out)
+        return float(sum(sums)) / sum(float(share.double().sum()) for *_, share in held_out)
 
     batch = max(_BATCH, -(-size // _MAX_STEPS))
     best, best_epoch, kept = loss(), 0, None
     for epoch in range(1, epochs + 1):
         orders = [torch.randperm(len(train), generator=generator)[:size].to(z.device) for train, _ in rows]
-        shuffled = (torch.stack([p[at] for p, at in zip(parts, orders, strict=True)]) for parts in (base, x, wanted))
-        for b, f, label in zip(*(torch.split(part, batch, dim=1) for part in shuffled), strict=True):
+        shuffled = (
+            torch.stack([p[at] for p, at in zip(parts, orders, strict=True)]) for parts in (base, x, wanted, shares)
+        )
+        for b, f, label, share in zip(*(torch.split(part, batch, dim=1) for part in shuffled), strict=True):
             with torch.enable_grad():
-                nll = -_correct(b, f, first, last).gather(2, label).mean(dim=(1, 2)).sum()
+                nll = -(share * _correct(b, f, first, last).gather(2, label)).mean(dim=(1, 2)).sum()
             for state, gradient in zip(adam, torch.autograd.grad(nll, layers), strict=True):
                 state.step(gradient)
         now = loss()

@@ -21,6 +21,7 @@ from trueup.core.arrays import as_tensors, trusted_tensors
 from trueup.core.bins import BINS, Bins
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
+from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions
 from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
@@ -274,12 +275,13 @@ def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndar
 
 
 def _histogram(data: _Data) -> Histogram:
-    tally = data.sum(partial(_bins, classwise=False), "counting, shards")
-    return Histogram.from_counts(tally.count, tally.hits, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    some = torch.as_tensor(data.sample.logits)
+    tally = data.sum(partial(_bins, edges=slack_edges(BINS, some)), "counting, shards")
+    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=some.shape[1] == 2)
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
-    tally = data.sum(partial(_bins, classwise=True), "counting, shards")
+    tally = data.sum(_class_bins, "counting, shards")
     return HistogramOvR.from_counts(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
 
 
@@ -287,11 +289,15 @@ def _histogram_mass(data: _Data) -> Histogram:
     """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
-    return Histogram.from_counts(tally.count, tally.hits, tally.edges)
+    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=data.sample.logits.shape[1] == 2)
 
 
-def _bins(part: Predictions, *, classwise: bool) -> Bins:
-    return Bins.of(*part, classwise=classwise)
+def _bins(part: Predictions, *, edges: np.ndarray) -> Bins:
+    return Bins.from_scores(*scores_and_outcomes(*trusted_tensors(*part), quick=True), edges)
+
+
+def _class_bins(part: Predictions) -> Bins:
+    return Bins.of(*part, classwise=True)
 
 
 def _tally(part: Predictions) -> Tally:

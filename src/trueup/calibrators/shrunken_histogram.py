@@ -9,9 +9,19 @@ from scipy.special import betaln
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, clip_frequencies, keep_curve, one_vs_rest, pad_curves, step
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, bin_index, cut_points, equal_mass
+from trueup.calibrators.per_class import (
+    PADDING,
+    clip_frequencies,
+    keep_curve,
+    one_vs_rest,
+    pad_curves,
+    row_count,
+    row_weights,
+    step,
+    weighted_bins,
+)
+from trueup.core.arrays import as_weighted
+from trueup.core.bins import BINS, cut_points, equal_mass
 from trueup.core.row_scores import class_probs
 
 STRENGTHS = np.geomspace(0.1, 1e6, 57)
@@ -63,35 +73,36 @@ class ShrunkenHistogram(Calibrator):
         return (1 - weight) * step(p, self.cuts, self.values) + weight * p
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> Self:
         """Histogram binning, shrunken: count each class's labels in bins, and choose pseudo-counts by likelihood."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         labels = y.cpu().numpy()
         curves = [
-            _curve_of(p, labels == k, bins) for first, block in class_probs(z) for k, p in enumerate(block, first)
+            _curve_of(p, labels == k, bins, row_weights(w))
+            for first, block in class_probs(z)
+            for k, p in enumerate(block, first)
         ]
         if z.shape[1] == 2:
-            cuts, values, weights = curves[1]
-            curves[0] = 1 - cuts[::-1], 1 - values[::-1], weights[::-1]
+            cuts, values, own = curves[1]
+            curves[0] = 1 - cuts[::-1], 1 - values[::-1], own[::-1]
         # A last cut that no probability reaches, so that one bin has a cut too.
         places = pad_curves([np.append(cuts, PADDING) for cuts, _, _ in curves], PADDING)
         width = places.shape[1] + 1
-        values, weights = (
+        values, own = (
             np.stack([np.pad(curve[part], (0, width - len(curve[part])), mode="edge") for curve in curves])
             for part in (1, 2)
         )
-        return cls(places, clip_frequencies(values, len(z)), weights)
+        return cls(places, clip_frequencies(values, row_count(z, w)), own)
 
 
-def _curve_of(p: np.ndarray, positive: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _curve_of(
+    p: np.ndarray, positive: np.ndarray, bins: int, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cuts, the frequency in each bin, and the weight m/(n_b + m) of the network's own probability there."""
-    edges = equal_mass(p, bins)
-    index = bin_index(p, edges)
-    size = len(edges) - 1
-    count = np.bincount(index, minlength=size)
-    hits = np.bincount(index, weights=positive, minlength=size)
-    mean = np.bincount(index, weights=p, minlength=size) / count
-    strength = choose_strength(count, hits, mean)
+    edges = equal_mass(p, bins, weights)
+    tally = weighted_bins(p, positive, edges, weights)
+    count, hits = tally.count, tally.hits
+    strength = choose_strength(count, hits, tally.mean_confidence)
     return cut_points(edges), hits / count, strength / (count + strength)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.per_class import interpolate, pad_curves
 from trueup.calibrators.platt import class_blocks, log_normalise, log_probs_and_rests, platt_targets
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold
 
@@ -65,37 +65,40 @@ class SmoothingSpline(Calibrator):
         return log_normalise(odds).to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, folds: int = 5) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
         """Smoothing spline: minimise each class's penalised log-loss, the penalty by cross-validation."""
-        z, y = as_tensors(logits, labels, at_least=2 * folds)
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        each = np.ones(len(z)) if w is None else w.cpu().numpy()
         fold = np.zeros(len(z), np.int64)
         for number, (_, held_out) in enumerate(k_fold(z, y, folds)):
             fold[held_out.cpu().numpy()] = number
         curves: list[tuple[np.ndarray, ...]] = []
         for classes, log_p, log_rest in class_blocks(z):
-            targets = platt_targets(y, classes).cpu().numpy()
+            targets = platt_targets(y, classes, w).cpu().numpy()
             odds = (log_p - log_rest).cpu().numpy()
             for k in range(len(classes)):
                 if z.shape[1] == 2 and curves:  # the mirror image of the first
                     curves.append(tuple(-part[::-1] for part in curves[0]))
                 else:
-                    curves.append(_curve(odds[:, k], targets[:, k], fold))
+                    curves.append(_curve(odds[:, k], targets[:, k], fold, each))
         return cls(*(pad_curves([curve[part] for curve in curves]) for part in (0, 1)))
 
 
-def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Points of the spline of least cross-validated loss."""
-    middle, width = odds.mean(), odds.std()
+    middle, mean = w @ odds / w.sum(), w @ targets / w.sum()
+    width = np.sqrt(w @ (odds - middle) ** 2 / w.sum())
     distinct = np.unique(odds)
-    level = np.log(targets.mean() / (1 - targets.mean()))
+    level = np.log(mean / (1 - mean))
     if len(distinct) < 4 or width <= 1e-9 * (1 + abs(middle)):
         # Too few places for a curve: the frequency at each, drawn in.
         where = np.searchsorted(distinct, odds)
-        share = np.bincount(where, weights=targets) / np.bincount(where)
+        share = np.bincount(where, weights=w * targets) / np.bincount(where, weights=w)
         return distinct, np.log(share / (1 - share))
     x = (odds - middle) / width
     knots, rough = _basis((distinct - middle) / width)
-    design, wanted = (torch.from_numpy(a) for a in (BSpline.design_matrix(x, knots, 3).toarray(), targets))
+    basis = BSpline.design_matrix(x, knots, 3).toarray()
+    design, wanted, each = (torch.from_numpy(a) for a in (basis, targets, w))
     penalties = [penalty * torch.from_numpy(rough) for penalty in PENALTIES]
     start = torch.full((design.shape[1],), float(level), dtype=torch.float64)
     losses = np.zeros(len(PENALTIES))
@@ -104,9 +107,9 @@ def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray) -> tuple[np.
             train, held_out = (torch.from_numpy(np.flatnonzero(rows)) for rows in (fold != number, fold == number))
             weights = start
             for i, penalty in enumerate(penalties):
-                weights = _solve(design[train], wanted[train], penalty, weights, tolerance=1e-6)
-                losses[i] += float(_loss(design[held_out] @ weights, wanted[held_out]).sum())
-        weights = _solve(design, wanted, penalties[int(losses.argmin())], start, tolerance=1e-10)
+                weights = _solve(design[train], wanted[train], each[train], penalty, weights, tolerance=1e-6)
+                losses[i] += float(_loss(design[held_out] @ weights, wanted[held_out]) @ each[held_out])
+        weights = _solve(design, wanted, each, penalties[int(losses.argmin())], start, tolerance=1e-10)
     ends = np.linspace(x.min(), x.max(), _GRID // 2)
     grid = np.unique(np.concatenate([np.quantile(x, np.linspace(0, 1, _GRID // 2)), ends]))
     return middle + width * grid, BSpline(knots, weights.numpy(), 3)(grid)
@@ -125,18 +128,19 @@ def _basis(distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return knots, bend.T @ (bend * np.concatenate([half, half])[:, None])
 
 
-def _solve(design: Tensor, targets: Tensor, rough: Tensor, start: Tensor, *, tolerance: float) -> Tensor:
+def _solve(design: Tensor, targets: Tensor, each: Tensor, rough: Tensor, start: Tensor, *, tolerance: float) -> Tensor:
     """Newton's steps on the mean log-loss + wᵀ(rough)w, halved until it falls, to a gain of less than the tolerance."""
     ridge = rough + 1e-9 * torch.eye(len(start), dtype=start.dtype)
+    share = each / each.sum()
 
     def value(weights: Tensor) -> float:
-        return float(_loss(design @ weights, targets).mean() + weights @ ridge @ weights)
+        return float(_loss(design @ weights, targets) @ share + weights @ ridge @ weights)
 
     weights, now = start, value(start)
     for _ in range(50):
         probs = torch.sigmoid(design @ weights)
-        slope = design.T @ (probs - targets) / len(targets) + 2 * ridge @ weights
-        bend = design.T @ (design * (probs * (1 - probs))[:, None]) / len(targets) + 2 * ridge
+        slope = design.T @ (share * (probs - targets)) + 2 * ridge @ weights
+        bend = design.T @ (design * (share * probs * (1 - probs))[:, None]) + 2 * ridge
         step = torch.linalg.solve(bend, slope)
         length = 1.0
         while (following := value(weights - length * step)) > now and length > 1e-6:

@@ -10,10 +10,10 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import check_margin, interpolate, keep_curve, map_top_confidence
-from trueup.core.arrays import as_tensors
+from trueup.calibrators.per_class import check_margin, interpolate, keep_curve
+from trueup.core.arrays import as_weighted
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import confidences_and_hits
+from trueup.core.row_scores import scores_and_outcomes
 
 KNOTS = 6
 """Knots of the spline, as in the paper's released experiments; so many rows a fit needs."""
@@ -22,9 +22,10 @@ KNOTS = 6
 class Spline(TopLabel):
     """Add to the confidence the slope of a natural cubic spline through the cumulative errors: c′ = c + h′(u).
 
-    Confidences are sorted, u_i = (i−1)/(n−1); h is fitted by least squares to h_i = 1/n Σ_{j≤i} (a_j − c_j), with six
-    equally spaced knots. Between the confidences of the fit c′ goes straight, outside it is constant. In the row of
-    log-probabilities it is kept in [1/(n+2), 1 − 1/(n+2)]. Not for sharp steps, which six knots smooth over.
+    Of two classes c is P(class 1). Confidences are sorted, u_i = (i−1)/(n−1); h is fitted by least squares to h_i = 1/n
+    Σ_{j≤i} (a_j − c_j), with six equally spaced knots. Between the confidences of the fit c′ goes straight, outside it
+    is constant. In the row of log-probabilities it is kept in [1/(n+2), 1 − 1/(n+2)]. Not for sharp steps, which six
+    knots smooth over.
     Gupta et al., "Calibration of neural networks using splines" (2021).
 
     >>> rng = np.random.default_rng(0)
@@ -42,43 +43,44 @@ class Spline(TopLabel):
     knots: Tensor
     values: Tensor
 
-    def __init__(self, knots: Any, values: Any, margin: float = 0.0) -> None:
+    def __init__(self, knots: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
-        self.margin = check_margin(margin)
-
-    def map(self, logits: Tensor) -> Tensor:
-        """Give the predicted class the curve's value and share the rest."""
-        return map_top_confidence(logits, self.map_confidence, self.margin)
+        self.margin, self.event = check_margin(margin), event
 
     def map_confidence(self, confidence: Tensor) -> Tensor:
         """The curve."""
         return interpolate(confidence.double(), self.knots, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, monotone: bool = False) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, weights: Any = None) -> Self:
         """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
-        z, y = as_tensors(logits, labels, at_least=KNOTS)
-        knots, values = _recalibration(*confidences_and_hits(z, y), monotone)
-        return cls(knots, values, 1 / (len(z) + 2))
+        z, y, w = as_weighted(logits, labels, weights, at_least=KNOTS)
+        each = np.ones(len(z)) if w is None else w.cpu().numpy()
+        knots, values = _recalibration(*scores_and_outcomes(z, y), each, monotone)
+        return cls(knots, values, 1 / (each.sum() + 2), z.shape[1] == 2)
 
 
-def _recalibration(scores: np.ndarray, hits: np.ndarray, monotone: bool) -> tuple[np.ndarray, np.ndarray]:
+def _recalibration(
+    scores: np.ndarray, hits: np.ndarray, weights: np.ndarray, monotone: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The distinct scores and what each becomes."""
-    n = len(scores)
     order = np.argsort(scores, kind="stable")
     ends = np.flatnonzero(tie_ends(scores[order]))
     starts = np.append(0, ends[:-1] + 1)
-    counts = np.diff(starts, append=n)
+    run, w = np.diff(starts, append=len(scores)), weights[order]
+    counts = np.add.reduceat(w, starts)
     # Equal scores share their hits evenly, so that the order of rows does not matter.
-    score, hit = (np.add.reduceat(column[order], starts) / counts for column in (scores, hits))
-    drift = np.cumsum(np.repeat(hit - score, counts)) / n
-    u = np.linspace(0.0, 1.0, n)
+    score, hit = (np.add.reduceat(w * column[order], starts) / counts for column in (scores, hits))
+    drift = np.cumsum(w * np.repeat(hit - score, run)) / w.sum()
+    middle = np.cumsum(w) - w / 2
+    u = (middle - middle[0]) / (middle[-1] - middle[0])  # from 0 to 1; of equal weights (i − 1)/(n − 1)
     # Linear in its values at the knots: column k is the spline that is 1 at knot k and 0 at the others.
     basis = CubicSpline(np.linspace(0.0, 1.0, KNOTS), np.eye(KNOTS), bc_type="natural")
-    at_knots = np.linalg.lstsq(basis(u), drift, rcond=None)[0]
+    root = np.sqrt(w)
+    at_knots = np.linalg.lstsq(basis(u) * root[:, None], drift * root, rcond=None)[0]
     slope = basis(u, 1) @ at_knots
-    values = score + np.add.reduceat(slope, starts) / counts
+    values = score + np.add.reduceat(w * slope, starts) / counts
     if monotone:
         values = isotonic_regression(values, weights=counts).x
     return score, np.clip(values, 0.0, 1.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.per_class import weighted_bins
 from trueup.calibrators.temperature_search import (
     bound_reason,
     brier_inverse_temperature,
@@ -18,8 +19,8 @@ from trueup.calibrators.temperature_search import (
     inverse_temperature,
     scale_of,
 )
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, Bins, equal_width, rounding_error
+from trueup.core.arrays import as_weighted
+from trueup.core.bins import BINS, equal_width, rounding_error
 from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
@@ -61,10 +62,10 @@ class Temperature(Calibrator):
         return logits / self.temperature.to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        beta, certificate = inverse_temperature(z, y)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        beta, certificate = inverse_temperature(z, y, w)
         return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod
@@ -75,62 +76,73 @@ class Temperature(Calibrator):
         return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
-    def fit_ece(cls, logits: Any, labels: Any, *, temperatures: Sequence[float] = FINE_GRID, bins: int = BINS) -> Self:
+    def fit_ece(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        temperatures: Sequence[float] = FINE_GRID,
+        bins: int = BINS,
+        weights: Any = None,
+    ) -> Self:
         """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
         nearest to 1 (in its logarithm).
 
         The default grid is 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         grid = np.asarray(temperatures, dtype=np.float64)
         if grid.ndim != 1 or not len(grid) or not (grid > 0).all():
             raise ValueError("temperatures must be a list of positive numbers")
-        errors = grid_errors(z, y, grid, bins)
+        errors = grid_errors(z, y, grid, bins, w)
         best = np.flatnonzero(errors <= errors.min() + 1e-12)
         return cls(float(grid[best[np.abs(np.log(grid[best])).argmin()]]))
 
     @classmethod
-    def fit_ece_wide(cls, logits: Any, labels: Any) -> Self:
+    def fit_ece_wide(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
-        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID)
+        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID, weights=weights)
 
     @classmethod
-    def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0) -> Self:
+    def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0, weights: Any = None) -> Self:
         """Temperature scaling (focal loss): minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since
         it is not convex.
         """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
-        beta, certificate = focal_inverse_temperature(*as_tensors(logits, labels, at_least=1), gamma)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        beta, certificate = focal_inverse_temperature(z, y, gamma, w=w)
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
         return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
-    def fit_brier(cls, logits: Any, labels: Any) -> Self:
+    def fit_brier(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
-        beta, certificate = brier_inverse_temperature(*as_tensors(logits, labels, at_least=1))
+        beta, certificate = brier_inverse_temperature(*as_weighted(logits, labels, weights, at_least=1))
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
         return cls(1 / beta).with_certificate(certificate)
 
 
-def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int) -> np.ndarray:
+def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Tensor | None = None) -> np.ndarray:
     """The ECE at each temperature that could have the least, and infinity at those that could not.
 
     ECE is at least |mean confidence − accuracy|, and the mean confidence falls as T rises: from where it crosses the
     accuracy, walk outwards until that gap alone exceeds the least ECE found.
     """
     correct = confidences_and_hits(z, y)[1]
-    accuracy, edges, unit = correct.mean(), equal_width(bins), rounding_error(z)
+    weights = None if w is None else w.cpu().numpy()
+    accuracy, edges, unit = np.average(correct, weights=weights), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
 
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        errors[order[place]] = Bins.from_scores(confidence, correct, edges, rounding=unit).ece()
-        return float(confidence.mean() - accuracy)
+        tally = weighted_bins(confidence, correct, edges, weights, rounding=unit)
+        errors[order[place]] = tally.ece()
+        return float(np.average(confidence, weights=weights) - accuracy)
 
     low, high = 0, len(order) - 1
     while low < high:

@@ -28,13 +28,13 @@ _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about
 _THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
 
 
-def inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+def inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> tuple[float, Certificate]:
     """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly."""
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
-    quick = None if z.dtype == torch.float64 else _mean_loss(z, y, quick=True)
-    return search_beta(_mean_loss(z, y), quick, _estimate_from_few(z, y, scale), scale)
+    quick = None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
+    return search_beta(_mean_loss(z, y, w), quick, _estimate_from_few(z, y, w, scale), scale)
 
 
 def search_beta(
@@ -94,13 +94,13 @@ def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
     return recorded, seen
 
 
-def near_inverse_temperature(z: Tensor, y: Tensor) -> float:
+def near_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> float:
     """1/T to a few percent, where a search of more than a temperature may begin."""
     scale = scale_of(z)
     if scale == 0:
         return 1.0
-    few = _estimate_from_few(z, y, scale)
-    return inverse_temperature(z, y)[0] if few is None else few.near
+    few = _estimate_from_few(z, y, w, scale)
+    return inverse_temperature(z, y, w)[0] if few is None else few.near
 
 
 class SubsampleEstimate(NamedTuple):
@@ -112,7 +112,7 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _estimate_from_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: Tensor, y: Tensor, w: Tensor | None, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
@@ -123,15 +123,15 @@ def _estimate_from_few(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate 
         rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
     else:
         rows = z[some].contiguous()
-    return subsample_estimate(rows, y[some].contiguous(), scale)
+    return subsample_estimate(rows, y[some].contiguous(), scale, None if w is None else w[some].contiguous())
 
 
-def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate | None:
+def subsample_estimate(z: Tensor, y: Tensor, scale: float, w: Tensor | None = None) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
-    if _bound(_mean_loss(z, y), low, high) is not None:
+    if _bound(_mean_loss(z, y, w), low, high) is not None:
         return None
-    loss, seen = _record(_mean_loss(z, y))
+    loss, seen = _record(_mean_loss(z, y, w))
     near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
     if found.status != "converged":
         return None
@@ -141,51 +141,53 @@ def subsample_estimate(z: Tensor, y: Tensor, scale: float) -> SubsampleEstimate 
     )
 
 
-def brier_inverse_temperature(z: Tensor, y: Tensor) -> tuple[float, Certificate]:
+def brier_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> tuple[float, Certificate]:
     """1/T of least Brier score, in trusted tensors.
 
     The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
     """
     every = max(1, len(z) // _SUBSAMPLE)
-    some, labels = z[::every], y[::every]
+    some, labels, few = z[::every], y[::every], None if w is None else w[::every]
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
     grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
-    deepest = int(np.argmin([_brier(some, labels, float(beta))[0] for beta in grid]))
+    deepest = int(np.argmin([_brier(some, labels, float(beta), few)[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
-    while low > 0 and _brier(z, y, float(grid[low]))[1] > 0:
+    while low > 0 and _brier(z, y, float(grid[low]), w)[1] > 0:
         low -= 1
-    while high < len(grid) - 1 and _brier(z, y, float(grid[high]))[1] < 0:
+    while high < len(grid) - 1 and _brier(z, y, float(grid[high]), w)[1] < 0:
         high += 1
-    return newton(lambda b: _brier(z, y, b), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
+    return newton(lambda b: _brier(z, y, b, w), float(grid[deepest]), low=float(grid[low]), high=float(grid[high]))
 
 
 def focal_inverse_temperature(
-    z: Tensor, y: Tensor, gamma: float, *, near: float | None = None
+    z: Tensor, y: Tensor, gamma: float, *, near: float | None = None, w: Tensor | None = None
 ) -> tuple[float, Certificate]:
     """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted tensors; `near` is where it is searched first.
 
     The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
     bottom.
     """
-    beta, certificate = inverse_temperature(z, y)
+    beta, certificate = inverse_temperature(z, y, w)
     if certificate.status == "bound" or not scale_of(z):
         return beta, certificate
     grid = beta * np.geomspace(0.02, 20.0, 41) if near is None else near * np.geomspace(1 / 1.5, 1.5, 9)
-    values = [_focal(z, y, b, gamma)[0] for b in grid.tolist()]
+    values = [_focal(z, y, b, gamma, w)[0] for b in grid.tolist()]
     at = int(np.argmin(values))
     if at in (0, len(grid) - 1):
         if near is not None:
-            return focal_inverse_temperature(z, y, gamma)
-        return float(grid[at]), Certificate("bound", abs(_focal(z, y, float(grid[at]), gamma)[1]), 0, 42, values[at])
-    return newton(lambda b: _focal(z, y, b, gamma), float(grid[at]), low=float(grid[at - 1]), high=float(grid[at + 1]))
+            return focal_inverse_temperature(z, y, gamma, w=w)
+        slope = _focal(z, y, float(grid[at]), gamma, w)[1]
+        return float(grid[at]), Certificate("bound", abs(slope), 0, 42, values[at])
+    low, high = float(grid[at - 1]), float(grid[at + 1])
+    return newton(lambda b: _focal(z, y, b, gamma, w), float(grid[at]), low=low, high=high)
 
 
-def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, float, float]:
+def _focal(z: Tensor, y: Tensor, beta: float, gamma: float, w: Tensor | None = None) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in shifted_chunks(z, y):
+    for part, labels, share in shifted_chunks(z, y, w):
         log_p = torch.log_softmax(beta * part, dim=1)
         p = log_p.exp()
         mean = (p * part).sum(dim=1, keepdim=True)
@@ -193,10 +195,10 @@ def _focal(z: Tensor, y: Tensor, beta: float, gamma: float) -> tuple[float, floa
         variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
         log_y = log_p.gather(1, labels)
         weight, turn = focal_weight(log_y, gamma)
-        sums[0] += float(focal_loss(log_y, gamma).sum())
-        sums[1] += float((weight * off).sum())
-        sums[2] += float((weight * variance - turn * off.square()).sum())
-    value, slope, curvature = (sums / len(z)).tolist()
+        sums[0] += float((share * focal_loss(log_y, gamma)).sum())
+        sums[1] += float((share * weight * off).sum())
+        sums[2] += float((share * (weight * variance - turn * off.square())).sum())
+    value, slope, curvature = sums.tolist()
     return value, slope, curvature
 
 
@@ -207,29 +209,30 @@ def _bound(loss: Loss, low: float, high: float) -> float | None:
     return low if loss(low)[1] >= 0 else None
 
 
-def _mean_loss(z: Tensor, y: Tensor, *, quick: bool = False) -> Loss:
-    n = len(z)
+def _mean_loss(z: Tensor, y: Tensor, w: Tensor | None, *, quick: bool = False) -> Loss:
+    n = len(z) if w is None else float(w.sum())
 
     def derivatives(beta: float) -> tuple[float, float, float]:
-        value, slope, curvature = temperature_sums(z, y, beta, quick=quick)
+        value, slope, curvature = temperature_sums(z, y, beta, w, quick=quick)
         return value / n, slope / n, curvature / n
 
     return derivatives
 
 
-def _brier(z: Tensor, y: Tensor, beta: float) -> tuple[float, float, float]:
+def _brier(z: Tensor, y: Tensor, beta: float, w: Tensor | None = None) -> tuple[float, float, float]:
     """The mean Brier score of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
-    for part, labels in shifted_chunks(z, y):
+    for part, labels, share in shifted_chunks(z, y, w):
         p = torch.softmax(beta * part, dim=1)
         off = part - (p * part).sum(dim=1, keepdim=True)
         rise = p * off
         bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
-        p_y, rise_y, bend_y = (x.gather(1, labels).sum() for x in (p, rise, bend))
-        sums[0] += float((p * p).sum() - 2 * p_y) + len(part)
-        sums[1] += float(2 * (p * rise).sum() - 2 * rise_y)
-        sums[2] += float(2 * (rise * rise + p * bend).sum() - 2 * bend_y)
-    value, slope, curvature = (sums / len(z)).tolist()
+        p_y, rise_y, bend_y = (x.gather(1, labels)[:, 0] for x in (p, rise, bend))
+        rows = share[:, 0]
+        sums[0] += float(((p * p).sum(dim=1) - 2 * p_y + 1) @ rows)
+        sums[1] += float(2 * ((p * rise).sum(dim=1) - rise_y) @ rows)
+        sums[2] += float(2 * ((rise * rise + p * bend).sum(dim=1) - bend_y) @ rows)
+    value, slope, curvature = sums.tolist()
     return value, slope, curvature
 
 
@@ -239,8 +242,9 @@ def scale_of(z: Tensor) -> float:
     return float(np.median(few.std(axis=1)))
 
 
-def shifted_chunks(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows in double, less their largest logit, with their labels as a column."""
+def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
+    share = torch.full((len(z),), 1 / len(z), dtype=torch.float64, device=z.device) if w is None else w / w.sum()
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         double = upcast_half(z[rows]).double()
-        yield double - double.amax(dim=1, keepdim=True), y[rows, None]
+        yield double - double.amax(dim=1, keepdim=True), y[rows, None], share[rows, None]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import inverse_temperature
-from trueup.core.arrays import as_tensors, take_rows, upcast_half
+from trueup.core.arrays import as_weighted, take_weighted, upcast_half
 from trueup.core.splits import stratified_folds
 
 SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -50,14 +50,15 @@ class UniformMixture(Calibrator):
         return torch.logaddexp(log_p + torch.log1p(-share), torch.log(share) - math.log(logits.shape[1]))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Uniform mixture: take the share of least log-loss, each with a temperature of its own."""
-        z, y = as_tensors(logits, labels, at_least=1)
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
         most = max(1, _NUMBERS // z.shape[1])
         if len(z) > most:
             place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
-            z, y = take_rows(z, y, place < most)
+            z, y, w = take_weighted(z, y, w, place < most)
         z = upcast_half(z)
-        losses = [inverse_temperature(cls(share)(z) if share else z, y)[1].loss for share in SHARES]
+        losses = [inverse_temperature(cls(share)(z) if share else z, y, w)[1].loss for share in SHARES]
         best = min(range(len(SHARES)), key=losses.__getitem__)
-        return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_GAIN, 1 / len(z)) else 0.0)
+        n = len(z) if w is None else float(w.sum())
+        return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_GAIN, 1 / n) else 0.0)

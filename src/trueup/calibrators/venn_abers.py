@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, one_vs_rest, order_weight, pad_curves
-from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
+from trueup.calibrators.per_class import PADDING, one_vs_rest, order_weight, pad_curves, row_weights
+from trueup.core.arrays import as_logits, as_weighted, match_kind, take_weighted, upcast_half
 from trueup.core.onnx_ops import count_below
 from trueup.core.row_scores import class_probs
 from trueup.core.splits import k_fold
@@ -102,17 +102,15 @@ class VennAbers(Calibrator):
         return 1 - self.lower[fold].gather(1, up_to), self.upper[fold].gather(1, below)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Venn–Abers: the inductive predictor, for which all rows calibrate."""
-        z, y = as_tensors(logits, labels, at_least=1)
-        return cls._of([_curves(z, y)])
+        return cls._of([_curves(*as_weighted(logits, labels, weights, at_least=1))])
 
     @classmethod
-    def fit_cross(cls, logits: Any, labels: Any, *, folds: int = 5) -> Self:
+    def fit_cross(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
         """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
-        z, y = as_tensors(logits, labels, at_least=2 * folds)
-        parts = [held_out for _, held_out in k_fold(z, y, folds)]
-        return cls._of([_curves(z[part], y[part]) for part in parts])
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, folds)])
 
     @classmethod
     def _of(cls, folds: Sequence[list[Curves]]) -> Self:
@@ -124,12 +122,14 @@ class VennAbers(Calibrator):
         return cls(stacked(0, PADDING), stacked(1), stacked(2))
 
 
-def _curves(z: Tensor, y: Tensor) -> list[Curves]:
-    labels = y.cpu().numpy()
+def _curves(z: Tensor, y: Tensor, w: Tensor | None) -> list[Curves]:
+    labels, each = y.cpu().numpy(), row_weights(w)
     if z.shape[1] == 2:
-        return [bracket_curves(_two_probs(upcast_half(z).double())[1].cpu().numpy(), labels == 1)]
+        return [bracket_curves(_two_probs(upcast_half(z).double())[1].cpu().numpy(), labels == 1, each)]
     return [
-        bracket_curves(scores, labels == k) for first, block in class_probs(z) for k, scores in enumerate(block, first)
+        bracket_curves(scores, labels == k, each)
+        for first, block in class_probs(z)
+        for k, scores in enumerate(block, first)
     ]
 
 
@@ -139,11 +139,11 @@ def _two_probs(z: Tensor) -> Tensor:
     return torch.sigmoid(torch.stack([-odds, odds]))
 
 
-def bracket_curves(scores: np.ndarray, positive: np.ndarray) -> Curves:
+def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> Curves:
     """Distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
 
     A row added as 1 joins the block of the next score at or above it, one added as 0 that of the score at or below, so
-    both are step functions with steps at the scores of the fit.
+    both are step functions with steps at the scores of the fit. The added row has weight one.
 
     >>> c, low, high = bracket_curves(np.array([0.1, 0.2, 0.3]), np.array([False, True, False]))
     >>> low.round(3), high.round(3)
@@ -152,12 +152,13 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray) -> Curves:
     order = np.argsort(scores)  # in any order among equals, which are counted together
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
-    count = np.diff(first, append=len(ordered)).astype(np.float64)
-    hits = np.add.reduceat(positive[order].astype(np.float64), first)
+    w = np.ones(len(ordered)) if weights is None else weights[order]
+    count, hits = np.add.reduceat(np.stack([w, w * positive[order]]), first, axis=1)
     high = _added_as_one(count, hits)
     # Turned around, a row added as 0 is one added as 1.
     low = 1 - _added_as_one(count[::-1], (count - hits)[::-1])[::-1]
-    return ordered[first], low, high
+    high = np.clip(high, 0.0, 1.0)  # sums of weights are rounded
+    return ordered[first], np.clip(low, 0.0, high), high
 
 
 def _added_as_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:

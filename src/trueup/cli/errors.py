@@ -11,12 +11,18 @@ WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.CONFIDENCE: "a confidence is read by --confidence and --correct",
+    Hint.PER_CENT: "divide per cent by 100",
+    Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
+    Hint.RENORMALISE: "",
     Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
     Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
     Hint.NOT_PROBABILITIES: "logits need no --probs",
     Hint.EXACT_ZEROS: "probabilities with exact zeros are read by --probs",
     Hint.PROBS: "say --probs to read probabilities",
     Hint.SPLIT: "choose --split {}",
+    Hint.STATED: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
+    Hint.CLASSES: "--classes names the classes of labels that are texts",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",
@@ -29,8 +35,14 @@ OPTIONS = {
     "lr": "--lr",
     "n_resamples": "--resamples",
     "penalty": "--penalty",
+    "weights": "--weight",
+    "groups": "--by",
+    "classes": "--classes",
     "weight_decay": "--weight-decay",
-    **{name: f"--{name}" for name in ("alpha", "bins", "epochs", "folds", "level", "patience", "seed", "window")},
+    **{
+        name: f"--{name}"
+        for name in ("alpha", "bins", "epochs", "event", "folds", "level", "patience", "seed", "window")
+    },
 }
 """The library's arguments that are options here."""
 

@@ -15,6 +15,7 @@ from trueup.cli.output import print_json, print_remarks, print_table, require_ou
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
+    from trueup.io.predictions import Predictions
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
 
@@ -25,9 +26,9 @@ Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
 All = Annotated[bool, typer.Option("--all", help="Try every method; this may take long.")]
-Val = Annotated[Path, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
+Val = Annotated[str, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(metavar="TEST", help="Logits and labels that they are scored on; without it, held-out rows of VAL."),
 ]
 
@@ -39,6 +40,12 @@ def evaluate(
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
+    event: o.Event = None,
+    classes: o.Classes = None,
+    weight: o.Weight = None,
+    by: o.By = None,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -50,6 +57,7 @@ def evaluate(
     seed: o.Seed = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -62,19 +70,21 @@ def evaluate(
 
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
-    reader = Reader(probs, logits, labels)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards
 
             with reader.open_shards(file, split, cluster) as (shards, executor):
+                options |= o.drop_unset(event=reader.event_number(event))
                 scores = evaluate_shards(shards, **options, executor=executor, skip_bad=skip_bad, progress=not quiet)
         else:
-            pair = reader.load(Path(file), split)
+            pair = reader.load(file, split)
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
-            scores = table.evaluate(*pair, **options)
+            options |= o.drop_unset(event=reader.event_number(event, pair.classes))
+            scores = table.evaluate(*pair, **pair.options(), **options)
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -89,11 +99,18 @@ def compare(
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
+    event: o.Event = None,
+    classes: o.Classes = None,
+    weight: o.Weight = None,
+    by: o.By = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
     seed: o.Seed = None,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -107,8 +124,8 @@ def compare(
     for name in metric or ():
         o.require_name("metric of the comparison", DEFAULT, name)
     audit = _audit(
-        Reader(probs, logits, labels), val, test, method, every, quiet,
-        bins=bins, level=level, folds=folds, seed=seed,
+        Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
+        quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
@@ -129,16 +146,19 @@ def report(
     method: o.Methods = None,
     every: All = False,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
-    classes: Annotated[
-        str | None, typer.Option("--classes", metavar="NAMES", help="Names of the classes, separated by commas.")
-    ] = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
+    event: o.Event = None,
+    classes: o.Classes = None,
+    by: o.By = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
     seed: o.Seed = None,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -148,21 +168,27 @@ def report(
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds.
     """
-    require_output(out, ".html", ".htm", reads=(val, test))
+    read = tuple(Path(name) for name in (val, test) if name is not None)
+    require_output(out, ".html", ".htm", reads=read)
     if calibrator is not None:
-        require_output(calibrator, ".safetensors", reads=(val, test))
+        require_output(calibrator, ".safetensors", reads=read)
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
     from trueup.report import report as make_report
 
-    class_names = classes.split(",") if classes else None
+    reader = Reader(probs, logits, labels, confidence, correct, classes, None, by, storage)
     audit = _audit(
-        Reader(probs, logits, labels), val, test, method, every, quiet, class_names, pooled=True,
+        reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
-    make_report(audit, **o.drop_unset(title=title, names=class_names)).save(out)
+    names = reader.class_names
+    if event is not None:
+        names = (f"not {event}", event)
+    elif confidence is not None:
+        names = ("wrong", "right")
+    make_report(audit, **o.drop_unset(title=title, names=names)).save(out)
     if calibrator is not None:
-        _save_chosen(audit, calibrator, val)
+        _save_chosen(audit, calibrator, val, reader.event_number(event))
     if as_json:
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
@@ -178,6 +204,14 @@ def print_scores(scores: Scores, *, quiet: bool = False) -> None:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
     print_remarks(*scores.notes(), quiet=quiet)
+    _print_groups(scores, quiet)
+
+
+def _print_groups(scores: Scores, quiet: bool) -> None:
+    if scores.groups is not None:
+        print()
+        print_table(scores.groups.table())
+        print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
 def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
@@ -197,6 +231,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     from trueup.report.figures.method_choice import method_choice, more_rows
 
     print_remarks(legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    _print_groups(scores, quiet)
 
 
 def _select_metrics(scores: Scores, metrics: Any) -> Scores:
@@ -208,12 +243,12 @@ def _select_metrics(scores: Scores, metrics: Any) -> Scores:
 
 def _audit(
     reader: Reader,
-    val: Path,
-    test: Path | None,
+    val: str,
+    test: str | None,
     methods: list[str] | None,
     every: bool,
     quiet: bool,
-    class_names: list[str] | None = None,
+    event: str | None = None,
     *,
     pooled: bool = False,
     **options: Any,
@@ -229,13 +264,17 @@ def _audit(
     from trueup.report.audit import POOLED, audit, methods_for
 
     with silence_warnings(enabled=quiet):
-        pairs = reader.load_val_and_test(val, test)
-        n_classes = pairs[0].logits.shape[1]
-        if class_names is not None and len(class_names) != n_classes:
-            raise ValueError(f"--classes must name the {n_classes} classes, got {len(class_names)} names")
+        tables = reader.load_val_and_test(val, test)
+        number = reader.event_number(event, tables[0].classes)
+        pairs = [table and _event_pair(table.pair, number) for table in tables]
         if pooled and options["methods"] is None and pairs[0].logits.size <= POOLED:
             options["methods"] = [*methods_for(*pairs[0].logits.shape), "auto"]
-        result = audit(*pairs, **o.drop_unset(**options), progress=not quiet)
+        given = o.drop_unset(**options)
+        if tables[0].weights is not None:
+            given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if scored_groups := (tables[1] or tables[0]).groups:
+            given["groups"] = dict(scored_groups)
+        result = audit(*pairs, **given, progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")
@@ -245,11 +284,18 @@ def _audit(
     return result
 
 
-def _save_chosen(audit: Audit, path: Path, val: Path) -> None:
+def _event_pair(pair: Predictions, event: int | None) -> tuple[Any, Any]:
+    from trueup.core.events import as_event
+
+    return pair if event is None else as_event(*pair, event)
+
+
+def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
     from trueup.calibrators.identity import Identity
     from trueup.io.artifacts import save_calibrator
 
-    summary = {"method": audit.chosen, "fitted to": val.name, "rows": audit.calibration_rows}
+    summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
+    summary |= o.drop_unset(event=event)
     calibrator = audit.calibrators.get(audit.chosen) or Identity()
     save_calibrator(calibrator, path, classes=audit.scores.classes, summary=summary)
 
@@ -263,6 +309,8 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate test.csv --probs --labels target",
             "trueup evaluate both.npz --split test --json",
             "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
+            "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
+            "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
         ),
     )(evaluate)

@@ -14,7 +14,10 @@ from trueup.core.formatting import format_number
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trueup.calibrators.base import Calibrator
+    from trueup.io.predictions import PredictionTable
 
 
 def fit(
@@ -30,9 +33,15 @@ def fit(
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
+    event: o.Event = None,
+    classes: o.Classes = None,
+    weight: o.Weight = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -45,33 +54,36 @@ def fit(
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
-    reader = Reader(probs, logits, labels)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
         if sharded:
-            calibrator, rows, classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet)
+            number = reader.event_number(event)
+            calibrator, rows, n_classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet, number)
         else:
-            pair = reader.load(Path(val), split) if split else reader.load_half(Path(val), "val")
-            calibrator = _fit(methods, pair)
-            rows, classes = pair.logits.shape
+            table = reader.load(val, split) if split else reader.load_half(val, "val")
+            number = reader.event_number(event, table.classes)
+            calibrator = _fit(methods, table, number)
+            rows, n_classes = len(table.labels), table.logits.shape[1] if number is None else 2
     choice: Any = getattr(calibrator, "choice", None)
     chosen = methods[0] if choice is None else choice.chosen
     from trueup.io.artifacts import save_calibrator
 
     summary = {"method": chosen, "fitted to": val if sharded else Path(val).name, "rows": rows}
-    save_calibrator(calibrator, out, classes=classes, summary=summary)
+    summary |= o.drop_unset(event=number)
+    save_calibrator(calibrator, out, classes=n_classes, summary=summary)
     if as_json:
         losses = None if choice is None else choice.scores
         print_json(
-            "fit", file=val, output=out, rows=rows, classes=classes, methods=methods, chosen=chosen,
+            "fit", file=val, output=out, rows=rows, classes=n_classes, methods=methods, chosen=chosen,
             losses=losses, failures={} if choice is None else choice.reasons, calibrator=repr(calibrator),
         )  # fmt: skip
         return
     if quiet:
         return
     if choice is not None:
-        _print_choice(choice, classes)
+        _print_choice(choice, n_classes)
         print()
     print(f"{calibrator!r}\n")
     print(f"Written: {out}")
@@ -88,19 +100,28 @@ def _print_choice(choice: Any, classes: int) -> None:
     print_remarks(f"Chosen: {choice.chosen}. {' '.join(why(record))}", more_rows(record))
 
 
-def _fit(methods: list[str], pair: Any) -> Calibrator:
+def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
     from trueup.calibrators.compose import choose
+    from trueup.core.events import as_event
     from trueup.registry import METHODS
 
-    calibrator: Calibrator = METHODS[methods[0]](*pair) if len(methods) == 1 else choose(methods)(*pair)
+    pair = table.pair if event is None else as_event(*table, event)
+    fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
+    calibrator: Calibrator = fit(*pair) if table.weights is None else fit(*pair, weights=table.weights)
     return calibrator
 
 
 def _fit_shards(
-    reader: Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool, quiet: bool
-) -> tuple[Calibrator, int, int]:
+    reader: Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool,
+    quiet: bool, event: int | None,
+) -> tuple[Calibrator, int, int]:  # fmt: skip
     from trueup.calibrators.sharded import FITS, fit_shards
 
+    if event is not None or reader.weight is not None:
+        # Only sums over plain pairs are there for shards; what needs more is fitted in memory.
+        table = reader.load_shards(source)
+        calibrator = _fit(methods, table, event)
+        return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2
     if len(methods) > 1 or methods[0] not in FITS:
         raise ValueError(f"shards take one method of {', '.join(FITS)}; choose it with -m")
     with reader.open_shards(source, split, cluster) as (shards, executor):
@@ -110,47 +131,122 @@ def _fit_shards(
 
 def apply(
     calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="A calibrator that `trueup fit` saved.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits, with or without labels.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Logits, with or without labels; or a folder, pattern or address.")
+    ],
     out: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="OUT", help="File of the calibrated logits; its suffix is the format."),
+        str,
+        typer.Option(
+            "--output", "-o", metavar="OUT",
+            help="File of the calibrated logits, whose suffix is the format; of shards, a folder.",
+        ),
     ],
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    classes: o.Classes = None,
     split: o.Split = None,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
-) -> None:
-    """Calibrate the logits of a file with a saved calibrator.
+) -> None:  # fmt: skip
+    """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
-    The output holds logits again: their softmax is the calibrated probability.
+    The output holds logits again: their softmax is the calibrated probability. With --confidence the new confidence
+    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
     """
-    from trueup.io.formats import FORMATS
-
-    require_output(out, *FORMATS, reads=(calibrator, file))
+    from trueup.io.addresses import is_address
     from trueup.io.artifacts import load_calibrator, read_header
-    from trueup.io.predictions import save, save_logits
 
-    reader = Reader(probs, logits, labels)
+    reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage)
+    targets = _targets(reader, file, out, calibrator)
     with silence_warnings(enabled=quiet):
         fitted = load_calibrator(calibrator)
-        unlabelled = reader.load_unlabelled(file, split)
-        if unlabelled is not None:
-            save_logits(out, fitted(unlabelled))
-            rows, classes = unlabelled.shape
-        else:
-            pair = reader.load(file, split)
-            save(out, (fitted(pair.logits), pair.labels))
-            rows, classes = pair.logits.shape
-    header = read_header(calibrator)
+        header = read_header(calibrator)
+        function = _on_event(fitted, header)
+        rows = n_classes = 0
+        for source, target in targets.items():
+            if not is_address(target):
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
+            n, n_classes = _rewrite(reader, source, target, function, split)
+            rows += n
     if as_json:
         print_json(
-            "apply", calibrator=calibrator, file=file, split=split, output=out, rows=rows, classes=classes,
+            "apply", calibrator=calibrator, file=file, split=split, output=out, rows=rows, classes=n_classes,
             method=header.method, summary=header.summary,
         )  # fmt: skip
     elif not quiet:
-        print(f"{header.method} on {rows:,} rows of {classes} classes\n\nWritten: {out}")
+        several = f" in {len(targets)} files" if len(targets) > 1 else ""
+        print(f"{header.method} on {rows:,} rows of {n_classes} classes{several}\n\nWritten: {out}")
+
+
+def _rewrite(
+    reader: Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None
+) -> tuple[int, int]:
+    from trueup.io.predictions import ROWS_LOOKED_AT
+    from trueup.io.rewrite import rewrite
+
+    first = True
+
+    def doubt_first(values: Any) -> Any:
+        nonlocal first
+        if first:
+            reader.warn_of_probabilities(source, values[:ROWS_LOOKED_AT])
+        first = False
+        return function(values)
+
+    with reader.open(source) as opened:
+        return rewrite(opened, target, doubt_first, split=split, storage_options=reader.storage_options)
+
+
+def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
+    """The calibrator, behind the event that it was fitted to, if it was."""
+    event = (header.summary or {}).get("event")
+    if event is None:
+        return fitted
+    from trueup.core.events import as_event
+
+    def calibrate(logits: Any) -> Any:
+        import numpy as np
+
+        two, _ = as_event(logits, np.zeros(len(logits), int), int(event))
+        return fitted(two)
+
+    return calibrate
+
+
+def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
+    """What is written of what: one file, or each shard in a folder."""
+    from trueup.io.addresses import is_address
+    from trueup.io.atomic import require_writable_folder
+    from trueup.io.formats import FORMATS
+    from trueup.io.rewrite import rewritten_name
+    from trueup.io.source import suffix_of
+
+    one = suffix_of(out) in FORMATS
+    if not one and not reader.is_sharded(source, None):
+        one = True
+    if one:
+        if reader.is_sharded(source, None) and suffix_of(source) not in FORMATS:
+            raise ValueError(f"-o must be a folder, since {source} means several files, got the file {out}")
+        if is_address(out):
+            if suffix_of(out) not in FORMATS:
+                raise ValueError(f"{out}: the suffix must be {' or '.join(FORMATS)}, got {suffix_of(out)!r}")
+        else:
+            reads = (calibrator,) if is_address(source) else (calibrator, Path(source))
+            require_output(Path(out), *FORMATS, reads=reads)
+        return {source: out}
+    shards = reader.find_shards(source, None)
+    targets = {path: rewritten_name(path, source, out) for path in shards.paths}
+    if len(set(targets.values())) < len(targets):
+        raise ValueError(f"files of {source} have the same name in different folders: name one folder at a time")
+    if not is_address(out):
+        require_writable_folder(Path(out))
+        for path, target in targets.items():
+            if not is_address(path) and Path(target).exists() and Path(target).samefile(path):
+                raise ValueError(f"{target}: this would overwrite the input {path}; choose another folder")
+    return targets
 
 
 def register(app: typer.Typer) -> None:
@@ -169,5 +265,7 @@ def register(app: typer.Typer) -> None:
         epilog=o.format_examples(
             "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
             "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
+            "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
+            "trueup apply calibrator.safetensors predictions/ -o calibrated/",
         ),
     )(apply)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trueup.cli.options import drop_unset
+from trueup.cli.options import drop_unset, require_name
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    import numpy as np
-
     from trueup.core.arrays import Array
-    from trueup.io.predictions import PredictionFile, Predictions
+    from trueup.io.predictions import PredictionFile, PredictionTable
     from trueup.io.shards import Shards
 
 
@@ -28,36 +27,76 @@ class Reader:
     probs: bool = False
     logits: str | None = None
     labels: str | None = None
+    confidence: str | None = None
+    correct: str | None = None
+    classes: str | None = None
+    weight: str | None = None
+    by: list[str] | None = None
+    storage: list[str] | None = None
 
-    def load(self, path: Path, split: str | None = None) -> Predictions:
+    def __post_init__(self) -> None:
+        if self.correct is not None and self.confidence is None:
+            raise ValueError("--correct goes with --confidence, the column that it judges")
+        if self.confidence is not None and (self.probs or self.logits or self.labels):
+            raise ValueError("--confidence takes the place of --logits, --labels and --probs: leave them out")
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names that the user gave, by commas or in a file."""
+        if self.classes is None:
+            return None
+        if Path(self.classes).is_file():
+            text = Path(self.classes).read_text(encoding="utf-8")
+            names = json.loads(text) if Path(self.classes).suffix == ".json" else text.splitlines()
+        else:
+            names = self.classes.split(",")
+        return tuple(str(name).strip() for name in names if str(name).strip())
+
+    def event_number(self, event: str | None, names: tuple[str, ...] | None = None) -> int | None:
+        """The class that --event means, by its name or its number."""
+        if event is None:
+            return None
+        known = self.class_names or names or ()
+        if event in known:
+            return known.index(event)
+        if event.isdecimal():
+            return int(event)
+        if not known:
+            raise ValueError(f"--event must be the number of a class, got {event!r}; with --classes it may be a name")
+        return known.index(require_name("class", known, event))
+
+    def load(self, path: str | Path, split: str | None = None) -> PredictionTable:
         """The predictions in a file, or in one half of it."""
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
-        with self._open(path) as file:
+        with self.open(path) as file:
             return self._load(file, split)
 
-    def load_unlabelled(self, path: Path, split: str | None = None) -> np.ndarray | None:
-        """The logits of a file without labels; None if it has labels."""
-        with self._open(path) as file:
-            if self.labels is not None or file.has_labels(split):
-                return None
-            logits = file.load_logits(split)
-        self._warn_of_probabilities(path, logits)
-        return logits
-
-    def load_half(self, path: Path, split: str) -> Predictions:
-        """One half of a file that holds both, else the whole file."""
-        with self._open(path) as file:
+    def load_half(self, path: str | Path, split: str) -> PredictionTable:
+        """One half of a file that holds both, else the whole file; or all shards."""
+        if self.is_sharded(str(path), None):
+            return self.load_shards(str(path))
+        with self.open(path) as file:
             return self._load(file, split if len(file.splits) == 2 else None)
 
-    def load_val_and_test(self, val: Path, test: Path | None) -> tuple[Predictions, Predictions | None]:
-        """The calibration and the test predictions: two files, two halves of one file, or one file and None."""
+    def load_val_and_test(
+        self, val: str | Path, test: str | Path | None
+    ) -> tuple[PredictionTable, PredictionTable | None]:
+        """The calibration and the test predictions: two files or folders, two halves of one file, or one and None."""
         if test is not None:
             return self.load_half(val, "val"), self.load_half(test, "test")
-        with self._open(val) as file:
+        if self.is_sharded(str(val), None):
+            return self.load_shards(str(val)), None
+        with self.open(val) as file:
             if len(file.splits) == 2:
                 return self._load(file, "val"), self._load(file, "test")
             return self._load(file, None), None
+
+    def load_shards(self, source: str) -> PredictionTable:
+        """All rows of shards that fit in memory, else as many as do, drawn at random."""
+        shards = self.find_shards(source, None)
+        self._check_first_rows(shards)
+        return shards.load()
 
     def is_sharded(self, source: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
@@ -72,11 +111,7 @@ class Reader:
         """The files that a name means, one or several."""
         from trueup.io.shards import Shards
 
-        columns = self._columns()
-        names = drop_unset(
-            logits=tuple(columns) if isinstance(columns, list) else columns, labels=self.labels, split=split
-        )
-        return Shards.of(source, **names, probs=self.probs)
+        return Shards.of(source, **self._fields(), **drop_unset(split=split), storage_options=self.storage_options)
 
     @contextmanager
     def open_shards(
@@ -90,23 +125,52 @@ class Reader:
         with executor_for(cluster or "none") as executor:
             yield shards, executor
 
-    def _columns(self) -> str | list[str] | None:
-        return self.logits.split(",") if self.logits and "," in self.logits else self.logits
-
-    def _open(self, path: Path) -> AbstractContextManager[PredictionFile]:
+    def open(self, path: str | Path) -> AbstractContextManager[PredictionFile]:
+        """An open file."""
         from trueup.io.predictions import open_predictions
 
-        return open_predictions(path, **drop_unset(logits=self._columns(), labels=self.labels), probs=self.probs)
+        return open_predictions(path, **self._fields(), storage_options=self.storage_options)
 
-    def _load(self, file: PredictionFile, split: str | None) -> Predictions:
-        predictions = file.load(split)
-        self._warn_of_probabilities(file.path, predictions.logits)
+    @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """What fsspec is told."""
+        if not self.storage:
+            return None
+        options = {}
+        for entry in self.storage:
+            key, equals, value = entry.partition("=")
+            if not equals:
+                raise ValueError(f"--storage must be KEY=VALUE, got {entry!r}")
+            try:
+                options[key] = json.loads(value)
+            except ValueError:
+                options[key] = value
+        return options
+
+    def _fields(self) -> dict[str, Any]:
+        columns = tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits
+        return drop_unset(
+            logits=columns,
+            labels=self.labels,
+            probs=self.probs,
+            confidence=self.confidence,
+            correct=self.correct,
+            classes=self.class_names,
+            weights=self.weight,
+            groups=tuple(self.by) if self.by else None,
+        )
+
+    def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
+        predictions = file.load_table(split)
+        self.warn_of_probabilities(file.name, predictions.logits)
         return predictions
 
-    def _warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
+    def warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
+        """Doubt logits that look like probabilities."""
         from trueup.io.predictions import looks_like_probabilities
 
-        if not self.probs and (observation := looks_like_probabilities(logits)):
+        plain = not self.probs and self.confidence is None
+        if plain and (observation := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
 
     def _check_first_rows(self, shards: Shards) -> None:
@@ -114,9 +178,9 @@ class Reader:
         from trueup.io.predictions import ROWS_LOOKED_AT
 
         few = replace(shards, rows=ROWS_LOOKED_AT)
-        for path in () if self.probs else few.paths:
+        for path in () if self.probs or self.confidence else few.paths:
             with suppress(ValueError, OSError):
                 part = next(few.read(path))
                 if len(part.labels):
-                    self._warn_of_probabilities(path, part.logits)
+                    self.warn_of_probabilities(path, part.logits)
                     return

@@ -42,6 +42,11 @@ def monitor(
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
+    event: o.Event = None,
+    classes: o.Classes = None,
+    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -58,8 +63,9 @@ def monitor(
     running = load_monitor(state) if state is not None and state.exists() else None
     if running is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
+    reader = Reader(probs, logits, labels, confidence, correct, classes, storage=storage)
     with silence_warnings(enabled=quiet):
-        running, seen = _replay(Reader(probs, logits, labels), files, running, settings, quiet)
+        running, seen = _replay(reader, files, running, settings, quiet, reader.event_number(event))
     if state is not None:
         save_monitor(running, state)
     status = running.status()
@@ -72,19 +78,26 @@ def monitor(
 
 
 def _replay(
-    reader: Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool
-) -> tuple[Monitor, list[str]]:
+    reader: Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool,
+    event: int | None,
+) -> tuple[Monitor, list[str]]:  # fmt: skip
+    from trueup.core.events import as_event
     from trueup.core.progress import track
+    from trueup.io.predictions import warn_of_skipped
     from trueup.monitor import Monitor
 
     seen: list[str] = []
     for source in sources:
         shards = reader.find_shards(source, None)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
+            skipped = 0
             for part in shards.read(path):
+                z, y = part if event is None else as_event(*part, event)
                 if running is None:
-                    running = Monitor(part.logits.shape[1], **settings)
-                running.update(*part)
+                    running = Monitor(z.shape[1], **settings)
+                running.update(z, y)
+                skipped += part.skipped
+            warn_of_skipped(skipped, path)
             seen.append(path)
     assert running is not None  # every source has a file, and every file a part
     return running, seen
@@ -92,7 +105,8 @@ def _replay(
 
 def _print(status: Status, running: Monitor, quiet: bool) -> None:
     spans = (("", "all rows"), ("recent_", f"last {status.recent_rows:,}"), ("fading_", "fading"))
-    rows = [["", *FIGURES]]
+    heads = {"accuracy": "observed", "confidence": "predicted"} if status.event else {}
+    rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
         print(f"{status.rows:,} rows, {running.classes} classes, {running.bins} bins\n")

@@ -55,6 +55,39 @@ Logits = Annotated[
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="NAME", help="The array or column of labels (default labels).")
 ]
+Confidence = Annotated[
+    str | None,
+    typer.Option(
+        "--confidence", metavar="COLUMN", help="A column of stated confidences in [0, 1], in place of logits."
+    ),
+]
+Correct = Annotated[
+    str | None,
+    typer.Option(
+        "--correct",
+        metavar="COLUMN",
+        help="With --confidence: whether each was right, 1 or 0; else `correct`.",
+    ),
+]
+Event = Annotated[
+    str | None,
+    typer.Option("--event", metavar="CLASS", help="Judge the probability of this class, a number or a name."),
+]
+By = Annotated[
+    list[str] | None,
+    typer.Option("--by", metavar="COLUMN", help="Also judge each group of this column; may be repeated."),
+]
+Weight = Annotated[str | None, typer.Option("--weight", metavar="COLUMN", help="A column of weights, one a row.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes", metavar="NAMES", help="Names of the classes: separated by commas, or a file with one a line."
+    ),
+]
+Storage = Annotated[
+    list[str] | None,
+    typer.Option("--storage", metavar="KEY=VALUE", help="An option for addresses such as s3://…; may be repeated."),
+]
 Split = Annotated[
     str | None,
     typer.Option("--split", metavar="val|test", help="Which half of a file that holds val_logits and test_logits."),

@@ -78,10 +78,10 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
 def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
     """A path that can be written and is none of the inputs `reads`, checked before the work begins."""
     from trueup.io.atomic import require_writable
-    from trueup.io.formats import file_list
+    from trueup.io.source import file_list, suffix_of
 
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {path.suffix!r}")
+    if suffixes and suffix_of(path) not in suffixes:
+        raise ValueError(f"{path}: the suffix must be {' or '.join(suffixes)}, got {suffix_of(path)!r}")
     for written in file_list(path):
         require_writable(written)
     for source in filter(None, reads):

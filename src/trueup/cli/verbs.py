@@ -130,7 +130,8 @@ def trueup(
 ) -> None:
     """Make a neural network's confidence honest: measure it, calibrate it, report it.
 
-    A file holds logits and labels: .npz, .npy, .csv, .parquet or .safetensors. `trueup VERB --help` has examples.
+    A file holds logits and labels: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. `trueup VERB --help` has
+    examples.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

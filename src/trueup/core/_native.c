@@ -110,6 +110,7 @@ typedef struct {
     int64_t *group;                                           /* which part of gap a row adds to */
     double *count, *hits;                                     /* (bins, classes); bin 0 of count is left to the caller */
     double *gap;                                              /* (groups, bins, classes): sum of hits - p; NULL: no class-wise tally */
+    const double *weights;                                    /* of the rows in the class-wise sums; NULL: 1 each */
     double beta;                                              /* multiplies the logits in the confidence pass */
     double *scratch;                                          /* classes + LANES numbers */
 } Pass;
@@ -151,8 +152,9 @@ typedef struct {
             if (!p->gap) continue;                                                                                        \
             if (p->deal) p->group[i] = (int64_t)(HASH(z[0], z[y], z[K - 1], y) % (uint64_t)p->groups);                    \
             double *gap = p->gap + p->group[i] * B * K;                                                                   \
+            const double weight = p->weights ? p->weights[i] : 1.0, weighted = scale * weight;                            \
             _Pragma("omp simd")                                                                                           \
-            for (int64_t k = 0; k < K; k++) gap[k] -= e[k] * scale;                                                       \
+            for (int64_t k = 0; k < K; k++) gap[k] -= e[k] * weighted;                                                    \
             int64_t label_bin = 0;                                                                                        \
             if (B > 1 && scale > p->cuts[0]) {                                                                            \
                 /* Fewer than 1/cut probabilities of a row can exceed a cut: look for them a block at a time. */          \
@@ -170,14 +172,14 @@ typedef struct {
                         while (b < B - 1 && prob > p->cuts[b]) b++;                                                       \
                         if (b == 0) continue;                                                                             \
                         if (k == y) label_bin = b;                                                                        \
-                        p->count[b * K + k] += 1.0;                                                                       \
-                        gap[k] += prob;                                                                                   \
-                        gap[b * K + k] -= prob;                                                                           \
+                        p->count[b * K + k] += weight;                                                                    \
+                        gap[k] += e[k] * weighted;                                                                        \
+                        gap[b * K + k] -= e[k] * weighted;                                                                \
                     }                                                                                                     \
                 }                                                                                                         \
             }                                                                                                             \
-            p->hits[label_bin * K + y] += 1.0;                                                                            \
-            gap[label_bin * K + y] += 1.0;                                                                                \
+            p->hits[label_bin * K + y] += weight;                                                                         \
+            gap[label_bin * K + y] += weight;                                                                             \
         }                                                                                                                 \
     }
 
@@ -261,10 +263,11 @@ DEFINE_PASS(pass_double, double, int64_t, hash_double)
 
 /* Sum over the rows of L = ln sum exp(beta z) - beta z_y and of its first two derivatives in beta:
  * sum p z - z_y, and the variance of z under p. z is taken from its row's maximum, which changes none of the three.
- * The quick ones work on float in float, and add the rows up in double: good enough to find where to look closely. */
+ * weights, one a row, may be NULL. The quick ones work on float in float, and add the rows up in double: good enough to
+ * find where to look closely. */
 #define DEFINE_TEMPERATURE(NAME, REAL, WORK, EXP, LEAST)                                                                  \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta,            \
-                              double *scratch, double *out) {                                                             \
+                              const double *weights, double *scratch, double *out) {                                      \
         const int64_t padded = (K + WIDE - 1) / WIDE * WIDE;                                                              \
         WORK *e = (WORK *)scratch;                                                                                        \
         const WORK b = (WORK)beta;                                                                                        \
@@ -286,9 +289,10 @@ DEFINE_PASS(pass_double, double, int64_t, hash_double)
                 second += x * d * d;                                                                                      \
             }                                                                                                             \
             const double label = (double)z[labels[i]] - (double)m, mean = (double)first / (double)sum;                    \
-            value += log((double)sum) - beta * label;                                                                     \
-            slope += mean - label;                                                                                        \
-            curvature += (double)second / (double)sum - mean * mean;                                                      \
+            const double g = weights ? weights[i] : 1.0;                                                                  \
+            value += g * (log((double)sum) - beta * label);                                                               \
+            slope += g * (mean - label);                                                                                  \
+            curvature += g * ((double)second / (double)sum - mean * mean);                                                \
         }                                                                                                                 \
         out[0] = value;                                                                                                   \
         out[1] = slope;                                                                                                   \
@@ -302,7 +306,7 @@ DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
 /* The same for short rows, a vector of them side by side. */
 #define DEFINE_SHORT_TEMPERATURE(NAME, REAL, WORK, EXP, WIDTH)                                                            \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta,            \
-                              double *scratch, double *out) {                                                             \
+                              const double *weights, double *scratch, double *out) {                                      \
         (void)scratch;                                                                                                    \
         const WORK b = (WORK)beta;                                                                                        \
         WORK d[SHORT * WIDTH], top[WIDTH], sum[WIDTH], first[WIDTH], second[WIDTH];                                       \
@@ -330,9 +334,10 @@ DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
             for (int64_t r = 0; r < here; r++) {                                                                          \
                 const double label = (double)d[labels[i + r] * WIDTH + r] - (double)top[r];                               \
                 const double mean = (double)first[r] / (double)sum[r];                                                    \
-                value += log((double)sum[r]) - beta * label;                                                              \
-                slope += mean - label;                                                                                    \
-                curvature += (double)second[r] / (double)sum[r] - mean * mean;                                            \
+                const double g = weights ? weights[i + r] : 1.0;                                                          \
+                value += g * (log((double)sum[r]) - beta * label);                                                        \
+                slope += g * (mean - label);                                                                              \
+                curvature += g * ((double)second[r] / (double)sum[r] - mean * mean);                                      \
             }                                                                                                             \
         }                                                                                                                 \
         out[0] = value;                                                                                                   \
@@ -346,33 +351,36 @@ DEFINE_SHORT_TEMPERATURE(short_temperature_double, double, double, exp_nonpositi
 
 static PyObject *run_temperature(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long logits, labels;
+    unsigned long long logits, labels, weights;
     long long rows, classes;
     int is_double, quick;
     double beta, out[3];
-    if (!PyArg_ParseTuple(args, "KpKLLdp", &logits, &is_double, &labels, &rows, &classes, &beta, &quick)) return NULL;
+    if (!PyArg_ParseTuple(args, "KpKLLdKp", &logits, &is_double, &labels, &rows, &classes, &beta, &weights, &quick))
+        return NULL;
     double *scratch = malloc(((size_t)classes + WIDE) * sizeof(double));
     if (!scratch) return PyErr_NoMemory();
     const int64_t *y = (const int64_t *)(uintptr_t)labels;
+    const double *g = (const double *)(uintptr_t)weights;
     Py_BEGIN_ALLOW_THREADS
     const int is_short = classes <= SHORT;
     if (is_double)
         (is_short ? short_temperature_double : temperature_double)((const double *)(uintptr_t)logits, y, rows, classes, beta,
-                                                                   scratch, out);
+                                                                   g, scratch, out);
     else
         (quick ? (is_short ? short_temperature_quick : temperature_quick)
                : (is_short ? short_temperature_float : temperature_float))((const float *)(uintptr_t)logits, y, rows, classes,
-                                                                           beta, scratch, out);
+                                                                           beta, g, scratch, out);
     free(scratch);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("ddd", out[0], out[1], out[2]);
 }
 
 /* Sum over the rows of the likelihood loss of softmax(w * u + b), u = scale * z - shift, and its gradient in w and b.
- * out holds the loss, then K slopes in w, then K slopes in b. shift may be NULL. */
+ * out holds the loss, then K slopes in w, then K slopes in b. shift and weights, one a row, may be NULL. */
 #define DEFINE_VECTOR(NAME, REAL, WORK, EXP)                                                                              \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, const double *w,        \
-                              const double *b, double scale, const double *shift, double *scratch, double *out) {         \
+                              const double *b, double scale, const double *shift, const double *weights, double *scratch, \
+                              double *out) {                                                                              \
         WORK *restrict u = (WORK *)scratch, *restrict e = u + K, *restrict v = e + K, *restrict c = v + K;                \
         double *restrict dw = out + 1, *restrict db = out + 1 + K;                                                        \
         for (int64_t k = 0; k < K; k++) v[k] = (WORK)w[k], c[k] = (WORK)b[k];                                             \
@@ -394,16 +402,17 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
                 e[k] = EXP(e[k] - top);                                                                                   \
                 sum += e[k];                                                                                              \
             }                                                                                                             \
-            const WORK inverse = 1 / sum;                                                                                 \
+            const double g = weights ? weights[i] : 1.0;                                                                  \
+            const WORK inverse = (WORK)g / sum;                                                                           \
             _Pragma("omp simd")                                                                                           \
             for (int64_t k = 0; k < K; k++) {                                                                             \
                 const WORK p = e[k] * inverse;                                                                            \
                 dw[k] += (double)(p * u[k]);                                                                              \
                 db[k] += (double)p;                                                                                       \
             }                                                                                                             \
-            out[0] += log((double)sum) - label;                                                                           \
-            dw[y] -= (double)u[y];                                                                                        \
-            db[y] -= 1.0;                                                                                                 \
+            out[0] += g * (log((double)sum) - label);                                                                     \
+            dw[y] -= g * (double)u[y];                                                                                    \
+            db[y] -= g;                                                                                                   \
         }                                                                                                                 \
     }
 
@@ -414,7 +423,8 @@ DEFINE_VECTOR(vector_double, double, double, exp_nonpositive)
 /* The same for short rows, a vector of them side by side; each lane sums up some rows before they are added in double. */
 #define DEFINE_SHORT_VECTOR(NAME, REAL, WORK, EXP, WIDTH)                                                                 \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, const double *w,        \
-                              const double *b, double scale, const double *shift, double *scratch, double *out) {         \
+                              const double *b, double scale, const double *shift, const double *weights, double *scratch, \
+                              double *out) {                                                                              \
         (void)scratch;                                                                                                    \
         WORK u[SHORT * WIDTH], e[SHORT * WIDTH], lane_dw[SHORT * WIDTH], lane_db[SHORT * WIDTH];                          \
         WORK v[SHORT], c[SHORT], top[WIDTH], sum[WIDTH];                                                                  \
@@ -442,9 +452,10 @@ DEFINE_VECTOR(vector_double, double, double, exp_nonpositive)
                 }                                                                                                         \
                 for (int64_t r = 0; r < here; r++) {                                                                      \
                     const int64_t y = labels[i + r];                                                                      \
-                    out[0] += (double)top[r] - (double)e[y * WIDTH + r];                                                  \
-                    dw[y] -= (double)u[y * WIDTH + r];                                                                    \
-                    db[y] -= 1.0;                                                                                         \
+                    const double g = weights ? weights[i + r] : 1.0;                                                      \
+                    out[0] += g * ((double)top[r] - (double)e[y * WIDTH + r]);                                            \
+                    dw[y] -= g * (double)u[y * WIDTH + r];                                                                \
+                    db[y] -= g;                                                                                           \
                 }                                                                                                         \
                 for (int64_t k = 0; k < K; k++) {                                                                         \
                     _Pragma("omp simd")                                                                                   \
@@ -453,8 +464,9 @@ DEFINE_VECTOR(vector_double, double, double, exp_nonpositive)
                         sum[r] += e[k * WIDTH + r];                                                                       \
                     }                                                                                                     \
                 }                                                                                                         \
-                for (int64_t r = 0; r < here; r++) out[0] += log((double)sum[r]);                                         \
-                for (int64_t r = 0; r < WIDTH; r++) sum[r] = r < here ? 1 / sum[r] : 0;                                   \
+                for (int64_t r = 0; r < here; r++) out[0] += (weights ? weights[i + r] : 1.0) * log((double)sum[r]);      \
+                for (int64_t r = 0; r < WIDTH; r++)                                                                       \
+                    sum[r] = r < here ? (weights ? (WORK)weights[i + r] : 1) / sum[r] : 0;                                \
                 for (int64_t k = 0; k < K; k++) {                                                                         \
                     _Pragma("omp simd")                                                                                   \
                     for (int64_t r = 0; r < WIDTH; r++) {                                                                 \
@@ -476,12 +488,12 @@ DEFINE_SHORT_VECTOR(short_vector_double, double, double, exp_nonpositive, LANES)
 
 static PyObject *run_vector(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long logits, labels, w, b, shift, out;
+    unsigned long long logits, labels, w, b, shift, weights, out;
     long long rows, classes;
     int is_double, quick;
     double scale;
-    if (!PyArg_ParseTuple(args, "KpKLLKKdKKp", &logits, &is_double, &labels, &rows, &classes, &w, &b, &scale, &shift, &out,
-                          &quick))
+    if (!PyArg_ParseTuple(args, "KpKLLKKdKKKp", &logits, &is_double, &labels, &rows, &classes, &w, &b, &scale, &shift,
+                          &weights, &out, &quick))
         return NULL;
     double *scratch = malloc((size_t)classes * 4 * sizeof(double));
     if (!scratch) return PyErr_NoMemory();
@@ -489,7 +501,8 @@ static PyObject *run_vector(PyObject *self, PyObject *args) {
 #define RUN(KIND, REAL)                                                                                                   \
     (classes <= SHORT ? short_vector_##KIND : vector_##KIND)(AT(logits, const REAL), AT(labels, const int64_t), rows,     \
                                                              classes, AT(w, const double), AT(b, const double), scale,    \
-                                                             AT(shift, const double), scratch, AT(out, double))
+                                                             AT(shift, const double), AT(weights, const double), scratch, \
+                                                             AT(out, double))
     Py_BEGIN_ALLOW_THREADS
     if (is_double)
         RUN(double, double);
@@ -571,12 +584,13 @@ static PyObject *run_top(PyObject *self, PyObject *args) {
 /* Addresses come as integers (Tensor.data_ptr()); the callers in rows.py and sums.py own the memory. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long a[13];
+    unsigned long long a[14];
     long long rows, classes, bins, groups;
     int is_double, deal, quick;
     double beta;
-    if (!PyArg_ParseTuple(args, "KpLLLLppdKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal,
-                          &quick, &beta, &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12]))
+    if (!PyArg_ParseTuple(args, "KpLLLLppdKKKKKKKKKKKKK", &a[0], &is_double, &rows, &classes, &bins, &groups, &deal,
+                          &quick, &beta, &a[1], &a[2], &a[3], &a[4], &a[5], &a[6], &a[7], &a[8], &a[9], &a[10], &a[11], &a[12],
+                          &a[13]))
         return NULL;
 #define AT(I, TYPE) ((TYPE *)(uintptr_t)a[I])
     Pass p = {.rows = rows,
@@ -596,7 +610,8 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
               .group = AT(9, int64_t),
               .count = AT(10, double),
               .hits = AT(11, double),
-              .gap = AT(12, double)};
+              .gap = AT(12, double),
+              .weights = AT(13, const double)};
 #undef AT
     p.scratch = malloc(((size_t)classes + LANES) * sizeof(double));
     if (!p.scratch) return PyErr_NoMemory();

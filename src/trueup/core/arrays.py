@@ -7,6 +7,7 @@ carry a valid mark are returned as they are. The caller's own arrays are never m
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -23,26 +24,32 @@ A = TypeVar("A", np.ndarray, Tensor)
 FLOOR = 1e-6
 """What an exact zero becomes at least, unless a floor is given."""
 
+_ROUNDED_SUM = 0.1
+"""How far a row of rounded probabilities may be from a sum of one to be divided by it."""
+
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
 
 
-def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Any, Any]:
+def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,), keeping the kind of array it came as.
 
     Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
-    Memory is shared with the input wherever its type allows.
+    Memory is shared with the input wherever its type allows. Logits that look like probabilities are doubted in a
+    warning, unless the caller does that.
 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
         ...
     trueup.core.errors.InputError: labels must lie in 0..1, got 2..2
     """
-    z, y = as_tensors(logits, labels, soft=soft, at_least=at_least)
+    z, y = as_tensors(logits, labels, soft=soft, at_least=at_least, doubt=doubt)
     return match_kind(z, logits), match_kind(y, logits)
 
 
-def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0) -> tuple[Tensor, Tensor]:
+def as_tensors(
+    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True
+) -> tuple[Tensor, Tensor]:
     """Check a pair as `as_pair` does, and view it as torch tensors on the logits' device.
 
     A pair that came from here is returned as it is, unless it was changed since.
@@ -52,7 +59,7 @@ def as_tensors(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 
     >>> again[0] is z, again[1] is y
     (True, True)
     """
-    z = as_logits(logits)
+    z = as_logits(logits, doubt=doubt)
     if len(z) < at_least:
         raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
     if _are_checked_labels(labels, z, soft=soft):
@@ -73,6 +80,42 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     return _mark_checked(z, z.shape[1]), _mark_checked(y, z.shape[1])
 
 
+def as_weighted(logits: Any, labels: Any, weights: Any, *, at_least: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
+
+    The weights come back scaled so that they add up to the effective number of rows, (Σw)²/Σw². So what a fit counts
+    of rows it may sum of weights, and a common factor changes nothing. Equal ones come back as None.
+
+    >>> as_weighted([[2.0, 1.0], [0.0, 1.0], [0.0, 2.0]], [0, 1, 0], [3.0, 0.0, 1.0])[1:]
+    (tensor([0, 0]), tensor([1.2000, 0.4000], dtype=torch.float64))
+    """
+    if weights is None:
+        return *as_tensors(logits, labels, at_least=at_least), None
+    z, y = as_tensors(logits, labels)
+    w = torch.from_numpy(as_weights(weights, len(z)))
+    if bool((w == 0).any()):
+        kept = w > 0
+        (z, y), w = take_rows(z, y, kept.to(z.device)), w[kept]
+    if len(z) < at_least:
+        raise ValueError(f"logits must have at least {at_least} rows of positive weight, got {len(z)}")
+    if bool((w == w[:1]).all()):
+        return z, y, None
+    w = w / w.max()
+    return z, y, (w * (w.sum() / w.square().sum())).to(z.device)
+
+
+def take_weighted(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Some rows of what came from `as_weighted`."""
+    return *take_rows(logits, labels, rows), None if weights is None else weights[rows]
+
+
+def given(weights: Any) -> dict[str, Any]:
+    """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
+    return {} if weights is None else {"weights": weights}
+
+
 def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """View a pair that has passed here as torch tensors, without a second look at every number."""
     return _tensor(logits, "logits"), _tensor(labels, "labels")
@@ -83,17 +126,56 @@ def as_labels(labels: Any, logits: Any) -> Any:
     return match_kind(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
 
 
-def as_logits(logits: Any, name: str = "logits") -> Tensor:
+def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tensor:
     """Check logits (n, classes): floating point, finite, at least two classes."""
     if _is_checked(logits) and logits.ndim == 2 and logits.is_floating_point():
         return logits
     z = _tensor(logits, name)
     if z.ndim != 2:
-        hint = {1: Hint.BINARY_SCORE, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
+        of_one = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        hint = {1: of_one, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
         raise InputError(name, "have shape (n, classes)", _shape(z), hint)
     if z.shape[1] < 2:
-        raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", Hint.BINARY_SCORE)
-    return _mark_checked(_check_finite(z, name), z.shape[1])
+        hint = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", hint)
+    z = _check_finite(z, name)
+    if doubt and _look_like_probabilities(z):
+        warn_users(
+            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
+            "from_probs",
+            LooksLikeProbabilities,
+        )
+    return _mark_checked(z, z.shape[1])
+
+
+_FEW_SCORES = 8
+"""Fewer log-odds may all lie between 0 and 1 by chance."""
+
+
+class LooksLikeProbabilities(UserWarning):
+    """What was read as logits or log-odds looks like probabilities."""
+
+
+def _look_like_probabilities(z: Tensor) -> bool:
+    """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    for few in (z[:3], z[:1000]):
+        rows = few.cpu().double()
+        if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
+            return False
+    return bool(((rows > 0) & (rows < 1)).any())
+
+
+def _lies_in_unit_interval(x: Tensor) -> bool:
+    """Whether all numbers lie in [0, 1], and not only at its ends."""
+    return bool(x.numel() and x.is_floating_point() and x.min() >= 0 and x.max() <= 1 and ((x > 0) & (x < 1)).any())
+
+
+def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package that called it, so that each such line warns once."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trueup."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
@@ -108,6 +190,39 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
     return _check_finite(x, name).to("cpu", torch.float64)
 
 
+def as_weights(weights: Any, rows: int) -> np.ndarray | None:
+    """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
+
+    >>> as_weights([1, 0, 2.5], 3)
+    array([1. , 0. , 2.5])
+    >>> as_weights([1, -1], 2)
+    Traceback (most recent call last):
+        ...
+    trueup.core.errors.InputError: weights must not be negative, got -1 in row 1
+    """
+    if weights is None:
+        return None
+    w = as_vector(weights, "weights", length=rows).numpy()
+    if len(w) and w.min() < 0:
+        row = int(np.argmax(w < 0))
+        raise InputError("weights", "not be negative", f"{w[row]:g} in row {row}")
+    if len(w) and not w.max() > 0:
+        raise InputError("weights", "not all be zero", f"{len(w)} zeros")
+    return w
+
+
+def effective_rows(weights: np.ndarray | None, rows: int) -> float:
+    """How many rows of equal weight tell as much: (Σw)²/Σw².
+
+    >>> effective_rows(np.array([2.0, 2.0, 0.0]), 3)
+    2.0
+    """
+    if weights is None or not rows:
+        return float(rows)
+    share = weights / weights.max()
+    return float(share.sum() ** 2 / (share @ share))
+
+
 def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     """Check a finite matrix (rows, any width), such as features, keeping its dtype and device."""
     x = _tensor(values, name)
@@ -116,7 +231,7 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     return _check_finite(x if x.is_floating_point() else x.double(), name)
 
 
-def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> A:
+def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> A:
     """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
@@ -124,6 +239,8 @@ def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> 
     Where there are exact zeros, as in the votes of a forest, whatever is smaller is raised to half the smallest
     positive probability, which is the resolution of the data, or to 1e-6 if that is more, and a warning says so. With
     `floor` nothing is smaller than that: give later, smaller batches the floor of the calibration set (`resolution`).
+    With `renormalise` rows that sum to nearly 1, as probabilities rounded for a file do, are divided by their sum; a
+    sum outside [0.9, 1.1] is refused all the same.
 
     >>> from_probs(np.array([[0.5, 0.5]]))
     array([[-0.69314718, -0.69314718]])
@@ -131,8 +248,7 @@ def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> 
     array([[0.9 , 0.1 ],
            [1.  , 0.01]])
     """
-    if floor is not None and not 0 < floor < 0.5:
-        raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
+    _check_floor(floor)
     p = _tensor(probs, name)
     if p.ndim != 2 or p.shape[1] < 2:
         raise ValueError(f"{name} must have shape (n, classes) with at least 2 classes, got {_shape(p)}")
@@ -144,13 +260,54 @@ def from_probs(probs: A, *, floor: float | None = None, name: str = "probs") -> 
         low, high = p.min().item(), p.max().item()
         if low < -tolerance or high > 1 + tolerance:
             raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", Hint.NOT_PROBABILITIES)
-        off = (p.sum(dim=1, dtype=torch.float64) - 1).abs()
+        total = p.sum(dim=1, dtype=torch.float64)
+        off = (total - 1).abs()
         row = int(off.argmax())
-        if off[row] > in_sum:
-            raise ValueError(f"{name} must sum to 1 in each row, got {p[row].double().sum().item():.8g} in row {row}")
+        if off[row] > (_ROUNDED_SUM if renormalise else in_sum):
+            hint = Hint.RENORMALISE if not renormalise and off[row] <= _ROUNDED_SUM else None
+            raise InputError(name, "sum to 1 in each row", f"{total[row].item():.8g} in row {row}", hint)
+        if renormalise:
+            p = (p / total[:, None]).to(p.dtype)
     if floor is None and (zeros := int((p <= 0).sum())):
         warn_of_zeros(zeros, p.numel(), floor := resolution(p))
     return match_kind(torch.log(p if floor is None else p.clamp(min=floor)).to(dtype), probs)
+
+
+def from_confidence(confidence: A, *, floor: float | None = None, name: str = "confidence") -> A:
+    """Turn stated confidences c (n,), the claimed probability of being right, into logits (ln(1 − c), ln c).
+
+    The labels that go with them are 1 where the claim came true and 0 where it did not. Nothing is turned over: a
+    confidence below ½ stays the probability of class 1. It serves a language model's or a judge's stated confidence, a
+    risk score, a forecast. Confidences of exactly 0 or 1 are moved inwards by half of the distance that the nearest
+    other one has, which is the resolution of the data, and a warning says so; or by `floor`.
+
+    >>> np.exp(from_confidence(np.array([0.9, 0.25])))
+    array([[0.1 , 0.9 ],
+           [0.75, 0.25]])
+    """
+    _check_floor(floor)
+    x = _tensor(confidence, name)
+    if x.ndim == 2 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
+    dtype = x.dtype if x.is_floating_point() else torch.float64
+    tolerance = torch.finfo(dtype).eps if _is_half(dtype) else ROUNDING
+    c = _check_finite(x.double(), name)
+    if len(c):
+        low, high = c.min().item(), c.max().item()
+        if low < -tolerance or high > 1 + tolerance:
+            hint = Hint.PER_CENT if low >= 0 and 1 < high <= 100 else Hint.LOG_ODDS
+            raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
+    both = torch.stack([1 - c, c], dim=1).clamp(min=0.0)
+    if floor is None and (zeros := int((both <= 0).sum())):
+        warn_of_zeros(zeros, both.numel(), floor := resolution(both))
+    return match_kind(torch.log(both if floor is None else both.clamp(min=floor)).to(dtype), confidence)
+
+
+def _check_floor(floor: float | None) -> None:
+    if floor is not None and not 0 < floor < 0.5:
+        raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
 def resolution(probs: Any) -> float:
@@ -186,6 +343,12 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     if x.ndim != 1:
         raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
     x = _check_finite(x, name)
+    if len(x) >= _FEW_SCORES and _lies_in_unit_interval(x[:_FEW_SCORES]) and _lies_in_unit_interval(x):
+        warn_users(
+            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
+            "through from_confidence",
+            LooksLikeProbabilities,
+        )
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 

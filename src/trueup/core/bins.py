@@ -2,11 +2,11 @@
 
 Equal-width bins are right-closed, (lo, hi], as in Guo et al. (2017), with 0 in the first; left-closed by option. Equal
 mass means chunks of sorted confidences whose sizes differ by at most one, except that equal confidences stay together.
+With weights a chunk's size is its weight.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,9 +17,15 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from trueup.core import onnx_ops
-from trueup.core.arrays import as_tensors, as_vector, upcast_half
+from trueup.core.arrays import as_tensors, as_vector, as_weights, upcast_half
 from trueup.core.native import count_below
-from trueup.core.row_scores import ClassCells, score_rows_and_classes, top_label_tally
+from trueup.core.row_scores import (
+    ClassCells,
+    is_event,
+    score_rows_and_classes,
+    scores_and_outcomes,
+    top_label_tally,
+)
 
 Closed = Literal["right", "left"]
 
@@ -43,33 +49,52 @@ def equal_width(bins: int = BINS) -> np.ndarray:
     return edges
 
 
-def equal_mass(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
+def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
     """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
+
+    With weights, all positive, a chunk ends where its share of their sum is reached.
 
     >>> equal_mass(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
     array([0. , 0.25, 0.6 , 1. ])
     """
     equal_width(bins)  # the same demand on the number of bins
-    c = np.sort(confidence)
+    if weights is None:
+        c, below = np.sort(confidence), np.arange(len(confidence) + 1.0)
+    else:
+        some = weights > 0  # a row without weight is not there
+        order = np.argsort(confidence[some], kind="stable")
+        c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(weights[some][order])])
     n = len(c)
     if n == 0:
         return equal_width(1)
-    starts = np.array([start for start, _ in equal_mass_slices(n, bins)][1:], dtype=np.int64)
     ends = np.flatnonzero(tie_ends(c))  # the last place of each run of equal values
-    before = ends[np.searchsorted(ends, starts - 1)]  # a cut inside a run moves to the run's end
-    before = np.unique(before[before < n - 1])
+    chunk = equal_mass_chunks(below[np.concatenate([[0], ends[:-1] + 1])], below[-1], bins)
+    before = ends[:-1][np.diff(chunk) > 0]
     low, high = c[before], c[before + 1]
     middle = low + (high - low) / 2
     edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
     return edges
 
 
-def equal_mass_slices(n: int, bins: int) -> list[tuple[int, int]]:
-    """Split n sorted places into `bins` chunks (fewer if n is smaller) whose sizes differ by at most one."""
-    bins = min(bins, n)
-    size, longer = divmod(n, bins) if bins else (0, 0)
-    bounds = [i * size + min(i, longer) for i in range(bins + 1)]
-    return list(itertools.pairwise(bounds))
+def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The first place at which cumulative weights reach each share of their end, but for rounding.
+
+    >>> weighted_places(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
+    array([0, 1, 2])
+    """
+    return np.searchsorted(cumulative, shares * (cumulative[-1] * (1 - 1e-12)))
+
+
+def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
+    """The chunk ⌊B·below/total⌋ of rows that have so much weight below them: sizes differ by at most one row.
+
+    Neither a factor in all weights nor a row given twice for twice its weight changes it.
+
+    >>> equal_mass_chunks(np.arange(5.0), 5.0, 2)
+    array([0, 0, 0, 1, 1])
+    """
+    chunk: np.ndarray = np.floor(below * (bins / total) + 1e-9).astype(np.int64)  # sums of weights round
+    return np.minimum(chunk, bins - 1)
 
 
 def tie_ends(ordered: np.ndarray) -> np.ndarray:
@@ -129,7 +154,7 @@ def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """A mergeable tally of confidence against hits in bins: of the predicted class (B,), or class-wise (K, B).
+    """A mergeable tally of confidence against hits in bins: of an event or a prediction (B,), or class-wise (K, B).
 
     The laws: `+` is associative and commutative, and the parts of a data set add up to the whole.
 
@@ -156,19 +181,37 @@ class Bins:
         bins: int | np.ndarray = BINS,
         closed: Closed = "right",
         classwise: bool = False,
+        fold: bool = False,
+        weights: Any = None,
     ) -> Bins:
-        """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves."""
+        """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves.
+
+        Of two classes it is the probability of class 1 against how often that happens; with `fold`, and of more
+        classes, the confidence of the predicted class against how often it is right.
+        """
         z, y = as_tensors(logits, labels)
-        edges = _edges(bins)
-        inner = cut_points(edges, closed=closed, rounding=rounding_error(z))
+        w = as_weights(weights, len(z))
+        edges, unit = _edges(bins), rounding_error(z)
+        inner = cut_points(edges, closed=closed, rounding=unit)
         if classwise:
-            tally = score_rows_and_classes(z, y, ClassCells(inner))[1]
+            tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
-        count, confidence, hits = top_label_tally(z, y, inner)
-        return cls(edges, count, confidence, hits, closed)
+        if w is None and not is_event(z, fold):
+            count, confidence, hits = top_label_tally(z, y, inner)
+            return cls(edges, count, confidence, hits, closed)
+        score, outcome = scores_and_outcomes(z, y, fold=fold, quick=True)
+        return cls.from_indices(count_below(inner, score), score, outcome, edges, closed, w)
 
     @classmethod
-    def of_scores(cls, scores: Any, hits: Any, *, bins: int | np.ndarray = BINS, closed: Closed = "right") -> Bins:
+    def of_scores(
+        cls,
+        scores: Any,
+        hits: Any,
+        *,
+        bins: int | np.ndarray = BINS,
+        closed: Closed = "right",
+        weights: Any = None,
+    ) -> Bins:
         """Tally confidences in [0, 1] with what came true (1 or 0)."""
         c = as_vector(scores, "scores").numpy()
         a = as_vector(hits, "hits", length=len(c)).numpy()
@@ -176,7 +219,7 @@ class Bins:
             raise ValueError(f"scores must lie in [0, 1], got {c.min():.6g}..{c.max():.6g}")
         if not np.isin(a, (0.0, 1.0)).all():
             raise ValueError("hits must be 0 or 1")
-        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed)
+        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed, weights=as_weights(weights, len(c)))
 
     @classmethod
     def from_scores(
@@ -186,19 +229,27 @@ class Bins:
         edges: np.ndarray,
         closed: Closed = "right",
         rounding: float = 0.0,
+        weights: np.ndarray | None = None,
     ) -> Bins:
         """Tally trusted arrays."""
-        return cls.from_indices(
-            bin_index(confidence, edges, closed=closed, rounding=rounding), confidence, hits, edges, closed
-        )
+        index = bin_index(confidence, edges, closed=closed, rounding=rounding)
+        return cls.from_indices(index, confidence, hits, edges, closed, weights)
 
     @classmethod
     def from_indices(
-        cls, index: np.ndarray, confidence: np.ndarray, hits: np.ndarray, edges: np.ndarray, closed: Closed = "right"
+        cls,
+        index: np.ndarray,
+        confidence: np.ndarray,
+        hits: np.ndarray,
+        edges: np.ndarray,
+        closed: Closed = "right",
+        weights: np.ndarray | None = None,
     ) -> Bins:
         """Tally trusted arrays whose bins are known."""
         size = len(edges) - 1
-        count = np.bincount(index, minlength=size).astype(np.float64)
+        count = np.bincount(index, weights, minlength=size).astype(np.float64)
+        if weights is not None:
+            confidence, hits = weights * confidence, weights * hits
         confidence, hits = (np.bincount(index, weights=w, minlength=size) for w in (confidence, hits))
         return cls(edges, count, confidence, hits, closed)
 
@@ -219,7 +270,7 @@ class Bins:
 
     @property
     def n(self) -> float:
-        """How many rows were tallied."""
+        """How many rows were tallied, or their weight."""
         return float(self.count.sum(axis=-1).max())
 
     @property
@@ -282,19 +333,24 @@ def _underconfidence(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray
 
 def _rmsce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The root of Σ_b (n_b/n) (acc_b − conf_b)²."""
-    return np.sqrt(_per_row((hits - confidence) ** 2 / np.maximum(count, 1.0), count))
+    return np.sqrt(_per_row((hits - confidence) ** 2 / _divisor(count), count))
 
 
 def _mce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The largest |acc_b − conf_b|; empty bins have none."""
-    largest: np.ndarray = (np.abs(hits - confidence) / np.maximum(count, 1.0)).max(axis=-1)
+    largest: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).max(axis=-1)
     return largest
 
 
 def _ace(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The mean |acc_b − conf_b| over the bins that are not empty."""
-    mean: np.ndarray = (np.abs(hits - confidence) / np.maximum(count, 1.0)).sum(axis=-1) / (count > 0).sum(axis=-1)
+    mean: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
     return mean
+
+
+def _divisor(count: np.ndarray) -> np.ndarray:
+    """1 where a bin is empty; weights may be of any size."""
+    return np.where(count > 0, count, 1.0)
 
 
 def _per_row(sums: np.ndarray, count: np.ndarray) -> np.ndarray:

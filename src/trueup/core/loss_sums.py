@@ -50,17 +50,22 @@ def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     return weight, turn if gamma else torch.zeros_like(p)
 
 
-def temperature_sums(logits: Tensor, labels: Tensor, beta: float, *, quick: bool = False) -> tuple[float, float, float]:
-    """Σ_i ln Σ_k exp(β z_ik) − β z_iy, and its first two derivatives in β, in one pass.
+def temperature_sums(
+    logits: Tensor, labels: Tensor, beta: float, weights: Tensor | None = None, *, quick: bool = False
+) -> tuple[float, float, float]:
+    """Σ_i w_i (ln Σ_k exp(β z_ik) − β z_iy), and its first two derivatives in β, in one pass; without weights w = 1.
 
     A quick pass works on float32 in float32: right to about 1e-6, which is enough to find where to look closely.
     """
     y = labels.contiguous()
     if not native.usable(logits):
-        return _torch_temperature(logits, labels, beta)
+        return _torch_temperature(logits, labels, beta, weights)
 
     def part(parts: Iterator[tuple[int, Tensor]]) -> list[tuple[float, float, float]]:
-        return [native.temperature_pass(chunk, y[at:], beta, quick=quick) for at, chunk in parts]
+        return [
+            native.temperature_pass(chunk, y[at:], beta, None if weights is None else weights[at:], quick=quick)
+            for at, chunk in parts
+        ]
 
     sums = chain.from_iterable(map_threads(logits, part))
     value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
@@ -75,21 +80,23 @@ def vector_sums(
     *,
     scale: float = 1.0,
     shift: np.ndarray | None = None,
+    weights: Tensor | None = None,
     quick: bool = False,
 ) -> np.ndarray:
     """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,).
 
-    A quick pass works on float32 in float32.
+    Of `weights` each row has one. A quick pass works on float32 in float32.
     """
     y = labels.contiguous()
     if not native.usable(logits):
-        return _torch_vector(logits, labels, weight, bias, scale, shift)
+        return _torch_vector(logits, labels, weight, bias, scale, shift, weights)
 
     def part(parts: Iterator[tuple[int, Tensor]]) -> np.ndarray:
         sums = np.zeros(1 + 2 * logits.shape[1])
         for at, chunk in parts:
             shifts = None if shift is None else shift[at:]
-            native.vector_pass(chunk, y[at:], weight, bias, shifts, sums, scale=scale, quick=quick)
+            rows = None if weights is None else weights[at:]
+            native.vector_pass(chunk, y[at:], weight, bias, shifts, rows, sums, scale=scale, quick=quick)
         return sums
 
     total: np.ndarray = sum(map_threads(logits, part), start=np.zeros(1 + 2 * logits.shape[1]))
@@ -97,7 +104,13 @@ def vector_sums(
 
 
 def _torch_vector(
-    logits: Tensor, labels: Tensor, weight: np.ndarray, bias: np.ndarray, scale: float, shift: np.ndarray | None
+    logits: Tensor,
+    labels: Tensor,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    scale: float,
+    shift: np.ndarray | None,
+    weights: Tensor | None = None,
 ) -> np.ndarray:
     classes = logits.shape[1]
     total = np.zeros(1 + 2 * classes)
@@ -110,14 +123,19 @@ def _torch_vector(
         log_q = torch.log_softmax(u * w + b, dim=1)
         residual = torch.exp(log_q)
         residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
-        total[0] -= float(as_float64(log_q.gather(1, label)).sum())
+        losses = log_q.gather(1, label)
+        if weights is not None:
+            losses, residual = (x * weights[rows, None].to(x) for x in (losses, residual))
+        total[0] -= float(as_float64(losses).sum())
         total[1 : 1 + classes] += as_float64((residual * u).sum(dim=0))
         total[1 + classes :] += as_float64(residual.sum(dim=0))
     return total
 
 
-def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[float, float, float]:
-    value = slope = curvature = 0.0
+def _torch_temperature(
+    logits: Tensor, labels: Tensor, beta: float, weights: Tensor | None = None
+) -> tuple[float, float, float]:
+    sums = np.zeros(3)
     for rows in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
         z = upcast_half(logits[rows])
         z = z - z.max(dim=1, keepdim=True).values
@@ -126,7 +144,8 @@ def _torch_temperature(logits: Tensor, labels: Tensor, beta: float) -> tuple[flo
         log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)
         p = torch.exp(log_p - log_sum)
         mean = (p * z).sum(dim=1)
-        value += float(as_float64(log_sum[:, 0] - beta * label).sum())
-        slope += float(as_float64(mean - label).sum())
-        curvature += float(as_float64((p * (z - mean[:, None]).square()).sum(dim=1)).sum())
+        spread = (p * (z - mean[:, None]).square()).sum(dim=1)
+        columns = as_float64(torch.stack([log_sum[:, 0] - beta * label, mean - label, spread]))
+        sums += columns.sum(axis=1) if weights is None else columns @ as_float64(weights[rows])
+    value, slope, curvature = sums.tolist()
     return value, slope, curvature

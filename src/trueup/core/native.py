@@ -110,6 +110,7 @@ def score_pass(
     group: np.ndarray,
     cuts: np.ndarray | None,
     sums: Sequence[np.ndarray],
+    weights: np.ndarray | None = None,
     *,
     hash_groups: bool,
     quick: bool,
@@ -118,7 +119,8 @@ def score_pass(
     """Score contiguous rows of softmax(βz) and add their class-wise sums; arrays of results are written to.
 
     `scores` are confidence, predicted class, NLL, Brier score, entropy and probability of the label; `sums` are the
-    counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`.
+    counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`; a row adds 1 to
+    them, or its weight.
     """
     compiled.run_pass(
         _address(logits),
@@ -134,6 +136,7 @@ def score_pass(
         _address(cuts),
         _address(group),
         *(0 if cuts is None else _address(array) for array in sums),
+        _address(weights),
     )
 
 
@@ -143,11 +146,13 @@ def tally_pass(logits: Tensor, labels: Tensor, cuts: np.ndarray, sums: np.ndarra
     compiled.run_top(_address(logits), is_double, _address(labels), *logits.shape, _address(cuts), bins, _address(sums))
 
 
-def temperature_pass(logits: Tensor, labels: Tensor, beta: float, *, quick: bool) -> tuple[float, float, float]:
+def temperature_pass(
+    logits: Tensor, labels: Tensor, beta: float, weights: Tensor | None, *, quick: bool
+) -> tuple[float, float, float]:
     """The loss of softmax(βz) summed over contiguous rows, and its first two derivatives in β."""
     is_double = logits.dtype == torch.float64
     sums: tuple[float, float, float] = compiled.run_temperature(
-        _address(logits), is_double, _address(labels), *logits.shape, beta, quick
+        _address(logits), is_double, _address(labels), *logits.shape, beta, _address(weights), quick
     )
     return sums
 
@@ -158,6 +163,7 @@ def vector_pass(
     weight: np.ndarray,
     bias: np.ndarray,
     shift: np.ndarray | None,
+    weights: Tensor | None,
     sums: np.ndarray,
     *,
     scale: float,
@@ -173,6 +179,7 @@ def vector_pass(
         _address(bias),
         scale,
         _address(shift),
+        _address(weights),
         _address(sums),
         quick,
     )

@@ -38,12 +38,18 @@ class RowScores(NamedTuple):
     """The probability of the label."""
     group: np.ndarray
     """The group of the row, where class-wise tallies were asked for."""
+    score: np.ndarray
+    """The probability that is held against what happened: that of class 1 where there are two classes, the confidence
+    where there are more, or where the two are folded."""
+    outcome: np.ndarray
+    """1.0 where it happened, else 0.0: the label is class 1, or the prediction is right."""
 
     @classmethod
     def empty(cls, n: int) -> RowScores:
         """Room for n rows."""
-        whole = np.empty(n, np.int64), np.zeros(n, np.int64)
-        return cls(np.empty(n), whole[0], np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n), whole[1])
+        confidence, correct, nll, brier, entropy, label_prob = (np.empty(n) for _ in range(6))
+        predicted, group = np.empty(n, np.int64), np.zeros(n, np.int64)
+        return cls(confidence, predicted, correct, nll, brier, entropy, label_prob, group, confidence, correct)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class ClassCells:
     cuts: np.ndarray
     groups: int = 1
     group: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    """Of the rows; each counts 1 without them."""
 
 
 class _How(NamedTuple):
@@ -89,9 +97,38 @@ class _Sums(NamedTuple):
             mine += theirs
 
 
-def score_rows(logits: Tensor, labels: Tensor) -> RowScores:
-    """Score each row of a trusted pair."""
-    return _run(logits, labels, None)[0]
+def score_rows(logits: Tensor, labels: Tensor, *, fold: bool = False) -> RowScores:
+    """Score each row of a trusted pair; `fold` takes two classes by the predicted one, as more are."""
+    return _with_event(_run(logits, labels, None)[0], logits, labels, fold)
+
+
+def is_event(logits: Tensor, fold: bool) -> bool:
+    """Whether a pair is about the probability of class 1: of two classes, unless they are folded."""
+    return logits.shape[1] == 2 and not fold
+
+
+def event_log_odds(logits: Tensor) -> Tensor:
+    """The log-odds of class 1 of two, in float64: a difference of logits, exact where probabilities round to 0 or 1."""
+    return logits[:, 1].double() - logits[:, 0].double()
+
+
+def scores_and_outcomes(
+    logits: Tensor, labels: Tensor, *, fold: bool = False, quick: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The probability of each row that is held against what happened, and 1.0 where it did, else 0.0.
+
+    P(class 1) and 1[y = 1] for two classes; confidence and whether the prediction is right for more, or with `fold`.
+    """
+    if not is_event(logits, fold):
+        return confidences_and_hits(logits, labels, quick=quick)
+    return as_float64(event_probs(logits)), as_float64(labels)
+
+
+def _with_event(scored: RowScores, logits: Tensor, labels: Tensor, fold: bool) -> RowScores:
+    if not is_event(logits, fold):
+        return scored
+    score, outcome = scores_and_outcomes(logits, labels)
+    return scored._replace(score=score, outcome=outcome)
 
 
 def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -104,6 +141,11 @@ def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False)
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
     confidence, predicted = confidences(logits, quick=quick)
     return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
+
+
+def event_probs(logits: Tensor) -> Tensor:
+    """P(class 1) of two classes, in float64: a softmax over so few is ten times slower."""
+    return torch.sigmoid(event_log_odds(logits))
 
 
 def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndarray:
@@ -124,13 +166,20 @@ def top_label_tally(logits: Tensor, labels: Tensor, cuts: np.ndarray) -> np.ndar
     return sum(map_threads(logits, part), start=np.zeros((3, bins)))
 
 
-def score_rows_and_classes(logits: Tensor, labels: Tensor, cells: ClassCells) -> tuple[RowScores, ClassTally]:
+def score_rows_and_classes(
+    logits: Tensor, labels: Tensor, cells: ClassCells, *, fold: bool = False
+) -> tuple[RowScores, ClassTally]:
     """Score each row and tally every class."""
     scored, (count, hits, gap) = _run(logits, labels, cells)
     # The passes leave bin 0, where nearly everything lies, to be had by subtraction.
-    count[0] = len(logits) - count[1:].sum(axis=0)
+    total = len(logits) if cells.weights is None else cells.weights.sum()
+    count[0] = total - count[1:].sum(axis=0)
     confidence = np.maximum(hits - gap.sum(axis=0), 0.0)
-    return scored, ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
+    if cells.weights is not None:  # whose sums round: an empty bin must stay empty
+        empty = (count[0] < 1e-12 * total) & (hits[0] == 0)
+        count[0, empty] = confidence[0, empty] = 0.0
+    tally = ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
+    return _with_event(scored, logits, labels, fold), tally
 
 
 def log_sum_exp(logits: Tensor) -> np.ndarray:
@@ -181,6 +230,7 @@ def _native_pass(
                 scored.group[at:],
                 None if cells is None else cells.cuts,
                 own,
+                None if cells is None or cells.weights is None else cells.weights[at:],
                 hash_groups=cells is not None and cells.group is None,
                 quick=how.quick,
                 beta=how.beta,
@@ -215,12 +265,15 @@ def _torch_pass(
             if cells.group is None:
                 scored.group[at] = hash_groups(z, y, cells.groups)
             probs = e / torch.from_numpy(total).to(e)[:, None]
-            _torch_classes(probs, y.cpu().numpy(), scored.group[at], cells.cuts, sums)
+            weight = np.ones(len(y)) if cells.weights is None else cells.weights[at]
+            _torch_classes(probs, y.cpu().numpy(), scored.group[at], weight, cells.cuts, sums)
 
 
-def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.ndarray, sums: _Sums) -> None:
+def _torch_classes(
+    probs: Tensor, y: np.ndarray, group: np.ndarray, weight: np.ndarray, cuts: np.ndarray, sums: _Sums
+) -> None:
     count, hits, gap = sums
-    members = torch.from_numpy(np.arange(len(gap))[:, None] == group).to(probs)
+    members = torch.from_numpy((np.arange(len(gap))[:, None] == group) * weight).to(probs)
     gap[:, 0] -= as_float64(members @ probs)
     if len(cuts):
         # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
@@ -228,9 +281,9 @@ def _torch_classes(probs: Tensor, y: np.ndarray, group: np.ndarray, cuts: np.nda
         row, k = (i.cpu().numpy() for i in (probs > float(cuts[0]) * (1 - 1e-6)).nonzero(as_tuple=True))
         p = as_float64(probs[row, k])
         b = np.searchsorted(cuts, p, side="left")
-        np.add.at(count, (b, k), 1.0)
-        np.add.at(gap, (group[row], b, k), -p)
-        np.add.at(gap[:, 0], (group[row], k), p)
+        np.add.at(count, (b, k), weight[row])
+        np.add.at(gap, (group[row], b, k), -p * weight[row])
+        np.add.at(gap[:, 0], (group[row], k), p * weight[row])
     label_bin = np.searchsorted(cuts, as_float64(probs[torch.arange(len(y)), y]), side="left")
-    np.add.at(hits, (label_bin, y), 1.0)
-    np.add.at(gap, (group, label_bin, y), 1.0)
+    np.add.at(hits, (label_bin, y), weight)
+    np.add.at(gap, (group, label_bin, y), weight)

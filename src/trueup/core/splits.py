@@ -136,6 +136,18 @@ def k_fold(logits: Tensor, labels: Tensor, folds: int) -> list[tuple[Tensor, Ten
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 
 
+def exceeds_error(gain: np.ndarray, weights: Tensor | None = None, *, errors: float = 1.0) -> bool:
+    """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
+
+    >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
+    (True, False)
+    """
+    w = np.ones(len(gain)) if weights is None else weights.cpu().numpy()
+    mean = np.average(gain, weights=w)
+    spread = np.sqrt(np.average((gain - mean) ** 2, weights=w))
+    return bool(mean > errors * spread * np.sqrt(w @ w) / w.sum())
+
+
 def stratified_order(values: Any, labels: Any, ties: Any) -> Tensor:
     """The rows sorted by a value, equal ones by their label, then by `ties`: folds taken from it in turn are alike.
 

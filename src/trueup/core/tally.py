@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import (
     BINNED_ERRORS,
     BINS,
     Bins,
     bin_index,
     cut_points,
-    equal_mass_slices,
+    equal_mass_chunks,
     equal_width,
     rounding_error,
 )
 from trueup.core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
-MEAN_METRICS = ("accuracy", "confidence", "nll", "brier", "entropy")
+MEAN_METRICS = ("accuracy", "confidence", "predicted", "observed", "nll", "brier", "entropy")
 """What is a mean over the rows."""
 
 TABLE_METRICS = (*MEAN_METRICS, *BINNED_ERRORS, "aece", "sce")
@@ -36,22 +36,39 @@ class Mean:
     """A mergeable mean with its standard error.
 
     >>> Mean.of(np.array([1.0, 2.0])) + Mean.of(np.array([6.0]))
-    Mean(count=3.0, total=9.0, squares=41.0)
+    Mean(count=3.0, total=9.0, squares=41.0, squared_weights=3.0)
     >>> (Mean.of(np.array([1.0, 2.0])) + Mean.of(np.array([6.0]))).value
     3.0
     """
 
     count: float
+    """How many rows, or their weight Σw."""
     total: float
     squares: float
+    squared_weights: float
+    """Σw²."""
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Mean:
+    def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Mean:
         """Tally one number a row."""
-        return cls(float(len(values)), float(values.sum()), float(values @ values))
+        if weights is None:
+            n = float(len(values))
+            return cls(n, float(values.sum()), float(values @ values), n)
+        weighted = weights * values
+        return cls(float(weights.sum()), float(weighted.sum()), float(weighted @ values), float(weights @ weights))
+
+    @classmethod
+    def empty(cls) -> Mean:
+        """Of no rows."""
+        return cls(0.0, 0.0, 0.0, 0.0)
 
     def __add__(self, other: Mean) -> Mean:
-        return Mean(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        return Mean(
+            self.count + other.count,
+            self.total + other.total,
+            self.squares + other.squares,
+            self.squared_weights + other.squared_weights,
+        )
 
     @property
     def value(self) -> float:
@@ -59,56 +76,80 @@ class Mean:
         return self.total / self.count if self.count else float("nan")
 
     @property
+    def effective_rows(self) -> float:
+        """(Σw)²/Σw²: how many rows of equal weight tell as much."""
+        return self.count**2 / self.squared_weights if self.squared_weights else 0.0
+
+    @property
     def error(self) -> float:
         """The standard error of the mean; NaN for fewer than two rows."""
-        if self.count < 2:
+        n = self.effective_rows
+        if n < 1 + 1e-9:
             return float("nan")
-        variance = max(self.squares - self.total**2 / self.count, 0.0) / (self.count - 1)
-        return math.sqrt(variance / self.count)
+        variance = max(self.squares - self.total**2 / self.count, 0.0) / self.count * n / (n - 1)
+        return math.sqrt(variance / n)
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Confidences on a fine fixed grid, right and wrong predictions apart: all that resampling and equal mass need.
+    """Scores on a fine fixed grid, outcomes 0 and 1 apart: all that resampling and equal mass need.
 
-    The grid divides each equal-width bin evenly, so coarser bins come out exactly; next to 1, where networks crowd, its
-    last cell is divided further, geometrically.
+    The grid divides each equal-width bin evenly, so coarser bins come out exactly; next to 0, where rare events are,
+    and next to 1, where networks crowd, its cells are divided further, geometrically.
     """
 
     edges: np.ndarray
     bins: int
     """How many equal-width bins the grid divides."""
     count: np.ndarray
-    """(2, cells): wrong, right."""
+    """(2, cells): how many rows, or their weight; outcome 0, outcome 1."""
     confidence: np.ndarray
     """(2, cells): sums."""
+    squared_weights: np.ndarray
+    """(2, cells): Σw², which is the count where all weights are 1."""
 
     @classmethod
-    def of(cls, confidence: np.ndarray, correct: np.ndarray, *, bins: int = BINS, rounding: float = 0.0) -> Grid:
-        """Tally trusted confidences and correctness."""
+    def of(
+        cls,
+        confidence: np.ndarray,
+        correct: np.ndarray,
+        *,
+        bins: int = BINS,
+        rounding: float = 0.0,
+        weights: np.ndarray | None = None,
+    ) -> Grid:
+        """Tally trusted scores and outcomes."""
         edges = cls.fine_edges(bins)
         size = len(edges) - 1
         index = bin_index(confidence, edges, rounding=rounding) + size * correct.astype(np.int64)
-        count = np.bincount(index, minlength=2 * size).astype(np.float64)
-        total = np.bincount(index, weights=confidence, minlength=2 * size)
-        return cls(edges, bins, count.reshape(2, size), total.reshape(2, size))
+        w = weights
+        count = np.bincount(index, w, minlength=2 * size).astype(np.float64).reshape(2, size)
+        total = np.bincount(index, confidence if w is None else w * confidence, minlength=2 * size).reshape(2, size)
+        squared = count if w is None else np.bincount(index, w * w, minlength=2 * size).reshape(2, size)
+        return cls(edges, bins, count, total, squared)
 
     @staticmethod
     def fine_edges(bins: int) -> np.ndarray:
-        """About four thousand even cells, and eight an octave down to the resolution of float64 next to 1."""
+        """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
-        near_one = 1.0 - (even[-1] - even[-2]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
-        edges: np.ndarray = np.unique(np.concatenate([even, near_one]))
+        distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
+        edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))
         return edges
 
     def __add__(self, other: Grid) -> Grid:
         if self.bins != other.bins:
             raise ValueError(f"tallies must have the same number of bins to be added, got {self.bins} and {other.bins}")
-        return Grid(self.edges, self.bins, self.count + other.count, self.confidence + other.confidence)
+        return Grid(
+            self.edges,
+            self.bins,
+            self.count + other.count,
+            self.confidence + other.confidence,
+            self.squared_weights + other.squared_weights,
+        )
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows in each cell."""
+        """Rows in each cell, or their weight."""
         total: np.ndarray = self.count.sum(axis=0)
         return total
 
@@ -145,16 +186,19 @@ class Grid:
             return float("nan")
         cut = self._cells_cut()
         wrong, right = self.confidence[0, cut], self.count[1, cut] - self.confidence[1, cut]
-        parted = self.rows[cut] > 1  # a single row cannot be parted
+        squared = self.squared_weights[:, cut].sum(axis=0)
+        parted = self.rows[cut] ** 2 > (1 + 1e-9) * squared  # a single row cannot be parted
         return float(2 * ((wrong + right) * parted).sum() / n)
 
     def _cells_cut(self) -> np.ndarray:
-        below = np.cumsum(self.rows)
-        starts = np.array([start for start, _ in equal_mass_slices(int(below[-1]), self.bins)][1:])
-        last = np.unique(np.searchsorted(below, starts, side="left"))
-        # A cut behind the last row parts nothing.
-        kept: np.ndarray = last[below[last] < below[-1]]
-        return kept
+        """The cells after which an equal-mass bin ends: those in which the next one begins."""
+        some = np.flatnonzero(self.rows > 0)
+        rows = self.rows[some]
+        total = float(rows.sum())
+        below = np.concatenate([[0.0], np.cumsum(rows)[:-1]])
+        chunk = equal_mass_chunks(below, total, self.bins) if total else np.zeros(0, np.int64)
+        cells: np.ndarray = some[:-1][np.diff(chunk) > 0]
+        return cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,46 +212,75 @@ class Tally:
     (3, 0.6667, 0.3369)
     """
 
+    rows: float
+    """How many rows."""
     accuracy: Mean
     confidence: Mean
+    predicted: Mean
+    """The score: P(class 1) of two classes, the confidence of more or of folded ones."""
+    observed: Mean
+    """What happened: the label is class 1, or the prediction is right."""
     nll: Mean
     brier: Mean
     entropy: Mean
     calibration_gap: Mean
-    """(a − c)(1 − 2c): Spiegelhalter's numerator."""
+    """(a − c)(1 − 2c) with score c and outcome a: Spiegelhalter's numerator."""
     calibration_variance: Mean
-    """(1 − 2c)² c (1 − c): its variance."""
+    """(1 − 2c)² c (1 − c), each row by the square of its weight: its variance."""
+    score_variance: Mean
+    """c (1 − c), each row by the square of its weight: the variance of Σ(a − c) under calibration."""
     grid: Grid
     classes: Bins
     gap: np.ndarray
     """Class-wise sums of hits − probability by group of rows, (groups, K, B): the spread of the class-wise error."""
-    rows_of_group: np.ndarray
+    weight_of_group: np.ndarray
+    fold: bool
+    """Whether two classes were tallied by the predicted one instead of by class 1."""
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, bins: int = BINS) -> Tally:
-        """Tally a pair in one pass."""
+    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> Tally:
+        """Tally a pair in one pass.
+
+        Of two classes the bins are those of P(class 1); with `fold` those of the predicted class's confidence.
+        """
         z, y = as_tensors(logits, labels)
-        return cls.from_rows(
-            *score_rows_and_classes(z, y, class_cells(z.shape[1], bins, rounding_error(z))), bins, rounding_error(z)
-        )
+        w, unit = as_weights(weights, len(z)), rounding_error(z)
+        cells = replace(class_cells(z.shape[1], bins, unit), weights=w)
+        return cls.from_rows(*score_rows_and_classes(z, y, cells, fold=fold), bins, unit, fold=fold, weights=w)
 
     @classmethod
-    def from_rows(cls, rows: RowScores, classes: ClassTally, bins: int, rounding: float) -> Tally:
+    def from_rows(
+        cls,
+        rows: RowScores,
+        classes: ClassTally,
+        bins: int,
+        rounding: float,
+        *,
+        fold: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Tally:
         """Tally what the pass gave."""
-        c, a = rows.confidence, rows.correct
-        slope = 1 - 2 * c
+        w, squared = weights, None if weights is None else weights**2
+        c, a = rows.score, rows.outcome
+        confidence, accuracy = Mean.of(rows.confidence, w), Mean.of(rows.correct, w)
+        slope, variance = 1 - 2 * c, c * (1 - c)
         return cls(
-            accuracy=Mean.of(a),
-            confidence=Mean.of(c),
-            nll=Mean.of(rows.nll),
-            brier=Mean.of(rows.brier),
-            entropy=Mean.of(rows.entropy),
-            calibration_gap=Mean.of((a - c) * slope),
-            calibration_variance=Mean.of(slope**2 * c * (1 - c)),
-            grid=Grid.of(c, a, bins=bins, rounding=rounding),
+            rows=float(len(c)),
+            accuracy=accuracy,
+            confidence=confidence,
+            predicted=confidence if c is rows.confidence else Mean.of(c, w),
+            observed=accuracy if a is rows.correct else Mean.of(a, w),
+            nll=Mean.of(rows.nll, w),
+            brier=Mean.of(rows.brier, w),
+            entropy=Mean.of(rows.entropy, w),
+            calibration_gap=Mean.of((a - c) * slope, w),
+            calibration_variance=Mean.of(slope**2 * variance, squared),
+            score_variance=Mean.of(variance, squared),
+            grid=Grid.of(c, a, bins=bins, rounding=rounding, weights=w),
             classes=Bins(equal_width(bins), classes.counts, classes.confidence, classes.hits),
             gap=classes.gap,
-            rows_of_group=np.bincount(rows.group, minlength=len(classes.gap)).astype(np.float64),
+            weight_of_group=np.bincount(rows.group, w, minlength=len(classes.gap)).astype(np.float64),
+            fold=fold,
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -216,12 +289,25 @@ class Tally:
         if self.gap.shape != other.gap.shape:
             shapes = f"{self.gap.shape[1:]} and {other.gap.shape[1:]}"
             raise ValueError(f"tallies must have the same classes and bins to be added, got {shapes}")
-        return Tally(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        if self.is_event != other.is_event:
+            raise ValueError("tallies must both be folded or neither, to be added")
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "fold"}
+        return Tally(**sums, fold=self.fold)
 
     @property
     def n(self) -> int:
         """How many rows were tallied."""
-        return int(self.accuracy.count)
+        return int(self.rows)
+
+    @property
+    def is_event(self) -> bool:
+        """Whether it is about the probability of class 1: of two classes, unless they are folded."""
+        return len(self.classes.count) == 2 and not self.fold
+
+    @property
+    def effective_rows(self) -> float:
+        """(Σw)²/Σw²: how many rows of equal weight tell as much."""
+        return self.accuracy.effective_rows
 
     def value(self, metric: str) -> float:
         """A number of the table, by its name in `TABLE_METRICS`."""
@@ -236,7 +322,7 @@ class Tally:
 
     @property
     def top(self) -> Bins:
-        """The equal-width bins of the predicted class's confidence."""
+        """The equal-width bins of P(class 1) where there are two classes, of the confidence where more or folded."""
         return self.grid.binned(self.grid.bin_of_cell())
 
 

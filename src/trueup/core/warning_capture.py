@@ -46,6 +46,9 @@ def silence_warnings(*, message: str = "", enabled: bool = True) -> Iterator[Non
 def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     """Write warnings for users with `write`, in one line without the place in the code; leave out all others.
 
+    The doubt whether logits are probabilities is left out as well: a command line looks at the file itself, and knows
+    which option to name.
+
     >>> with write_warnings(print):
     ...     warnings.warn("40 exact zeros were raised to 0.05")
     ...     warnings.warn("only developers need this", DeprecationWarning)
@@ -54,6 +57,9 @@ def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
+        warnings.filterwarnings(
+            "ignore", message=r"(each row of|all) \w+ (sums to 1|lie in \[0, 1\]) like probabilities"
+        )
         warnings.showwarning = lambda message, *_, **__: write(_line(message))
         yield
 

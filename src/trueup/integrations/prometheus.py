@@ -14,8 +14,8 @@ __all__ = ["Collector", "prometheus_text"]
 
 GAUGES = {
     "rows": "Predictions seen",
-    "accuracy": "Share of correct predictions",
-    "confidence": "Mean confidence",
+    "accuracy": "Share of correct predictions; of two classes, how often class 1 happened",
+    "confidence": "Mean confidence; of two classes, mean probability of class 1",
     "nll": "Mean negative log-likelihood",
     "ece": "Expected calibration error",
     "evidence": "E-value against calibration; the alarm is at 1/alpha",

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import from_binary, from_probs, resolution
+from trueup.core.arrays import from_binary, from_probs, given, resolution
 from trueup.registry import METHODS
 
 try:
@@ -20,7 +20,13 @@ try:
     from sklearn.model_selection import check_cv, cross_val_predict, cross_validate
     from sklearn.utils import _safe_indexing, get_tags, indexable
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_is_fitted,
+        column_or_1d,
+        has_fit_parameter,
+        validate_data,
+    )
 except ImportError:
     raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
 
@@ -88,14 +94,15 @@ class LogitCalibrator(_CalibratedBase):
         self.input = input
         self.classes = classes
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit the calibrator to scores (n, classes) and the true labels (n,)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the calibrator to scores (n, classes) and the true labels (n,), each row by its weight."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        weights = _weights(sample_weight, X)
         check_classification_targets(y)
         self.floor_ = resolution(X)
         z = self._logits(X)
         self.classes_, labels = _encode(column_or_1d(y), self.classes, z.shape[1])
-        self.calibrator_ = _fit(self.method, self.options, z, labels)
+        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
@@ -151,8 +158,11 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         self.n_jobs = n_jobs
         self.ensemble = ensemble
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit a classifier to each fold, and the calibrator to their scores of the rows left out."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit a classifier to each fold, and the calibrator to their scores of the rows left out.
+
+        `sample_weight` goes to the calibrator, and to the classifiers if their fit takes one.
+        """
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
         check_classification_targets(y)
@@ -164,7 +174,9 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
             raise ValueError(
                 f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
             )
-        response = _response(self.estimator)
+        response, weights = _response(self.estimator), _weights(sample_weight, X)
+        weighted = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
+        params = {"sample_weight": weights} if weighted else {}
         X, _ = indexable(X, y)
         together = self.ensemble and not isinstance(self.estimator, FrozenEstimator)
         if together:
@@ -178,19 +190,22 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                 return_estimator=True,
                 return_indices=True,
                 error_score="raise",
+                params=params,
             )
             self.estimators_ = parts["estimator"]
             for rows, part in zip(parts["indices"]["test"], self.estimators_, strict=True):
-                found = np.asarray(getattr(part, response)(_safe_indexing(X, rows)))
+                held_out = np.asarray(getattr(part, response)(_safe_indexing(X, rows)))
                 if rows is parts["indices"]["test"][0]:
-                    scores = np.full((len(y), *found.shape[1:]), np.nan)
-                scores[rows] = found
+                    scores = np.full((len(y), *held_out.shape[1:]), np.nan)
+                scores[rows] = held_out
         else:
-            scores = cross_val_predict(clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs)
-            self.estimators_ = [clone(self.estimator).fit(X, y)]
+            scores = cross_val_predict(
+                clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs, params=params
+            )
+            self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
         self.floor_ = resolution(scores)
         z = _scores_as_logits(scores, response, self.classes_, self.floor_)
-        self.calibrator_ = _fit(self.method, self.options, z, labels)
+        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0], name):
                 setattr(self, name, getattr(self.estimators_[0], name))
@@ -219,9 +234,20 @@ def _no_score(estimator: Any, X: Any, y: Any) -> float:
     return 0.0
 
 
-def _fit(method: Any, options: Mapping[str, Any] | None, logits: np.ndarray, labels: np.ndarray) -> Calibrator:
+def _fit(
+    method: Any,
+    options: Mapping[str, Any] | None,
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None,
+) -> Calibrator:
     fit = METHODS[method] if isinstance(method, str) else method
-    return partial(fit, **(options or {}))(logits, labels)
+    return partial(fit, **(options or {}))(logits, labels, **given(weights))
+
+
+def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:
+    """Weights in scikit-learn's words: none, one number for all rows, or one a row."""
+    return None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
 
 
 def _apply(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins
 from trueup.core.row_scores import score_rows
 from trueup.core.tally import TABLE_METRICS, Mean, Tally
@@ -28,7 +28,7 @@ except ImportError:
 
 __all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
-_SETTINGS = ("edges", "bins", "closed")
+_SETTINGS = ("edges", "bins", "closed", "fold")
 """What of a tally is not a sum, but says what is counted."""
 
 
@@ -46,12 +46,14 @@ class Streaming(Metric):
             self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @abstractmethod
-    def _of(self, logits: Any, labels: Any) -> Any:
+    def _of(self, logits: Any, labels: Any, weights: Any) -> Any:
         """Tally a batch."""
 
-    def update(self, logits: Any, labels: Any) -> None:
-        """Add the rows of a batch: logits (n, classes) and labels (n,)."""
-        batch = self._empty + self._of(logits, labels)  # tallies of other classes or bins do not add, and say so
+    def update(self, logits: Any, labels: Any, weights: Any = None) -> None:
+        """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any."""
+        batch = self._empty + self._of(
+            logits, labels, weights
+        )  # tallies of other classes or bins do not add, and say so
         for name, total in _sums(batch):
             state: Tensor = getattr(self, name)
             setattr(self, name, state + torch.from_numpy(total).to(state.device))
@@ -66,7 +68,9 @@ class Streaming(Metric):
 
 
 class ECE(Streaming):
-    """Expected calibration error of the predicted class, in equal-width bins: Σ_b (n_b/n) |acc_b − conf_b|.
+    """Expected calibration error in equal-width bins: Σ_b (n_b/n) |acc_b − conf_b|.
+
+    Of two classes it is that of class 1; of more, or with `fold`, of the predicted class.
 
     >>> metric = ECE()
     >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
@@ -75,12 +79,12 @@ class ECE(Streaming):
     '0.3369'
     """
 
-    def __init__(self, *, bins: int = BINS, **options: Any) -> None:
+    def __init__(self, *, bins: int = BINS, fold: bool = False, **options: Any) -> None:
         super().__init__(Bins.of(*_no_rows(), bins=bins), **options)
-        self.bins = bins
+        self.bins, self.fold = bins, fold
 
-    def _of(self, logits: Any, labels: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins)
+    def _of(self, logits: Any, labels: Any, weights: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins, fold=self.fold, weights=weights)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -100,8 +104,8 @@ class SCE(Streaming):
         super().__init__(Bins.of(*_no_rows(classes), bins=bins, classwise=True), **options)
         self.bins = bins
 
-    def _of(self, logits: Any, labels: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins, classwise=True)
+    def _of(self, logits: Any, labels: Any, weights: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins, classwise=True, weights=weights)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -120,10 +124,11 @@ class NLL(Streaming):
     _score = "nll"
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(Mean(0.0, 0.0, 0.0), **options)
+        super().__init__(Mean.empty(), **options)
 
-    def _of(self, logits: Any, labels: Any) -> Mean:
-        return Mean.of(getattr(score_rows(*as_tensors(logits, labels)), self._score))
+    def _of(self, logits: Any, labels: Any, weights: Any) -> Mean:
+        z, y = as_tensors(logits, labels)
+        return Mean.of(getattr(score_rows(z, y), self._score), as_weights(weights, len(z)))
 
     def compute(self) -> Tensor:
         """The mean over all rows; NaN if there are none."""
@@ -154,12 +159,12 @@ class CalibrationTable(Streaming):
 
     higher_is_better = None
 
-    def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Tally.of(*_no_rows(classes), bins=bins), **options)
-        self.bins = bins
+    def __init__(self, classes: int, *, bins: int = BINS, fold: bool = False, **options: Any) -> None:
+        super().__init__(Tally.of(*_no_rows(classes), bins=bins, fold=fold), **options)
+        self.bins, self.fold = bins, fold
 
-    def _of(self, logits: Any, labels: Any) -> Tally:
-        return Tally.of(logits, labels, bins=self.bins)
+    def _of(self, logits: Any, labels: Any, weights: Any) -> Tally:
+        return Tally.of(logits, labels, bins=self.bins, fold=self.fold, weights=weights)
 
     def compute(self) -> dict[str, Tensor]:
         """Every number of the table; NaN if there are no rows."""

@@ -1,4 +1,4 @@
-"""Files: predictions in five formats, artifacts of what was fitted, shards, and atomic writes."""
+"""Files: predictions in many formats, artifacts of what was fitted, shards, and atomic writes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,31 @@ if TYPE_CHECKING:
         save_calibrator,
         save_recalibrator,
     )
-    from trueup.io.predictions import Predictions, load, load_logits, open_predictions, save, save_logits, stream
+    from trueup.io.predictions import (
+        Predictions,
+        PredictionTable,
+        from_rows,
+        load,
+        load_logits,
+        load_table,
+        open_predictions,
+        save,
+        save_logits,
+        stream,
+    )
     from trueup.io.shards import BadShard, Shards
 
 _MODULES = {
     "BadShard": "shards",
+    "PredictionTable": "predictions",
     "Predictions": "predictions",
     "Shards": "shards",
+    "from_rows": "predictions",
     "load": "predictions",
     "load_calibrator": "artifacts",
     "load_logits": "predictions",
     "load_recalibrator": "artifacts",
+    "load_table": "predictions",
     "open_predictions": "predictions",
     "read_header": "artifacts",
     "save": "predictions",
@@ -36,12 +50,15 @@ _MODULES = {
 
 __all__ = [
     "BadShard",
+    "PredictionTable",
     "Predictions",
     "Shards",
+    "from_rows",
     "load",
     "load_calibrator",
     "load_logits",
     "load_recalibrator",
+    "load_table",
     "open_predictions",
     "read_header",
     "save",

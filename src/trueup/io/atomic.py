@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trueup.core.errors import InputError
+from trueup.io.source import suffix_of
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def require_writable_folder(path: Path) -> Path:
 
 
 @contextmanager
-def errors_name_file(path: Path) -> Iterator[None]:
+def errors_name_file(path: Path | str) -> Iterator[None]:
     """Turn any failure to read into one ValueError that names the file; strange bytes make parsers raise anything."""
     try:
         yield
@@ -87,7 +88,8 @@ def errors_name_file(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = shorten(" ".join(str(error).split())) or type(error).__name__
         ours = type(error) is ValueError
-        raise ValueError(f"{path}: {'' if ours else f'not a readable {path.suffix} file: '}{reason}") from None
+        kind = "" if ours else f"not a readable {suffix_of(path)} file: "
+        raise ValueError(f"{path}: {kind}{reason}") from None
 
 
 def shorten(text: str, most: int = 500) -> str:

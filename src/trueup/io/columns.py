@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from trueup.core.errors import Hint, InputError
 
@@ -81,8 +82,30 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
         hint = Hint.SPLIT
     elif not probs and any(_PROBABILITIES.fullmatch(name) for name in columns):
         hint = Hint.PROBS
+    elif "logits" in missing and any("confidence" in name.lower() for name in columns):
+        hint = Hint.STATED
     choices = splits if hint is Hint.SPLIT else ()
-    return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)
+    return InputError(
+        "the file", f"have {' and '.join(missing)}", _list(columns), hint or _nearest(columns, missing), choices=choices
+    )
+
+
+def require_columns(columns: Mapping[str, str], names: Sequence[str]) -> None:
+    """Columns that are there; else an error lists those that are, and the nearest name.
+
+    >>> require_columns({"category": "", "correct": ""}, ["categroy"])
+    Traceback (most recent call last):
+        ...
+    trueup.core.errors.InputError: the file must have categroy, got 'category', 'correct'; did you mean category?
+    """
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise InputError("the file", f"have {' and '.join(missing)}", _list(columns), _nearest(columns, missing))
+
+
+def _nearest(columns: Mapping[str, str], missing: Sequence[str]) -> str | None:
+    near = [match for name in missing for match in get_close_matches(name, columns, n=1, cutoff=0.7)]
+    return f"did you mean {' and '.join(near)}?" if near else None
 
 
 def _list(columns: Mapping[str, str], most: int = 12) -> str:

@@ -1,18 +1,20 @@
-"""Predictions and their files: .npz, .npy, .csv, .parquet and .safetensors, never pickles.
+"""Predictions and their files: .npz, .npy, .csv, .jsonl, .parquet and .safetensors, never pickles.
 
 In a file the arrays are `logits` (n, classes) and `labels` (n,); in a table there is one column a class (`logit_0`,
 `logit_1`, …) or a column of lists, plus `label`. A file with both halves has `val_logits`, `val_labels`, `test_logits`
-and `test_labels`. Probabilities are read only when they are asked for.
+and `test_labels`. Probabilities and stated confidences are read only when they are asked for.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,14 +27,28 @@ from trueup.core.arrays import (
     as_logits,
     as_pair,
     as_tensors,
+    from_confidence,
     from_probs,
     resolution,
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
+from trueup.io.addresses import is_address, local_file, remote_files
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.io.columns import find_columns, label_names, splits_in
-from trueup.io.formats import FORMATS, Source, file_list
+from trueup.io.columns import find_columns, label_names, require_columns, splits_in
+from trueup.io.formats import FORMATS
+from trueup.io.source import (
+    Chunk,
+    LabelParser,
+    Source,
+    as_list,
+    drop_missing,
+    file_list,
+    numbers_of,
+    simplify,
+    suffix_of,
+)
+from trueup.io.tables import source_of_records
 
 
 class Predictions(NamedTuple):
@@ -47,20 +63,93 @@ class Predictions(NamedTuple):
     labels: Array
 
 
+@dataclass(frozen=True, eq=False)
+class PredictionTable:
+    """Predictions with what a file holds beside them; it unpacks as the pair, `fit(*table, **table.options())`.
+
+    >>> table = PredictionTable(np.zeros((2, 3)), np.array([0, 2]), weights=np.array([1.0, 2.0]))
+    >>> z, y = table
+    >>> y, table.options()
+    (array([0, 2]), {'weights': array([1., 2.])})
+    """
+
+    logits: Array
+    labels: Array
+    weights: np.ndarray | None = None
+    groups: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By the name of their column."""
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Other columns that were asked for, by name."""
+    classes: tuple[str, ...] | None = None
+    """The names of the classes, where they are known."""
+    skipped: int = 0
+    """How many rows had no label, or no confidence, and were left out."""
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.logits, self.labels))
+
+    @property
+    def pair(self) -> Predictions:
+        """Logits and labels alone."""
+        return Predictions(self.logits, self.labels)
+
+    def options(self) -> dict[str, Any]:
+        """Weights and groups as the keywords that functions take them by, where there are any."""
+        return {
+            **({} if self.weights is None else {"weights": self.weights}),
+            **({"groups": dict(self.groups)} if self.groups else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which arrays or columns of a file are what; see `load`."""
+
+    logits: str | Sequence[str] = "logits"
+    labels: str = "labels"
+    probs: bool = False
+    confidence: str | None = None
+    correct: str | None = None
+    classes: Sequence[str] | None = None
+    weights: str | None = None
+    groups: Sequence[str] = ()
+    columns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.confidence is None and self.correct is not None:
+            raise InputError("correct", "come with confidence", f"correct={self.correct!r} alone")
+        if self.confidence is not None and self.probs:
+            raise InputError("probs", "be left out with confidence, which is a probability", "both")
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise InputError("classes", "have names that differ", ", ".join(self.classes))
+
+    @property
+    def label_column(self) -> str:
+        """The column of labels, or of right and wrong."""
+        return self.labels if self.confidence is None else self.correct or "correct"
+
+
 def load(
     path: str | os.PathLike[str],
     *,
     logits: str | Sequence[str] = "logits",
     labels: str = "labels",
     probs: bool = False,
+    confidence: str | None = None,
+    correct: str | None = None,
+    classes: Sequence[str] | None = None,
     split: str | None = None,
     mmap: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Predictions:
     """Read predictions from a file, whose suffix tells its format.
 
     `logits` names the array or, as a list, the columns; `split="val"` reads `val_logits` with `val_labels`;
     `probs=True` reads probabilities p as log p; `mmap=True` leaves the logits of a `.npy` file on disk. Labels come
-    back as int64.
+    back as int64. `confidence` names a column of stated confidences in [0, 1] and `correct` the column that says
+    whether each was right, 1 or 0 (default "correct"): the pair is then of two classes, wrong and right. `classes`
+    names the classes where labels are texts. The path may be an address that fsspec opens, with its `storage_options`.
+    Rows without a label or a confidence are left out, and a warning tells how many.
     A file that does not hold what is wanted raises one `ValueError` that says what it holds.
 
     >>> from tempfile import TemporaryDirectory
@@ -69,21 +158,80 @@ def load(
     ...     load(f"{folder}/net.npz", probs=True)
     Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
     """
-    with open_predictions(path, logits=logits, labels=labels, probs=probs) as file:
-        if mmap and file.path.suffix.lower() != ".npy":
-            raise ValueError(f"{file.path}: mmap=True needs a .npy file")
+    fields = Fields(logits, labels, probs, confidence, correct, classes)
+    with _open(path, fields, storage_options) as file:
+        if mmap and suffix_of(file.path) != ".npy":
+            raise ValueError(f"{file.name}: mmap=True needs a .npy file")
         return file.load(split, mmap=mmap)
+
+
+def load_table(
+    path: str | os.PathLike[str],
+    *,
+    weights: str | None = None,
+    groups: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+    split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> PredictionTable:
+    """Read predictions as `load` does, with columns of weights, of groups, and any others that are named.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\\n0.9,1,eu\\n0.6,0,us\\n")
+    ...     table = load_table(f"{folder}/a.csv", confidence="stated", groups="region")
+    >>> np.exp(table.logits[:, 1]), table.labels, table.groups
+    (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
+    """
+    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), **options)
+    with _open(path, fields, storage_options) as file:
+        return file.load_table(split)
+
+
+def from_rows(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    weights: str | None = None,
+    groups: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+    **options: Any,
+) -> PredictionTable:
+    """Predictions from rows that are mappings, such as a `Dataset` of Hugging Face; options as those of `load_table`.
+
+    The names of the classes come from the data set's own features, where it has them.
+
+    >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
+    array([0, 1])
+    """
+    held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
+    features = getattr(rows, "features", None) or {}
+    names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
+    source = source_of_records(lambda: _numbered(held), word="row")._replace(class_names=names)
+    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), **options)
+    return PredictionFile(Path("rows"), "rows", source, fields).load_table()
+
+
+def _numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError("rows", "be mappings of names to values", type(row).__name__, where=f"row {number}")
+        yield number, row
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 @contextmanager
 def open_predictions(
     path: str | os.PathLike[str],
     *,
-    logits: str | Sequence[str] = "logits",
-    labels: str = "labels",
-    probs: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    partitions: Mapping[str, str] = MappingProxyType({}),
+    **fields: Any,
 ) -> Iterator[PredictionFile]:
-    """Open a file once, to look at what it holds and read any of its splits.
+    """Open a file once, to look at what it holds and read any of its splits; options as those of `load_table`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -93,13 +241,33 @@ def open_predictions(
     ...         {split: file.load(split).logits.shape for split in file.splits}
     {'val': (5, 3), 'test': (5, 3)}
     """
-    file = Path(path)
-    reader, _ = _format(file)
-    require_file(file)
+    with _open(path, Fields(**fields), storage_options, partitions) as file:
+        yield file
+
+
+@contextmanager
+def _open(
+    path: str | os.PathLike[str],
+    fields: Fields,
+    storage_options: Mapping[str, Any] | None = None,
+    partitions: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[PredictionFile]:
+    name = os.fspath(path)
+    reader, _ = _format(name)
     with ExitStack() as stack:
-        with errors_name_file(file):
+        file = stack.enter_context(local_file(name, storage_options))
+        require_file(file)
+        with errors_name_file(name):
             source = stack.enter_context(reader(file))
-        yield PredictionFile(file, source, logits, labels, probs)
+        yield PredictionFile(file, name, source, fields, partitions)
+
+
+class _Plan(NamedTuple):
+    """What to read of a source."""
+
+    logits: list[str]
+    labels: str | None
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -107,19 +275,35 @@ class PredictionFile:
     """An open file of predictions, from `open_predictions`."""
 
     path: Path
+    name: str
+    """What errors call it: its path, or the address it came from."""
     source: Source
-    logits: str | Sequence[str]
-    labels: str
-    probs: bool
+    fields: Fields
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """Columns that the folders' names give, the same in all rows: `region=eu/part-0.parquet`."""
 
     @property
     def splits(self) -> tuple[str | None, ...]:
         """The splits to read: val and test if the file has both, else its whole (None), else the one it has."""
-        return splits_in(self.source.columns, self.labels)
+        return (None,) if self.fields.confidence else splits_in(self.source.columns, self.fields.labels)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, where they were given or the file has them."""
+        if self.fields.confidence is not None:
+            return None
+        if self.fields.classes is not None:
+            return tuple(self.fields.classes)
+        if not isinstance(self.fields.logits, str):
+            return tuple(self.fields.logits)
+        labels = label_names(self.fields.labels, None)
+        return next((self.source.class_names[name] for name in labels if name in self.source.class_names), None)
 
     def has_labels(self, split: str | None = None) -> bool:
         """Whether the file names labels."""
-        return any(name in self.source.columns for name in label_names(self.labels, split))
+        if self.fields.confidence is not None:
+            return self.fields.label_column in self.source.columns
+        return any(name in self.source.columns for name in label_names(self.fields.labels, split))
 
     def load(self, split: str | None = None, *, mmap: bool = False) -> Predictions:
         """All rows of a split; see `load`."""
@@ -129,55 +313,194 @@ class PredictionFile:
         copied = not mmap and isinstance(whole.logits, np.memmap)
         return whole._replace(logits=np.array(whole.logits)) if copied else whole
 
+    def load_table(self, split: str | None = None) -> PredictionTable:
+        """All rows of a split with their weights, groups and columns; see `load_table`."""
+        table = concatenate(list(self.tables(sys.maxsize, split)))
+        warn_of_skipped(table.skipped, self.name)
+        copied = isinstance(table.logits, np.memmap)
+        return replace(table, logits=np.array(table.logits)) if copied else table
+
     def load_logits(self, split: str | None = None) -> np.ndarray:
         """The logits alone; see `load_logits`."""
-        with errors_name_file(self.path):
-            names, _ = find_columns(self.source.columns, self.logits, None, self.probs, split)
-            parts = [z for z, _ in self.source.read(names, None, sys.maxsize)]
+        with errors_name_file(self.name):
+            plan = self.plan(split, labelled=False)
+            parts = [chunk.logits for chunk in self.source.read(plan.logits, None, sys.maxsize, **plan.options)]
             whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
-            return _plain(from_probs(whole) if self.probs else whole)
+            if self.fields.confidence is not None:
+                return _plain(from_confidence(_vector(whole), name=self.fields.confidence))
+            return _plain(from_probs(whole) if self.fields.probs else whole)
 
     def width(self, split: str | None = None) -> int:
         """How many logits a row has."""
-        with errors_name_file(self.path):
-            names, _ = find_columns(self.source.columns, self.logits, self.labels, self.probs, split)
-            return self.source.width(names)
+        if self.fields.confidence is not None:
+            return 2
+        with errors_name_file(self.name):
+            return self.source.width(self.plan(split).logits)
 
     def stream(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[Predictions]:
         """As `stream`; of a file `checked_before`, the logits are taken to be finite as they were then."""
+        skipped = 0
+        for table in self.tables(rows, split, checked_before=checked_before):
+            skipped += table.skipped
+            yield table.pair
+        warn_of_skipped(skipped, self.name)
+
+    def tables(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[PredictionTable]:
+        """As `stream`, with weights, groups and columns; rows without a label are counted, not warned of."""
         start = 0
         classes: int | None = None
-        with errors_name_file(self.path):
+        fields = self.fields
+        with errors_name_file(self.name):
             self._require_labels()
-            names, label = find_columns(self.source.columns, self.logits, self.labels, self.probs, split)
-            parts: Iterable[tuple[np.ndarray, Any]] = self.source.read(names, label, rows)
+            plan = self.plan(split)
+            chunks: Iterable[Chunk] = self.source.read(plan.logits, plan.labels, rows, **plan.options)
             floor = None
-            if self.probs and rows == sys.maxsize:  # all of them are wanted at once anyway
-                floor = _floor(parts := list(parts))
-            elif self.probs:
-                with open_predictions(self.path, logits=self.logits, labels=self.labels, probs=True) as first:
-                    floor = _floor(first.source.read(names, None, rows))
-            for z, y in parts:
+            if rows == sys.maxsize and (fields.probs or fields.confidence):  # all are wanted at once anyway
+                floor = self.floor(chunks := list(chunks))
+            elif fields.probs or fields.confidence:
+                floor = self.find_floor(plan, rows)
+            for chunk in chunks:
+                kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
                 with _errors_name_row(start):
-                    part = _check(z, y, self.probs, floor, checked_before)
-                    if classes not in (None, part.logits.shape[1]):
-                        raise InputError("logits", f"have {classes} classes as before", str(part.logits.shape[1]))
-                classes = part.logits.shape[1]
-                start += len(part.logits)
-                yield part
+                    z, y = self._check(kept.logits, kept.labels, floor, checked_before)
+                    if classes not in (None, z.shape[1]):
+                        raise InputError("logits", f"have {classes} classes as before", str(z.shape[1]))
+                    if fields.classes is not None and len(fields.classes) != z.shape[1]:
+                        raise InputError("classes", f"name the {z.shape[1]} classes", f"{len(fields.classes)} names")
+                    weights = None if fields.weights is None else _weights(kept.others[fields.weights], fields.weights)
+                classes = z.shape[1]
+                start += len(chunk.logits)
+                yield PredictionTable(
+                    z,
+                    y,
+                    weights,
+                    {name: self._groups(kept, name) for name in fields.groups},
+                    {name: simplify(as_list(kept.others[name])) for name in fields.columns},
+                    self.class_names,
+                    skipped,
+                )
+
+    def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
+        """Which columns to read; an error lists those of the file if one is missing."""
+        fields, columns = self.fields, self.source.columns
+        if others is None:
+            wanted = [*([fields.weights] if fields.weights else []), *fields.groups, *fields.columns]
+            require_columns({**columns, **self.partitions}, wanted)
+            others = [name for name in dict.fromkeys(wanted) if name in columns]
+        if fields.confidence is not None:
+            correct = fields.label_column
+            require_columns(columns, [fields.confidence, *([correct] if labelled else [])])
+            parse = LabelParser(binary=True, column=correct)
+            options = {"others": others, "parse": parse, "gaps": True}
+            return _Plan([fields.confidence], correct if labelled else None, options)
+        names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
+        parse = LabelParser(self.class_names or (), column=label or "labels")
+        return _Plan(names, label, {"others": others, "parse": parse})
+
+    def find_floor(self, plan: _Plan, rows: int) -> float | None:
+        """What exact zeros among the probabilities are raised to, from a reading of its own."""
+        options = {**plan.options, "others": ()}
+        reader, _ = _format(self.path)
+        with reader(self.path) as again:
+            return self.floor(again.read(plan.logits, None, rows, **options))
+
+    def floor(self, chunks: Iterable[Chunk]) -> float | None:
+        """What exact zeros are raised to, the same in all chunks; None where there are none, or one is not sound."""
+        if self.fields.confidence is None:
+            return _floor(chunk.logits for chunk in chunks)
+        return _floor(_both_sides(_vector(drop_missing(chunk, gaps=True)[0].logits)) for chunk in chunks)
+
+    def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
+        """What the file holds, as logits."""
+        if self.fields.confidence is not None:
+            return from_confidence(_vector(values), floor=floor, name=self.fields.confidence)
+        return from_probs(values, floor=floor) if self.fields.probs else values
+
+    def _check(self, values: np.ndarray, labels: Any, floor: float | None, checked_before: bool) -> Predictions:
+        if self.fields.probs or self.fields.confidence is not None:
+            return Predictions(*as_pair(self.to_logits(values, floor), labels))
+        if checked_before:
+            return Predictions(values, as_labels(labels, values))
+        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
+        # A memory map stays one: the door's view of it would forget that it is read-only.
+        return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
+
+    def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
+        if name in chunk.others:
+            values = as_list(chunk.others[name])
+            return simplify(["(missing)" if value is None or value == "" else value for value in values])
+        return np.full(len(chunk.logits), self.partitions[name])
 
     def _require_labels(self) -> None:
         """The labels of a .npy file are a file of their own."""
-        for file in file_list(self.path):
+        for file in file_list(self.path)[1:]:
             if not file.is_file():
                 raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
 
 
-def _floor(parts: Iterable[tuple[np.ndarray, Any]]) -> float | None:
+def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
+    """One table of the rows of several."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+
+    def join(arrays: Iterable[np.ndarray]) -> np.ndarray:
+        parts = list(arrays)
+        same = len({part.dtype.kind for part in parts}) == 1
+        return np.concatenate(parts if same else [part.astype(object) for part in parts])
+
+    return PredictionTable(
+        np.concatenate([table.logits for table in tables]),
+        np.concatenate([table.labels for table in tables]),
+        None if first.weights is None else join(t.weights for t in tables if t.weights is not None),
+        {name: join(table.groups[name] for table in tables) for name in first.groups},
+        {name: join(table.columns[name] for table in tables) for name in first.columns},
+        first.classes,
+        sum(table.skipped for table in tables),
+    )
+
+
+def take_rows(table: PredictionTable, rows: np.ndarray) -> PredictionTable:
+    """Some rows of a table."""
+    return replace(
+        table,
+        logits=table.logits[rows],
+        labels=table.labels[rows],
+        weights=None if table.weights is None else table.weights[rows],
+        groups={name: values[rows] for name, values in table.groups.items()},
+        columns={name: values[rows] for name, values in table.columns.items()},
+    )
+
+
+def warn_of_skipped(skipped: int, name: str) -> None:
+    """Say how many rows were left out because they had no label, or no confidence."""
+    if skipped:
+        rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
+        warnings.warn(f"{name}: {rows} left out, without a label or a confidence", stacklevel=3)
+
+
+def _weights(column: Any, name: str) -> np.ndarray:
+    weights = numbers_of(column, name)
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(bad):
+        raise InputError(name, "be weights, finite and not negative", f"{weights[bad[0]]:g} in row {bad[0]}")
+    return weights
+
+
+def _vector(values: np.ndarray) -> np.ndarray:
+    flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    return flat.astype(np.float64) if flat.dtype.kind in "biu" else flat
+
+
+def _both_sides(confidence: np.ndarray) -> np.ndarray:
+    return np.stack([1 - confidence, confidence], axis=1) if confidence.ndim == 1 else confidence
+
+
+def _floor(parts: Iterable[np.ndarray]) -> float | None:
     """What exact zeros are raised to, the same in all parts; None where there are none, or a part is not sound."""
     zeros = numbers = 0
     smallest = []  # positive number of each part
-    for z, _ in parts:
+    for z in parts:
         if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):  # false for NaN too
             return None  # the check of that part says what is wrong
         zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
@@ -195,7 +518,11 @@ def stream(
     logits: str | Sequence[str] = "logits",
     labels: str = "labels",
     probs: bool = False,
+    confidence: str | None = None,
+    correct: str | None = None,
+    classes: Sequence[str] | None = None,
     split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Predictions]:
     """Read predictions at most `rows` at a time, each part checked, in the memory of about one part.
 
@@ -210,21 +537,31 @@ def stream(
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a positive whole number, got {rows!r}")
-    _format(Path(path))
-    require_file(Path(path))
-    return _stream(path, rows, split, logits=logits, labels=labels, probs=probs)
+    _format(path)
+    if not is_address(path):
+        require_file(Path(path))
+    return _stream(path, rows, split, Fields(logits, labels, probs, confidence, correct, classes), storage_options)
 
 
-def _stream(path: str | os.PathLike[str], rows: int, split: str | None, **options: Any) -> Iterator[Predictions]:
-    with open_predictions(path, **options) as file:
+def _stream(
+    path: str | os.PathLike[str],
+    rows: int,
+    split: str | None,
+    fields: Fields,
+    storage_options: Mapping[str, Any] | None,
+) -> Iterator[Predictions]:
+    with _open(path, fields, storage_options) as file:
         yield from file.stream(rows, split)
 
 
-def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
+def save(
+    path: str | os.PathLike[str], predictions: tuple[Any, Any], *, storage_options: Mapping[str, Any] | None = None
+) -> None:
     """Write a pair of logits and labels to a file that is either complete or not there.
 
     The new file is written beside the old one and takes its place at once, so an interruption leaves the old one whole.
-    Values and types survive (bfloat16 as float32, which holds it exactly); a CSV file keeps values but not types.
+    Values and types survive (bfloat16 as float32, which holds it exactly); .csv and .jsonl keep values but not types.
+    The path may be an address that fsspec opens, with its `storage_options`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -233,10 +570,24 @@ def save(path: str | os.PathLike[str], predictions: tuple[Any, Any]) -> None:
     logit_0,logit_1,label
     2.5,0.1,0
     """
-    _, write = _format(Path(path))
-    z, y = as_tensors(*predictions)
-    with atomic_write(*file_list(Path(path))) as drafts:
-        write(_plain(z), np.ascontiguousarray(y.cpu().numpy()), *drafts)
+    _, write = _format(path)
+    z, y = as_tensors(*predictions, doubt=False)
+    chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
+    with draft_files(path, storage_options) as drafts:
+        write(iter([chunk]), *drafts)
+
+
+@contextmanager
+def draft_files(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, labels: bool = True
+) -> Iterator[list[Path]]:
+    """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
+    if is_address(path):
+        with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
+            yield drafts
+        return
+    with atomic_write(*file_list(Path(path))[: 2 if labels else 1]) as drafts:
+        yield drafts
 
 
 def load_logits(
@@ -245,6 +596,7 @@ def load_logits(
     logits: str | Sequence[str] = "logits",
     probs: bool = False,
     split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
     """Read the logits alone, of a file that need not have labels: what a calibrator is applied to in use.
 
@@ -254,15 +606,16 @@ def load_logits(
     ...     load_logits(f"{folder}/new.csv")
     array([[2.5, 0.5]])
     """
-    with open_predictions(path, logits=logits, probs=probs) as file:
+    with open_predictions(path, storage_options=storage_options, logits=logits, probs=probs) as file:
         return file.load_logits(split)
 
 
-def save_logits(path: str | os.PathLike[str], logits: Any) -> None:
+def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: Mapping[str, Any] | None = None) -> None:
     """Write logits without labels, to a file that is either complete or not there."""
-    _, write = _format(Path(path))
-    with atomic_write(Path(path)) as (draft,):
-        write(_plain(logits), None, draft)
+    _, write = _format(path)
+    chunk = Chunk(_plain(logits), None, {})
+    with draft_files(path, storage_options, labels=False) as (draft,):
+        write(iter([chunk]), draft)
 
 
 def _plain(logits: Any) -> np.ndarray:
@@ -295,12 +648,12 @@ def looks_like_probabilities(logits: Array) -> str | None:
     return None
 
 
-def _format(path: Path) -> Any:
-    suffix = path.suffix.lower()
+def _format(path: str | os.PathLike[str]) -> Any:
+    suffix = suffix_of(path)
     if suffix not in FORMATS:
         pickled = "; pickles are never read or written, because they can run code"
         hint = pickled if suffix in (".pt", ".pth", ".pkl", ".pickle", ".joblib") else ""
-        raise ValueError(f"{path}: the suffix must be one of {' '.join(FORMATS)}, got {path.suffix!r}{hint}")
+        raise ValueError(f"{os.fspath(path)}: the suffix must be one of {' '.join(FORMATS)}, got {suffix!r}{hint}")
     return FORMATS[suffix]
 
 
@@ -312,13 +665,3 @@ def _errors_name_row(start: int) -> Iterator[None]:
         raise (error.replace(where=f"from row {start} on") if start else error) from None
     except ValueError as error:
         raise ValueError(f"from row {start} on, {error}" if start else str(error)) from None
-
-
-def _check(logits: np.ndarray, labels: Any, probs: bool, floor: float | None, checked_before: bool) -> Predictions:
-    if probs:
-        return Predictions(*as_pair(from_probs(logits, floor=floor), labels))
-    if checked_before:
-        return Predictions(logits, as_labels(labels, logits))
-    z, y = as_pair(logits, labels)
-    # A memory map stays one: the door's view of it would forget that it is read-only.
-    return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)

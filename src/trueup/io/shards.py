@@ -8,33 +8,45 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import torch
 
 from trueup.core.errors import Hint, InputError, message_of
 from trueup.core.progress import track
+from trueup.io.addresses import file_system, is_address
 from trueup.io.formats import FORMATS
-from trueup.io.predictions import Predictions, open_predictions
+from trueup.io.predictions import (
+    PredictionFile,
+    PredictionTable,
+    concatenate,
+    open_predictions,
+    take_rows,
+    warn_of_skipped,
+)
+from trueup.io.source import suffix_of
 
 NUMBERS = 1 << 23
 """Logits read at a time, about: 32 MB of float32."""
+SAMPLE_NUMBERS = 1 << 26
+"""Logits taken into memory, about, where all are wanted at once: 256 MB of float32."""
 
 
 @dataclass(frozen=True)
 class Shards:
     """Files of predictions that together are one data set; nothing is read until it is asked for.
 
-    >>> import numpy as np, trueup
+    >>> import tempfile, numpy as np, trueup
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for i in range(3):
     ...         trueup.save(f"{folder}/{i}.npz", (np.zeros((4, 2)), [0, 1, 0, 1]))
@@ -50,19 +62,31 @@ class Shards:
     labels: str = "labels"
     probs: bool = False
     split: str | None = None
+    confidence: str | None = None
+    correct: str | None = None
+    classes: tuple[str, ...] | None = None
+    weights: str | None = None
+    groups: tuple[str, ...] = ()
+    """Columns, or keys of partitions such as `region=eu/part-0.parquet`."""
+    storage_options: Mapping[str, Any] | None = None
+    """How fsspec opens addresses."""
     checked_before: bool = False
     """Whether the files were read before, and their logits are taken to be finite as they were then."""
     head_rows: int | None = None
     """How many rows are read at each file's beginning, if not all."""
+    seed: int | None = None
+    """With a seed each part has a random number a row in its columns, "draw", from 0 to 1."""
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Shards:
         """Find the files of a folder, a pattern such as `preds/*.parquet`, or a list, sorted by name.
 
-        Addresses with `://` are listed and opened by fsspec.
+        Folders inside that are called `key=value` are partitions, and belong to it. Addresses with `://` are listed and
+        opened by fsspec.
         """
         sources = [where] if isinstance(where, str | os.PathLike) else where
-        files = sorted(path for source in sources for path in _list_files(os.fspath(source)))
+        storage = options.get("storage_options")
+        files = sorted(path for source in sources for path in _list_files(os.fspath(source), storage))
         # A .npy file of labels belongs to the one of logits beside it.
         paths = tuple(path for path in dict.fromkeys(files) if not path.endswith(".labels.npy"))
         if not paths:
@@ -72,18 +96,52 @@ class Shards:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, path: str) -> Iterator[Predictions]:
-        """The rows of one shard, some at a time; one of no rows gives an empty part."""
-        with (
-            _local_file(path) as local,
-            open_predictions(local, logits=self.logits, labels=self.labels, probs=self.probs) as file,
-        ):
+    def read(self, path: str) -> Iterator[PredictionTable]:
+        """The rows of one shard, some at a time; one of no rows gives an empty part. Each unpacks as a pair."""
+        with self.open(path) as file:
             rows = self.rows or max(1, NUMBERS // max(1, file.width(self.split)))
             if self.head_rows is None:
-                yield from file.stream(rows, self.split, checked_before=self.checked_before)
+                yield from file.tables(rows, self.split, checked_before=self.checked_before)
             else:
-                head = file.stream(min(rows, self.head_rows), self.split, checked_before=self.checked_before)
+                head = file.tables(min(rows, self.head_rows), self.split, checked_before=self.checked_before)
                 yield from islice(head, 1)
+
+    def open(self, path: str) -> AbstractContextManager[PredictionFile]:
+        """One shard."""
+        return open_predictions(
+            path,
+            storage_options=self.storage_options,
+            partitions=partitions_of(path),
+            logits=self.logits,
+            labels=self.labels,
+            probs=self.probs,
+            confidence=self.confidence,
+            correct=self.correct,
+            classes=self.classes,
+            weights=self.weights,
+            groups=self.groups,
+        )
+
+    def load(
+        self, *, most: int = SAMPLE_NUMBERS, seed: int = 0, executor: Executor | None = None,
+        skip_bad: bool = False, progress: bool = True,
+    ) -> PredictionTable:  # fmt: skip
+        """All rows in memory; of more than about `most` logits, rows drawn at random, and a warning tells how many.
+
+        Each row is kept with the same probability, whatever the order of the files and of their rows.
+        """
+        task = functools.partial(_Drawn.of, most=most)
+        drawn, rows, bad = map_shards(
+            task, replace(self, seed=seed), executor=executor, skip_bad=skip_bad, progress=progress,
+            label="reading shards",
+        )  # fmt: skip
+        warn_of_bad_shards(bad)
+        table = concatenate(drawn.tables)
+        if drawn.threshold < 1:
+            warnings.warn(
+                f"{rows:,} rows do not fit in memory: {len(table.labels):,} of them were drawn at random", stacklevel=2
+            )
+        return replace(table, skipped=0)
 
     def heads(self, most: int, rows: int) -> Shards:
         """The first of so many rows, of at most so many files, spread evenly over all."""
@@ -99,43 +157,84 @@ class Shards:
         return replace(self, paths=tuple(path for path in self.paths if path not in bad))
 
 
-def _list_files(where: str) -> list[str]:
-    if "://" in where:
-        return _list_remote_files(where)
+def _list_files(where: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    if is_address(where):
+        return _list_remote_files(where, storage_options)
     if Path(where).is_dir():
-        return [str(path) for path in Path(where).iterdir() if path.suffix.lower() in FORMATS]
+        return [str(path) for path in _files_below(Path(where))]
     if has_magic(where):
-        return [path for path in glob(where, recursive=True) if Path(path).suffix.lower() in FORMATS]
+        return [path for path in glob(where, recursive=True) if suffix_of(path) in FORMATS]
     if not Path(where).exists():
         raise FileNotFoundError(f"{where}: no such file, folder or pattern")
     return [where]
 
 
-def _list_remote_files(where: str) -> list[str]:
-    from fsspec.core import url_to_fs
+def _files_below(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.is_dir() and "=" in path.name:
+            yield from _files_below(path)
+        elif suffix_of(path) in FORMATS and not path.name.startswith((".", "_")):
+            yield path
 
-    system, path = url_to_fs(where)
-    names = system.glob(path) if has_magic(path) else system.ls(path, detail=False) if system.isdir(path) else [path]
-    return [system.unstrip_protocol(name) for name in names if PurePosixPath(name).suffix.lower() in FORMATS]
+
+def _list_remote_files(where: str, storage_options: Mapping[str, Any] | None) -> list[str]:
+    system, path = file_system(where, storage_options)
+    if has_magic(path):
+        names = system.glob(path)
+    elif system.isdir(path):
+        found = system.find(path)
+        names = [name for name in found if _below_partitions(name, path)]
+    else:
+        names = [path]
+    return [system.unstrip_protocol(name) for name in names if suffix_of(name) in FORMATS]
 
 
-@contextmanager
-def _local_file(path: str) -> Iterator[Path]:
-    """The file itself, or a copy that lasts as long as it is read."""
-    if "://" not in path:
-        yield Path(path)
-        return
-    from fsspec.core import url_to_fs
+def _below_partitions(name: str, folder: str) -> bool:
+    inner = PurePosixPath(name.lstrip("/")).relative_to(folder.strip("/") or ".").parts
+    return all("=" in part for part in inner[:-1]) and not inner[-1].startswith((".", "_"))
 
-    system, remote = url_to_fs(path)
-    name = PurePosixPath(remote).name
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, name)
-        system.get_file(remote, str(target))
-        beside = remote.removesuffix(".npy") + ".labels.npy"
-        if name.endswith(".npy") and system.exists(beside):
-            system.get_file(beside, str(target.with_suffix(".labels.npy")))
-        yield target
+
+def partitions_of(path: str) -> dict[str, str]:
+    """The keys and values of folders called `key=value` on the way to a file.
+
+    >>> partitions_of("data/region=eu/year=2024/part-0.parquet")
+    {'region': 'eu', 'year': '2024'}
+    """
+    folders = path.replace("\\", "/").split("/")[:-1]
+    pairs = (folder.partition("=") for folder in folders if "=" in folder)
+    return {key: "(missing)" if value == _NO_VALUE else unquote(value) for key, _, value in pairs if key}
+
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Rows whose random numbers lie below a threshold, which is halved whenever they become too many."""
+
+    tables: tuple[PredictionTable, ...]
+    threshold: float
+    most: int
+
+    @classmethod
+    def of(cls, part: PredictionTable, *, most: int) -> _Drawn:
+        """Of a chunk."""
+        return cls((part,), 1.0, most)._thin()
+
+    def __add__(self, other: _Drawn) -> _Drawn:
+        threshold = min(self.threshold, other.threshold)
+        return _Drawn((*self._below(threshold), *other._below(threshold)), threshold, self.most)._thin()
+
+    def _below(self, threshold: float) -> tuple[PredictionTable, ...]:
+        if threshold >= 1:
+            return self.tables
+        return tuple(take_rows(table, table.columns["draw"] < threshold) for table in self.tables)
+
+    def _thin(self) -> _Drawn:
+        drawn = self
+        while sum(table.logits.size for table in drawn.tables) > drawn.most and drawn.threshold > 2**-40:
+            drawn = replace(drawn, tables=drawn._below(drawn.threshold / 2), threshold=drawn.threshold / 2)
+        return drawn
 
 
 def is_sharded(where: str) -> bool:
@@ -144,10 +243,10 @@ def is_sharded(where: str) -> bool:
     >>> is_sharded("preds/*.parquet"), is_sharded("val.npz")
     (True, False)
     """
-    return "://" in where or Path(where).is_dir() or (has_magic(where) and not Path(where).exists())
+    return is_address(where) or Path(where).is_dir() or (has_magic(where) and not Path(where).exists())
 
 
-Task = Callable[[Predictions], Any]
+Task = Callable[[PredictionTable], Any]
 """What is made of some rows; the results must add up with `+`. It is sent to workers, so it must be importable."""
 
 
@@ -177,6 +276,8 @@ class Part:
     value: Any
     """The sum over its rows; None if it has none."""
     error: Exception | None
+    skipped: int = 0
+    """How many rows had no label."""
 
 
 def map_shards(
@@ -195,13 +296,15 @@ def map_shards(
     Shards are summed in their order, however they come back, so the result does not depend on the executor. A bad shard
     raises `BadShard` with its name, unless `skip_bad`; shards of different numbers of classes are always refused.
     """
-    total, rows, bad, first = None, 0, [], None
+    total, rows, bad, first, skipped = None, 0, [], None, 0
     for part in track(_parts(task, shards, executor), total=len(shards), label=label, enabled=progress):
         if part.error is not None:
             if not skip_bad:
                 raise BadShard(part.error)
             bad.append(part.path)
-        elif part.rows:
+            continue
+        skipped += part.skipped
+        if part.rows:
             first = first or (part.path, part.classes)
             if part.classes != first[1]:
                 raise BadShard(
@@ -209,6 +312,8 @@ def map_shards(
                 )
             total = part.value if total is None else combine(total, part.value)
             rows += part.rows
+    if not shards.checked_before and shards.head_rows is None:
+        warn_of_skipped(skipped, f"{len(shards)} shards" if len(shards) > 1 else shards.paths[0])
     if total is None:
         raise NoRows(f"no rows in {len(shards)} shards" + (f", {len(bad)} of which are bad" if bad else ""))
     return total, rows, tuple(bad)
@@ -245,10 +350,13 @@ def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
     before = torch.get_num_threads()
     if alone:
         torch.set_num_threads(1)
-    total, rows, classes = None, 0, 0
+    total, rows, classes, skipped = None, 0, 0, 0
+    dice = None if shards.seed is None else np.random.default_rng([shards.seed, *PurePosixPath(path).name.encode()])
     try:
         for part in shards.read(path):
-            classes = part.logits.shape[1]
+            classes, skipped = part.logits.shape[1], skipped + part.skipped
+            if dice is not None:
+                part = replace(part, columns={**part.columns, "draw": dice.random(len(part.labels))})
             if len(part.labels):
                 value = task(part)
                 total = value if total is None else total + value
@@ -261,4 +369,4 @@ def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
     finally:
         if alone:
             torch.set_num_threads(before)
-    return Part(path, rows, classes, total, None)
+    return Part(path, rows, classes, total, None, skipped)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.core.arrays import as_tensors, as_vector, upcast_half
+from trueup.core.arrays import as_tensors, as_vector, as_weights, upcast_half
 from trueup.core.bins import (
     BINS,
     Bins,
@@ -15,74 +15,127 @@ from trueup.core.bins import (
     bin_index,
     cut_points,
     equal_mass,
-    equal_mass_slices,
+    equal_mass_chunks,
     equal_width,
     rounding_error,
 )
-from trueup.core.row_scores import ClassCells, confidences_and_hits, score_rows, score_rows_and_classes
+from trueup.core.errors import InputError
+from trueup.core.row_scores import ClassCells, score_rows, score_rows_and_classes, scores_and_outcomes
 from trueup.metrics.proximity import proximity
 
 Print = Literal["guo", "torchmetrics"]
-"""Bin rules of other code, for comparison with printed numbers: "guo" uses float32 edges and leaves confidence 0 in no
-bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
+"""Bin rules of other code, for comparison with printed numbers, always of the predicted class: "guo" uses float32 edges
+and leaves confidence 0 in no bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
 
 
-def ece(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+def ece(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+    compat: Print | None = None,
+) -> float:
     """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
 
+    Of two classes the confidence is P(class 1) and the accuracy how often class 1 happens; `fold=True` takes the
+    predicted class, as for more classes, which hides what is too high below ½ and too low above.
     Guo et al., "On calibration of modern neural networks" (2017).
 
     >>> round(ece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat).ece()
+    return _top(logits, labels, bins, closed, compat, fold, weights).ece()
 
 
-def mce(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+def mce(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+    compat: Print | None = None,
+) -> float:
     """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
 
     >>> round(mce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.9526
     """
-    return _top(logits, labels, bins, closed, compat).mce()
+    return _top(logits, labels, bins, closed, compat, fold, weights).mce()
 
 
 def rmsce(
-    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+    compat: Print | None = None,
 ) -> float:
     """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
 
     >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.5756
     """
-    return _top(logits, labels, bins, closed, compat).rmsce()
+    return _top(logits, labels, bins, closed, compat, fold, weights).rmsce()
 
 
-def ace(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", compat: Print | None = None) -> float:
+def ace(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+    compat: Print | None = None,
+) -> float:
     """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
 
     >>> round(ace([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat).ace()
+    return _top(logits, labels, bins, closed, compat, fold, weights).ace()
 
 
-def overconfidence(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right") -> float:
+def overconfidence(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+) -> float:
     """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
 
     >>> round(overconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
-    0.3175
+    0.0397
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed).error("overconfidence")
+    return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights).error("overconfidence")
 
 
-def underconfidence(logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right") -> float:
+def underconfidence(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    fold: bool = False,
+    weights: Any = None,
+) -> float:
     """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
 
     >>> round(underconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
-    0.1294
+    0.4072
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed).error("underconfidence")
+    return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights).error("underconfidence")
 
 
 def aece(
@@ -91,6 +144,8 @@ def aece(
     *,
     bins: int = BINS,
     ties: Literal["merge", "split"] = "merge",
+    fold: bool = False,
+    weights: Any = None,
     compat: Literal["mukhoti"] | None = None,
 ) -> float:
     """Adaptive ECE: over bins that hold equally many rows.
@@ -100,24 +155,26 @@ def aece(
     Nixon et al. (2019); Mukhoti et al. (2020).
 
     >>> round(aece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], bins=2), 4)
-    0.4469
+    0.3674
     """
     z, y = as_tensors(logits, labels)
     equal_width(bins)
-    c, a = confidences_and_hits(z, y)
+    w = as_weights(weights, len(z))
+    c, a = scores_and_outcomes(z, y, fold=fold or compat is not None)
     if compat == "mukhoti":
+        _refuse_weights(weights, compat)
         return _mukhoti(c, a, bins)
     if compat is not None:
         raise ValueError(f'compat must be "mukhoti" or None, got {compat!r}')
     if ties == "merge":
-        return Bins.from_scores(c, a, equal_mass(c, bins)).ece()
+        return Bins.from_scores(c, a, equal_mass(c, bins, w), weights=w).ece()
     if ties != "split":
         raise ValueError(f'ties must be "merge" or "split", got {ties!r}')
     index = np.empty(len(c), np.int64)
     order = np.argsort(c, kind="stable")
-    for b, (start, stop) in enumerate(equal_mass_slices(len(c), bins)):
-        index[order[start:stop]] = b
-    return Bins.from_indices(index, c, a, equal_width(bins)).ece()
+    size = np.ones(len(c)) if w is None else w[order]
+    index[order] = equal_mass_chunks(np.cumsum(size) - size, size.sum() or 1.0, bins)
+    return Bins.from_indices(index, c, a, equal_width(bins), weights=w).ece()
 
 
 def sce(
@@ -126,6 +183,7 @@ def sce(
     *,
     bins: int = BINS,
     closed: Closed = "right",
+    weights: Any = None,
     compat: Literal["nctoolkit"] | None = None,
 ) -> float:
     """Static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk| of p_k against 1[y = k].
@@ -135,7 +193,7 @@ def sce(
     >>> round(sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True)
+    tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True, weights=weights)
     if compat is None:
         return tally.ece()
     if compat != "nctoolkit":
@@ -148,7 +206,9 @@ def sce(
     )
 
 
-def thresholded_sce(logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS) -> float:
+def thresholded_sce(
+    logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS, weights: Any = None
+) -> float:
     """Class-wise calibration error of the probabilities above a threshold; the others contribute nothing.
 
     With a thousand classes nearly every probability is next to zero and trivially right; this leaves those out.
@@ -161,12 +221,13 @@ def thresholded_sce(logits: Any, labels: Any, *, threshold: float = 1e-3, bins: 
     z, y = as_tensors(logits, labels)
     inner = cut_points(equal_width(bins), rounding=rounding_error(z))
     inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
-    tally = score_rows_and_classes(z, y, ClassCells(inner))[1]
+    w = as_weights(weights, len(z))
+    tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
     gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 is what lies at or below the threshold
-    return float(gap.sum(axis=1).mean() / len(z)) if len(z) else float("nan")
+    return float(gap.sum(axis=1).mean() / (len(z) if w is None else w.sum())) if len(z) else float("nan")
 
 
-def uce(logits: Any, labels: Any, *, bins: int = BINS) -> float:
+def uce(logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> float:
     """Uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
 
     Zero is not attainable in general: of a calibrated network with p = 0.9, u is 0.469 and the error 0.1.
@@ -178,7 +239,8 @@ def uce(logits: Any, labels: Any, *, bins: int = BINS) -> float:
     z, y = as_tensors(logits, labels)
     scored = score_rows(z, y)
     u = np.clip(scored.entropy / np.log(z.shape[1]), 0.0, 1.0)
-    return Bins.from_scores(u, 1 - scored.correct, equal_width(bins), rounding=rounding_error(z)).ece()
+    w, unit = as_weights(weights, len(z)), rounding_error(z)
+    return Bins.from_scores(u, 1 - scored.correct, equal_width(bins), rounding=unit, weights=w).ece()
 
 
 def piece(
@@ -190,6 +252,8 @@ def piece(
     bins: int = BINS,
     proximity_bins: int = 10,
     neighbours: int = 10,
+    fold: bool = False,
+    weights: Any = None,
 ) -> float:
     """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
 
@@ -207,15 +271,22 @@ def piece(
         return float("nan")
     near = proximity(upcast_half(z) if features is None else features, reference, neighbours=neighbours)
     near = as_vector(near, "features", length=len(z)).numpy()
-    c, a = confidences_and_hits(z, y)
-    row = bin_index(near, equal_mass(near, proximity_bins))
+    w = as_weights(weights, len(z))
+    c, a = scores_and_outcomes(z, y, fold=fold)
+    row = bin_index(near, equal_mass(near, proximity_bins, w))
     cell = row * bins + bin_index(c, equal_width(bins), rounding=rounding_error(z))
-    return Bins.from_indices(cell, c, a, equal_width(bins * proximity_bins)).ece()
+    return Bins.from_indices(cell, c, a, equal_width(bins * proximity_bins), weights=w).ece()
 
 
-def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None) -> Bins:
+def _refuse_weights(weights: Any, compat: str) -> None:
+    if weights is not None:
+        raise InputError("weights", f'be None with compat="{compat}", which has none', type(weights).__name__)
+
+
+def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, fold: bool, weights: Any) -> Bins:
     if compat is None:
-        return Bins.of(logits, labels, bins=bins, closed=closed)
+        return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights)
+    _refuse_weights(weights, compat)
     z, y = as_tensors(logits, labels)
     size = len(equal_width(bins)) - 1
     confidence, predicted = torch.softmax(upcast_half(z), dim=1).max(dim=1)

@@ -8,17 +8,27 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS, Bins, equal_mass, folded_mean, tie_ends
-from trueup.core.row_scores import class_probs, confidences_and_hits
+from trueup.core.arrays import as_tensors, as_weights
+from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_mass_chunks, folded_mean, tie_ends
+from trueup.core.row_scores import class_probs, scores_and_outcomes
 
 
-def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool = False, pool: bool = False) -> float:
+def debiased_l2(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    classwise: bool = False,
+    pool: bool = False,
+    fold: bool = False,
+    weights: Any = None,
+) -> float:
     """Root mean square calibration error less its sampling bias, over equal-mass bins.
 
     The root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], 0 where that is negative; bins of one row
     add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the
-    mean itself, which is less biased. Kumar et al., "Verified uncertainty calibration" (2019).
+    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin.
+    Kumar et al., "Verified uncertainty calibration" (2019).
 
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
@@ -27,15 +37,17 @@ def debiased_l2(logits: Any, labels: Any, *, bins: int = BINS, classwise: bool =
     z, y = as_tensors(logits, labels)
     if not len(z):
         return float("nan")
-    squares = np.array([_debiased_square(p, hit, bins) for p, hit in _columns(z, y, classwise)])
+    w = as_weights(weights, len(z))
+    squares = np.array([_debiased_square(p, hit, bins, w) for p, hit in _columns(z, y, classwise, fold)])
     return float(np.sqrt(max(squares.mean(), 0.0) if pool else np.maximum(squares, 0.0).mean()))
 
 
-def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS) -> float:
+def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> float:
     """ECE less its sampling bias, over equal-mass bins; it may be negative.
 
     Twice the plug-in value less what it would be on average if acc_b were drawn again from
-    N(acc_b, acc_b(1 − acc_b)/n_b), here by the formula for the mean of |N(μ, σ²)| instead of by simulation.
+    N(acc_b, acc_b(1 − acc_b)/n_b), here by the formula for the mean of |N(μ, σ²)| instead of by simulation. With
+    weights n_b in the variance is (Σw)²/Σw² of the bin.
     Kumar et al. (2019).
 
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
@@ -43,69 +55,85 @@ def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS) -> float:
     0.4448
     """
     z, y = as_tensors(logits, labels)
-    c, a = confidences_and_hits(z, y)
-    tally = Bins.from_scores(c, a, equal_mass(c, bins))
+    w = as_weights(weights, len(z))
+    c, a = scores_and_outcomes(z, y, fold=fold)
+    tally, rows = _equal_mass_bins(c, a, bins, w)
     full = tally.count > 0
     n, acc, gap = tally.count[full], tally.accuracy[full], tally.gap[full]
-    again = folded_mean(gap, np.sqrt(acc * (1 - acc) / n))
+    again = folded_mean(gap, np.sqrt(np.maximum(acc * (1 - acc), 0.0) / rows[full]))
     return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else float("nan")
 
 
-def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1) -> float:
+def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None) -> float:
     """ECE with as many equal-mass bins as keep their accuracies in rising order.
 
     b grows from 2 while no bin's accuracy is below its predecessor's; the last such b is used. `norm=2` gives the root
-    mean square. Rows of equal confidence share their mean accuracy, so that their order does not matter.
+    mean square. Rows of equal confidence stay together, so that their order does not matter.
     Roelofs et al., "Mitigating bias in calibration error estimation" (2022).
 
     >>> z = np.log(np.array([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]]))
     >>> round(ece_sweep(z, [1, 0, 0, 0]), 4)
-    0.15
+    0.3
     """
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")
-    c, a = confidences_and_hits(*as_tensors(logits, labels))
-    n = len(c)
-    if not n:
+    z, y = as_tensors(logits, labels)
+    w = as_weights(weights, len(z))
+    c, a = scores_and_outcomes(z, y, fold=fold)
+    if not len(c):
         return float("nan")
-    order = np.argsort(c, kind="stable")
-    c, a = c[order], _tie_means(c[order], a[order])
-    sum_a, sum_c = (np.concatenate([[0.0], np.cumsum(v)]) for v in (a, c))
+    count, hits, claimed = _sum_runs(c, a, w)
+    total = count.sum()
+    below, sums = np.cumsum(count) - count, np.stack([count, hits, claimed])
 
-    def binned(b: int) -> tuple[np.ndarray, np.ndarray]:
-        bounds = (np.arange(b + 1) * n + b - 1) // b  # bin j holds the ranks r with r·b // n = j
-        size = np.diff(bounds)
-        return np.diff(sum_a[bounds]) / size, np.diff(sum_c[bounds]) / size
+    def binned(b: int) -> np.ndarray:
+        """Count, hits and confidence of the bins that are not empty."""
+        first = np.flatnonzero(np.diff(equal_mass_chunks(below, total, b), prepend=-1))
+        return np.add.reduceat(sums, first, axis=1)
 
     # Where the hits themselves rise, so do those of any bins; asking each number of bins would take n² steps.
-    best = 1 if (np.diff(a) < 0).any() else max(n - 1, 1)
-    while best < n - 1:
-        accuracy = binned(best + 1)[0]
-        if (np.diff(accuracy) < -1e-12).any():  # cumulative sums round
+    values = len(count)
+    best = 1 if (np.diff(hits / count) < 0).any() else max(values - 1, 1)
+    while best < values - 1:
+        size, right, _ = binned(best + 1)
+        if (np.diff(right / size) < -1e-12).any():  # sums round
             break
         best += 1
-    accuracy, confidence = binned(best)
-    weight = np.diff((np.arange(best + 1) * n + best - 1) // best) / n
-    return float((weight * np.abs(accuracy - confidence) ** norm).sum() ** (1 / norm))
+    size, right, said = binned(best)
+    return float((size / total * np.abs((right - said) / size) ** norm).sum() ** (1 / norm))
 
 
-def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool, fold: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if not classwise:
-        yield confidences_and_hits(z, y)
+        yield scores_and_outcomes(z, y, fold=fold)
         return
     label = y.cpu().numpy()
     for first, probs in class_probs(z):
         yield from ((p, (label == k) * 1.0) for k, p in enumerate(probs, first))
 
 
-def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int) -> float:
-    tally = Bins.from_scores(p, hit, equal_mass(p, bins))
-    some = tally.count >= 2
+def _equal_mass_bins(p: np.ndarray, hit: np.ndarray, bins: int, weights: np.ndarray | None) -> tuple[Bins, np.ndarray]:
+    """Equal-mass bins, and how many rows of equal weight each is worth."""
+    edges = equal_mass(p, bins, weights)
+    tally = Bins.from_scores(p, hit, edges, weights=weights)
+    if weights is None:
+        return tally, tally.count
+    squared = np.bincount(bin_index(p, edges), weights**2, minlength=len(tally.count))
+    return tally, tally.count**2 / np.where(squared > 0, squared, 1.0)
+
+
+def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int, weights: np.ndarray | None) -> float:
+    tally, rows = _equal_mass_bins(p, hit, bins, weights)
+    some = rows > (1.0 if weights is None else 1 + 1e-9)
     n, acc, gap = tally.count[some], tally.accuracy[some], tally.gap[some]
-    return float((n * (gap**2 - acc * (1 - acc) / (n - 1))).sum() / len(p))
+    return float((n * (gap**2 - acc * (1 - acc) / (rows[some] - 1))).sum() / tally.n)
 
 
-def _tie_means(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    run = np.concatenate([[0], np.cumsum(tie_ends(ordered))[:-1]])
-    means: np.ndarray = (np.bincount(run, weights=values) / np.bincount(run))[run]
-    return means
+def _sum_runs(c: np.ndarray, a: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weight, hits and confidence summed over the rows of each distinct confidence, ascending."""
+    w = np.ones(len(c)) if weights is None else weights
+    c, a, w = c[w > 0], a[w > 0], w[w > 0]  # a row without weight is not there
+    order = np.argsort(c, kind="stable")
+    run = np.concatenate([[0], np.cumsum(tie_ends(c[order]))[:-1]])
+    count, hits, claimed = (np.bincount(run, x[order]) for x in (w, w * a, w * c))
+    return count, hits, claimed

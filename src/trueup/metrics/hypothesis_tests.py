@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.tally import Tally
+from trueup.metrics.events import Points, fit_recalibration
 from trueup.metrics.resampling import check_resamples, gather_cells, membership, tail_share
 
 
@@ -46,13 +47,16 @@ def consistency(
     *,
     metric: str = "ece",
     bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> Consistency:
-    """Test calibration of the predicted class by drawing right and wrong from the confidences themselves.
+    """Test calibration by drawing outcomes from the probabilities themselves: of class 1 where there are two classes,
+    of the predicted class where there are more, or with `fold`.
 
-    p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each prediction is right with its own confidence.
+    p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each row comes true with its own probability.
     Bröcker & Smith (2007); Vaicenavicius et al. (2019).
 
     >>> rng = np.random.default_rng(0)
@@ -61,9 +65,8 @@ def consistency(
     >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
     True
     """
-    return consistency_of_tally(
-        Tally.of(logits, labels, bins=bins), metric=metric, level=level, n_resamples=n_resamples, seed=seed
-    )
+    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights)
+    return consistency_of_tally(tally, metric=metric, level=level, n_resamples=n_resamples, seed=seed)
 
 
 def consistency_of_tally(
@@ -77,11 +80,16 @@ def consistency_of_tally(
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
-    index, count, confidence = gather_cells(tally.grid, metric == "aece")
+    index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
-    both, sums = count.sum(axis=0), confidence.sum(axis=0)
-    chance = np.clip(sums / np.maximum(both, 1.0), 0.0, 1.0)
-    drawn = np.random.default_rng(seed).binomial(both.astype(np.int64), chance, size=(n_resamples, len(index)))
+    both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
+    full = both > 0
+    chance = np.clip(sums / np.where(full, both, 1.0), 0.0, 1.0)
+    # A cell of weight W counts as W²/Σw² rows of equal weight.
+    rows_of_cell = np.where(full, np.rint(both**2 / np.where(full, squares, 1.0)), 0.0)
+    unit = both / np.maximum(rows_of_cell, 1.0)
+    shape = n_resamples, len(index)
+    drawn = unit * np.random.default_rng(seed).binomial(rows_of_cell.astype(np.int64), chance, size=shape)
     member = membership(index)
     rows, claimed, right = both @ member, sums @ member, drawn @ member
     statistic = float(error(rows, claimed, count[1] @ member))
@@ -91,25 +99,27 @@ def consistency_of_tally(
     return Consistency(statistic, p_value, float(simulated.mean()), low, high, n_resamples)
 
 
-def spiegelhalter(logits: Any, labels: Any) -> Spiegelhalter:
+def spiegelhalter(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Spiegelhalter:
     """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
 
     Above ½ a positive z means overconfidence, below ½ a negative one. NaN where every confidence is ½ or 1 and nothing
-    can be learnt. Spiegelhalter (1986).
+    can be learnt. Of two classes c = P(class 1), which gives the same z as folding them does. With weights the sums
+    are Σw and, in the root, Σw². Spiegelhalter (1986).
 
     >>> spiegelhalter([[0.0, 0.0]], [1]).z
     nan
     >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
     1.7302
     """
-    return spiegelhalter_of_tally(Tally.of(logits, labels))
+    return spiegelhalter_of_tally(Tally.of(logits, labels, fold=fold, weights=weights))
 
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     variance = tally.calibration_variance.total
     # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
-    z = tally.calibration_gap.total / math.sqrt(variance) if variance > 1e-24 * tally.n else float("nan")
+    least = 1e-24 * tally.accuracy.squared_weights
+    z = tally.calibration_gap.total / math.sqrt(variance) if variance > least else float("nan")
     return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
 
 
@@ -125,18 +135,29 @@ class CalibrationTests:
     """Spiegelhalter's z."""
     spiegelhalter_p: float
     overconfidence_z: float
-    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive for overconfidence."""
+    """Σ(c − a) / √Σ c(1 − c), standard normal under calibration: positive where it claims too much."""
     n_resamples: int = 1000
     """Of the consistency test."""
+    slope: float = math.nan
+    """Of the logistic regression of what happened on the log-odds of what was predicted; below 1, too extreme."""
+    slope_error: float = math.nan
 
     @classmethod
-    def of(cls, tally: Tally, *, n_resamples: int, seed: int) -> CalibrationTests:
-        """Run both tests on a tally."""
+    def of(cls, tally: Tally, points: Points | None = None, *, n_resamples: int, seed: int) -> CalibrationTests:
+        """Run both tests on a tally; the slope is exact where the points themselves are known."""
         ece_test = consistency_of_tally(tally, n_resamples=n_resamples, seed=seed)
         normal = spiegelhalter_of_tally(tally)
-        excess = tally.confidence.total - tally.accuracy.total
-        variance = tally.confidence.total - tally.confidence.squares
+        excess = tally.predicted.total - tally.observed.total
+        variance = tally.score_variance.total
         z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
+        fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
         return cls(
-            ece_test.p_value, ece_test.expected, normal.z, normal.p_value, z if tally.n else math.nan, n_resamples
+            ece_test.p_value,
+            ece_test.expected,
+            normal.z,
+            normal.p_value,
+            z if tally.n else math.nan,
+            n_resamples,
+            fit.slope,
+            fit.slope_error,
         )

@@ -13,23 +13,29 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_matrix
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
-from trueup.core.row_scores import RowScores, score_rows_and_classes
+from trueup.core.native import as_float64
+from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
+from trueup.metrics.event_intervals import invert_noise, values_of_resamples
+from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
-    multinomial,
     paired_classwise,
     paired_interval,
+    resample_cells,
     tail_share,
 )
 
+_SHARES = ("accuracy", "observed")
+"""What is 0 or 1 in each row: it has Wilson's interval."""
 _JOINT_PARTS = 4  # cells a bin and method when two methods are resampled together
 
 
@@ -49,11 +55,24 @@ class Scored(NamedTuple):
     rows: RowScores
     tally: Tally
     rounding: float
+    weights: np.ndarray | None
+    odds: np.ndarray | None
+    """The log-odds of an event, which are known better than its probability."""
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, beside: Scored | None = None) -> Scored:
+    def of(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        bins: int = BINS,
+        fold: bool = False,
+        weights: Any = None,
+        beside: Scored | None = None,
+    ) -> Scored:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_tensors(logits, labels)
+        w = as_weights(weights, len(z))
         if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != (*z.shape, bins):
             raise ValueError(
                 f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
@@ -61,20 +80,35 @@ class Scored(NamedTuple):
         unit = rounding_error(z)
         cells = class_cells(z.shape[1], bins, unit)
         group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
-        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group))
-        return cls(rows, Tally.from_rows(rows, classes, bins, unit), unit)
+        odds = as_float64(event_log_odds(z)) if is_event(z, fold) else None
+        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), fold=fold)
+        return cls(rows, Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w), unit, w, odds)
+
+    @property
+    def points(self) -> Points:
+        """Its distinct scores."""
+        return Points.from_rows(self.rows.score, self.rows.outcome, self.odds, self.weights)
+
+    def values(self, metrics: Iterable[str]) -> dict[str, float]:
+        """Numbers of the table; unlike the tally's, the adaptive error and those of an event are exact."""
+        names = list(metrics)
+        of_event = [name for name in names if name in EVENT_METRICS]
+        found = event_values(self.points, of_event) if of_event else {}
+        return {name: found[name] if name in found else self.value(name) for name in names}
 
     def value(self, metric: str) -> float:
-        """A number of the table; unlike the tally's, the adaptive error is exact."""
+        """One number of the table."""
+        if metric in EVENT_METRICS:
+            return EVENT_METRICS[metric](self.points)
         if metric != "aece":
             return self.tally.value(metric)
         index, edges = self.bin_of_row(adaptive=True)
-        return Bins.from_indices(index, self.rows.confidence, self.rows.correct, edges).ece()
+        return Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights).ece()
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
-        c, bins = self.rows.confidence, self.tally.grid.bins
-        edges = equal_mass(c, bins) if adaptive else equal_width(bins)
+        c, bins = self.rows.score, self.tally.grid.bins
+        edges = equal_mass(c, bins, self.weights) if adaptive else equal_width(bins)
         return bin_index(c, edges, rounding=0.0 if adaptive else self.rounding), edges
 
 
@@ -84,6 +118,8 @@ def bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -101,7 +137,7 @@ def bootstrap(
     >>> calibrated.low, overconfident.low > 0.1
     (0.0, True)
     """
-    scored = Scored.of(logits, labels, bins=bins)
+    scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights)
     values = {metric: scored.value(metric)}
     return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed)[metric]
 
@@ -117,11 +153,17 @@ def intervals(
     """Intervals of several metrics from one tally; `values` may hold better values than the tally's own."""
     tail = tail_share(level)
     check_resamples(n_resamples)
-    known = dict(values) if isinstance(values, Mapping) else {name: tally.value(name) for name in values}
+    known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
     noisy: dict[bool, BootstrapBins] = {}
+    of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
+    points = Points.of_grid(tally.grid) if of_event else None
+    ends = _event_intervals(points, of_event, tail, n_resamples, seed) if points is not None else {}
     found = {}
     for name, value in known.items():
-        if tally.n < 2 and name != "accuracy":  # one row shows no spread
+        if name in ends:
+            found[name] = Interval(value, *ends[name], level)
+            continue
+        if tally.n < 2 and name not in _SHARES:  # one row shows no spread
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             low, high = _mean_interval(name, getattr(tally, name), tail)
@@ -148,6 +190,8 @@ def paired_bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -161,8 +205,8 @@ def paired_bootstrap(
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
     True
     """
-    one = Scored.of(*first, bins=bins)
-    two = Scored.of(*second, bins=bins, beside=one)
+    one = Scored.of(*first, bins=bins, fold=fold, weights=weights)
+    two = Scored.of(*second, bins=bins, fold=fold, weights=weights, beside=one)
     return differences(one, two, (metric,), level=level, n_resamples=n_resamples, seed=seed)[metric]
 
 
@@ -179,14 +223,20 @@ def differences(
     tail = tail_share(level)
     check_resamples(n_resamples)
     joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
+    names = list(metrics)
+    before, after = first.values(names), second.values(names)
+    of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
+    ends = _event_differences(first, second, of_event, tail, n_resamples, seed) if of_event and first.tally.n else {}
     found = {}
-    for name in metrics:
-        value = second.value(name) - first.value(name)
-        if not first.tally.n:
+    for name in names:
+        value = after[name] - before[name]
+        if name in ends:
+            low, high = ends[name]
+        elif not first.tally.n or name == "kuiper":
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
-            column = {"accuracy": "correct"}.get(name, name)
-            mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column))
+            column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
+            mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column), first.weights)
             low, high = _mean_interval("difference", mean, tail)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
@@ -201,11 +251,106 @@ def differences(
     return found
 
 
+_EVENT_CELLS = 256
+"""Into how many cells the scores of an event are gathered to be resampled."""
+_NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
+"""What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
+
+
+def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
+    """Numbers of the table from a tally alone; those of an event are off by no more than the width of a grid cell."""
+    wanted = list(names)
+    of_event = [name for name in wanted if name in EVENT_METRICS]
+    found = event_values(Points.of_grid(tally.grid), of_event) if of_event else {}
+    return {name: found[name] if name in found else tally.value(name) for name in wanted}
+
+
+def _event_intervals(
+    points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
+    z = float(-ndtri(tail))
+    fit, shift = fit_recalibration(points), fit_in_the_large(points)
+    wald = {
+        "calibration_intercept": fit.intercept_error,
+        "calibration_slope": fit.slope_error,
+        "calibration_in_the_large": shift[1],
+    }
+    drawn = [name for name in values if name not in wald and name not in _NOISE_ADDS and name != "kuiper"]
+    noisy = [name for name in values if name in _NOISE_ADDS]
+    enough = points.effective_rows > 1 + 1e-9
+    cells = points.merge(_EVENT_CELLS)
+    replicates = _resample_points(cells, drawn, n_resamples, seed) if drawn and enough else {}
+    here = event_values(cells, drawn) if replicates else {}
+    ends = invert_noise(cells, noisy, tail, n_resamples, seed) if noisy and enough else {}
+    found = {}
+    for name, value in values.items():
+        low = high = math.nan
+        if name in wald:
+            low, high = value - z * wald[name], value + z * wald[name]
+        elif name in ends:
+            low, high = ends[name]
+        elif name in replicates:
+            low, high = (value + end - here[name] for end in _ends(replicates[name], tail))
+            low = max(low, 0.0)
+        found[name] = low, high
+    return found
+
+
+def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
+    some = replicates[np.isfinite(replicates)]  # a resample may lack what a metric needs
+    return (float(np.quantile(some, tail)), float(np.quantile(some, 1 - tail))) if len(some) else (math.nan, math.nan)
+
+
+def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
+    """Metrics of points whose rows are drawn again."""
+    some = cells.rows.ravel() > 0
+    rows = np.zeros((n_resamples, cells.rows.size))
+    rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
+    return values_of_resamples(cells, rows.reshape(n_resamples, 2, -1), names)
+
+
+def _event_differences(
+    first: Scored, second: Scored, names: list[str], tail: float, n_resamples: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Paired intervals of an event's metrics: both methods' rows are drawn together."""
+    outcome = first.rows.outcome.astype(np.int64)
+    weights = np.ones(len(outcome)) if first.weights is None else first.weights
+    index, cells = [], []
+    for one in (first, second):
+        place = bin_index(one.rows.score, equal_mass(one.rows.score, _EVENT_CELLS, one.weights))
+        place = np.unique(place, return_inverse=True)[1]
+        index.append(place)
+        odds = log_odds(one.rows.score) if one.odds is None else one.odds
+        cells.append(Points.from_cells(place, one.rows.score, odds, one.rows.outcome, weights))
+    sizes = [len(one.score) for one in cells]
+    some = weights > 0
+    joint, cell = np.unique((index[0] * sizes[1] + index[1])[some] * 2 + outcome[some], return_inverse=True)
+    count, squared = np.bincount(cell, weights[some]), np.bincount(cell, weights[some] ** 2)
+    drawn = resample_cells(count, squared, n_resamples, seed)
+    values = []
+    for points, place, size in zip(cells, (joint // 2 // sizes[1], joint // 2 % sizes[1]), sizes, strict=True):
+        member = csr_matrix(
+            (np.ones(len(joint)), (np.arange(len(joint)), place + size * (joint % 2))), (len(joint), 2 * size)
+        )
+        rows = (drawn @ member).reshape(n_resamples, 2, size)
+        values.append((values_of_resamples(points, rows, names), event_values(points, names)))
+    (before, before_here), (after, after_here) = values
+    exact = first.values(names), second.values(names)
+    found = {}
+    for name in names:
+        low, high = _ends(after[name] - before[name], tail)
+        here, value = after_here[name] - before_here[name], exact[1][name] - exact[0][name]
+        # Noise adds to both methods, in resamples once more: what it adds to the difference is taken off.
+        found[name] = (value + here - high, value + here - low)
+    return found
+
+
 def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
     z = float(-ndtri(tail))
-    if name != "accuracy":
+    if name not in _SHARES:
         return mean.value - z * mean.error, mean.value + z * mean.error
-    n, p = mean.count, mean.value
+    n, p = mean.effective_rows, mean.value
     if not n:
         return float("nan"), float("nan")
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
@@ -220,11 +365,11 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
     own change, a row that moves by no more than what it was and is.
     """
     adaptive = metric == "aece"
-    gaps = [one.rows.correct - one.rows.confidence for one in (first, second)]
+    gaps = [one.rows.outcome - one.rows.score for one in (first, second)]
     moved = first.bin_of_row(adaptive=adaptive)[0] != second.bin_of_row(adaptive=adaptive)[0]
     change = np.where(moved, np.abs(gaps[0]) + np.abs(gaps[1]), np.abs(gaps[1] - gaps[0]))
     bounded = metric in ("ece", "aece", "overconfidence", "underconfidence")
-    return float(change.mean()) if bounded or not change.any() else 1.0
+    return float(np.average(change, weights=first.weights)) if bounded or not change.any() else 1.0
 
 
 def _resample_jointly(
@@ -235,16 +380,19 @@ def _resample_jointly(
     for one in (first, second):
         index, edges = one.bin_of_row(adaptive=adaptive)
         low, high = edges[index], edges[index + 1]
-        part = np.clip((one.rows.confidence - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
-        keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.correct.astype(np.int64))
+        part = np.clip((one.rows.score - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
+        keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.outcome.astype(np.int64))
         bins.append(index)
     joint = keys[0] * (int(keys[1].max()) + 1) + keys[1]
-    _, cell, count = np.unique(joint, return_inverse=True, return_counts=True)
-    drawn = multinomial(count.astype(np.float64), n_resamples, seed)
+    some = np.ones(len(joint), bool) if first.weights is None else first.weights > 0
+    weights = np.ones(int(some.sum())) if first.weights is None else first.weights[some]
+    _, cell = np.unique(joint[some], return_inverse=True)
+    count, squared = np.bincount(cell, weights), np.bincount(cell, weights**2)
+    drawn = resample_cells(count, squared, n_resamples, seed)
     result = []
     for index, one in zip(bins, (first, second), strict=True):
         bin_of_cell = np.zeros(len(count), np.int64)
-        bin_of_cell[cell] = index
-        confidence, hits = (np.bincount(cell, weights=w) for w in (one.rows.confidence, one.rows.correct))
-        result.append(BootstrapBins.of_cells(bin_of_cell, count.astype(np.float64), confidence, hits, drawn))
+        bin_of_cell[cell] = index[some]
+        confidence, hits = (np.bincount(cell, weights * x[some]) for x in (one.rows.score, one.rows.outcome))
+        result.append(BootstrapBins.of_cells(bin_of_cell, count, confidence, hits, drawn))
     return result[0], result[1]

@@ -18,8 +18,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors
-from trueup.core.row_scores import score_rows
+from trueup.core.arrays import as_logits, as_tensors, as_weights
+from trueup.core.row_scores import scores_and_outcomes
 from trueup.metrics.resampling import check_resamples
 
 MEDIAN_ROWS = 1000
@@ -29,12 +29,13 @@ QUADRATIC_ROWS = 4096
 """Up to this many rows the test looks at every pair, unless told otherwise."""
 
 
-def skce(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
     """The squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
 
     h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j); calibrated predictions have mean zero, so that single
-    values may be negative. Unless given, the bandwidth ν is the median distance of two rows (see `median_distance`).
-    Fewer than two rows give NaN. The work grows with n², the memory does not.
+    values may be negative. Unless given, the bandwidth ν is the median distance of two rows (see `median_distance`),
+    whatever their weights; a pair weighs w_i·w_j. Fewer than two rows give NaN. The work grows with n², the memory does
+    not.
 
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{skce(logits, [0, 1, 1], bandwidth=0.5):.4f}"
@@ -43,12 +44,11 @@ def skce(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_tensors(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth)
-    n = len(z)
-    return 2 * pairs.sum() / (n * (n - 1)) if n > 1 else math.nan
+    pairs = _Pairs.of(z, y, bandwidth, weights)
+    return pairs.sum() / pairs.count() if pairs.count() else math.nan
 
 
-def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
     """The squared kernel calibration error with each row also paired with itself: never negative, biased upwards.
 
     1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. Fewer than two rows give NaN.
@@ -60,12 +60,11 @@ def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None) -> 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_tensors(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth)
-    n = len(z)
-    return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / n**2 if n > 1 else math.nan
+    pairs = _Pairs.of(z, y, bandwidth, weights)
+    return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / len(z) ** 2 if len(z) > 1 else math.nan
 
 
-def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None) -> float:
+def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
     """The squared kernel calibration error from neighbouring rows alone: unbiased, in linear time, noisier.
 
     1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`; it depends on the order of the rows. Fewer than two give NaN.
@@ -77,18 +76,19 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None) -> 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_tensors(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth)
-    return float(pairs.neighbours().mean()) if len(z) > 1 else math.nan
+    pairs = _Pairs.of(z, y, bandwidth, weights)
+    together = float((pairs.weights[: len(z) // 2 * 2 : 2] * pairs.weights[1::2]).sum())
+    return float(pairs.neighbours().sum()) / together if together else math.nan
 
 
-def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4) -> float:
+def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False, weights: Any = None) -> float:
     """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
 
     MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), over all pairs, in n log n steps.
 
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{mmce(logits, [0, 1, 1]):.4f}"
-    '0.1929'
+    '0.2177'
 
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks.
     """
@@ -97,10 +97,11 @@ def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4) -> float:
     n = len(z)
     if n == 0:
         return math.nan
-    scored = score_rows(z, y)
-    order = np.argsort(scored.confidence, kind="stable")
-    c = scored.confidence[order]
-    return math.sqrt(max(0.0, _laplacian_form(c, scored.correct[order] - c, width))) / n
+    w = as_weights(weights, n)
+    share = np.full(n, 1 / n) if w is None else w / w.sum()
+    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    order = np.argsort(score, kind="stable")
+    return math.sqrt(max(0.0, _laplacian_form(score[order], (share * (outcome - score))[order], width)))
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def skce_test(
     *,
     method: Literal["quadratic", "linear"] | None = None,
     bandwidth: float | None = None,
+    weights: Any = None,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> KernelTest:
@@ -142,7 +144,7 @@ def skce_test(
     check_resamples(n_resamples)
     n = len(z)
     chosen = method or ("quadratic" if n <= QUADRATIC_ROWS else "linear")
-    pairs = _Pairs.of(z, y, bandwidth)
+    pairs = _Pairs.of(z, y, bandwidth, weights)
     if n < 2:
         return KernelTest(math.nan, math.nan, chosen)
     if chosen == "linear":
@@ -155,7 +157,7 @@ def skce_test(
         total += float(tile.sum())
         resampled += (signs[i] * (tile @ signs[j])).sum(dim=0)
     exceeding = int((resampled >= total - 1e-9 * abs(total)).sum())  # equal signs give T again, up to rounding
-    return KernelTest(2 * total / (n * (n - 1)), (1 + exceeding) / (1 + n_resamples), "quadratic")
+    return KernelTest(total / pairs.count(), (1 + exceeding) / (1 + n_resamples), "quadratic")
 
 
 def median_distance(logits: Any) -> float:
@@ -182,20 +184,29 @@ def median_distance(logits: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """The matrix h_ij of a trusted pair, a tile at a time."""
+    """The matrix w_i w_j h_ij of a trusted pair, a tile at a time."""
 
     logits: Tensor
     labels: Tensor
     bandwidth: float
+    weights: Tensor
+    """Of mean 1."""
 
     @classmethod
-    def of(cls, z: Tensor, y: Tensor, bandwidth: float | None) -> _Pairs:
-        return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth))
+    def of(cls, z: Tensor, y: Tensor, bandwidth: float | None, weights: Any) -> _Pairs:
+        w = as_weights(weights, len(z))
+        mean_one = torch.ones(len(z), dtype=torch.float64) if w is None else torch.from_numpy(w / w.mean())
+        return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one.to(z.device))
 
     def part(self, at: slice) -> tuple[Tensor, Tensor]:
-        """Probabilities p and residuals e_y − p of some rows."""
+        """Probabilities p and weighted residuals w(e_y − p) of some rows."""
         probs, label = _probs(self.logits[at]), self.labels[at]
-        return probs, torch.nn.functional.one_hot(label, probs.shape[1]) - probs
+        return probs, (torch.nn.functional.one_hot(label, probs.shape[1]) - probs) * self.weights[at, None]
+
+    def count(self) -> float:
+        """Σ_{i<j} w_i w_j, the number of pairs."""
+        count = float(self.weights.sum() ** 2 - self.weights.square().sum()) / 2
+        return count if count > 1e-9 else 0.0
 
     def upper(self) -> Iterator[tuple[slice, slice, Tensor]]:
         """Tiles of h with zeros on and below the diagonal, each with the rows and the columns it covers."""

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.bins import BINS, bin_index, equal_width, rounding_error
 from trueup.core.row_scores import RowScores, class_probs, score_rows
 
 
-def accuracy(logits: Any, labels: Any) -> float:
+def accuracy(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """Share of rows whose largest logit is the label's; of equal ones the lowest class counts.
 
     >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0])
     0.5
     """
-    return _mean(_rows(logits, labels).correct)
+    return _mean(_rows(logits, labels).correct, weights)
 
 
-def top_k(logits: Any, labels: Any, *, k: int = 5) -> float:
+def top_k(logits: Any, labels: Any, *, k: int = 5, weights: Any = None) -> float:
     """Share of rows whose label is among the k largest logits; of equal ones the lower classes come first.
 
     >>> top_k([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0]], [1, 0], k=2)
@@ -33,16 +33,16 @@ def top_k(logits: Any, labels: Any, *, k: int = 5) -> float:
     if not 1 <= k <= z.shape[1]:
         raise ValueError(f"k must lie in 1..{z.shape[1]}, got {k}")
     order = torch.arange(z.shape[1], device=z.device)
-    hits = 0
+    hits = np.empty(len(z))
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
         part, label = z[rows], y[rows, None]
         of_label = part.gather(1, label)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
-        hits += int((ahead.sum(dim=1) < k).sum())
-    return hits / len(z) if len(z) else float("nan")
+        hits[rows] = (ahead.sum(dim=1) < k).cpu().numpy()
+    return _mean(hits, weights)
 
 
-def nll(logits: Any, labels: Any) -> float:
+def nll(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """Mean negative log-likelihood −ln p_y, in nats; −Σ_k y_k ln p_k for soft labels (n, K).
 
     >>> round(nll([[0.0, 0.0], [1.0, 0.0]], [0, 0]), 4)
@@ -50,51 +50,51 @@ def nll(logits: Any, labels: Any) -> float:
     """
     z, y = as_tensors(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(score_rows(z, y).nll)
-    return _mean(np.concatenate([-(q * log_p).sum(axis=1) for log_p, q in _soft(z, y)]))
+        return _mean(score_rows(z, y).nll, weights)
+    return _mean(np.concatenate([-(q * log_p).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
 
 
-def brier(logits: Any, labels: Any) -> float:
+def brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """Mean squared distance Σ_k (p_k − e_k)² from the one-hot (or soft) label, between 0 and 2.
 
-    For two classes it is twice the binary Brier score. Brier (1950).
+    For two classes it is twice the Brier score of the event, `event_brier`. Brier (1950).
 
     >>> brier([[0.0, 0.0]], [1])
     0.5
     """
     z, y = as_tensors(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(score_rows(z, y).brier)
-    return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]))
+        return _mean(score_rows(z, y).brier, weights)
+    return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
 
 
-def top_label_brier(logits: Any, labels: Any) -> float:
+def top_label_brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """Mean squared difference (c − a)² of the confidence and whether the prediction was right.
 
     >>> top_label_brier([[0.0, 0.0]], [1])
     0.25
     """
     scored = _rows(logits, labels)
-    return _mean((scored.confidence - scored.correct) ** 2)
+    return _mean((scored.confidence - scored.correct) ** 2, weights)
 
 
-def entropy(logits: Any, labels: Any = None) -> float:
+def entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
     """Mean entropy −Σ_k p_k ln p_k of the predictions, in nats. The labels are not used.
 
     >>> round(entropy([[0.0, 0.0]]), 4)
     0.6931
     """
     z = as_logits(logits)
-    return _mean(score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy)
+    return _mean(score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy, weights)
 
 
-def normalised_entropy(logits: Any, labels: Any = None) -> float:
+def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
     """Mean entropy divided by ln K, between 0 and 1. The labels are not used.
 
     >>> normalised_entropy([[0.0, 0.0, 0.0]])
     1.0
     """
-    return entropy(logits) / float(np.log(as_logits(logits).shape[1]))
+    return entropy(logits, weights=weights) / float(np.log(as_logits(logits).shape[1]))
 
 
 class Decomposition(NamedTuple):
@@ -113,7 +113,9 @@ class Decomposition(NamedTuple):
     """(2/n) Σ (p − conf_b)(o − freq_b), inside the bins."""
 
 
-def brier_decomposition(logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False) -> Decomposition:
+def brier_decomposition(
+    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, weights: Any = None
+) -> Decomposition:
     """Split the Brier score exactly by equal-width bins, summed over classes (or for the top label alone).
 
     Murphy (1973), with the within-bin terms of Stephenson et al. (2008), so that the parts add up to the score.
@@ -124,33 +126,35 @@ def brier_decomposition(logits: Any, labels: Any, *, bins: int = BINS, top_label
     True
     """
     z, y = as_tensors(logits, labels)
-    edges, unit = equal_width(bins), rounding_error(z)
+    edges, unit, w = equal_width(bins), rounding_error(z), as_weights(weights, len(z))
     if top_label:
         scored = score_rows(z, y)
         index = bin_index(scored.confidence, edges, rounding=unit)
-        return Decomposition(*_murphy(scored.confidence, scored.correct, index).tolist())
+        return Decomposition(*_murphy(scored.confidence, scored.correct, index, w).tolist())
     parts, label = np.zeros(6), y.cpu().numpy()
     for first, probs in class_probs(z):
         for k, p in enumerate(probs, first):
-            parts += _murphy(p, (label == k) * 1.0, bin_index(p, edges, rounding=unit))
+            parts += _murphy(p, (label == k) * 1.0, bin_index(p, edges, rounding=unit), w)
     return Decomposition(*parts.tolist())
 
 
-def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     if not len(p):
         return np.full(6, np.nan)
-    count = np.maximum(np.bincount(index), 1)
-    mean_p, mean_hit = (np.bincount(index, weights=w, minlength=len(count)) / count for w in (p, hit))
-    base = hit.mean()
+    w = np.full(len(p), 1 / len(p)) if weights is None else weights / weights.sum()
+    count = np.bincount(index, w)
+    count[count == 0] = 1.0
+    mean_p, mean_hit = (np.bincount(index, weights=w * x, minlength=len(count)) / count for x in (p, hit))
+    base = w @ hit
     conf, freq = mean_p[index], mean_hit[index]
     return np.array(
         [
-            np.mean((p - hit) ** 2),
-            np.mean((conf - freq) ** 2),
-            np.mean((freq - base) ** 2),
+            w @ (p - hit) ** 2,
+            w @ (conf - freq) ** 2,
+            w @ (freq - base) ** 2,
             base * (1 - base),
-            np.mean((p - conf) ** 2),
-            2 * np.mean((p - conf) * (hit - freq)),
+            w @ (p - conf) ** 2,
+            2 * (w @ ((p - conf) * (hit - freq))),
         ]
     )
 
@@ -165,5 +169,8 @@ def _soft(z: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[np.ndarray, np.nda
         yield torch.log_softmax(z[rows].double(), dim=1).cpu().numpy(), y[rows].cpu().numpy()
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+def _mean(values: np.ndarray, weights: Any = None) -> float:
+    w = as_weights(weights, len(values))
+    if not len(values):
+        return float("nan")
+    return float(values.mean() if w is None else w @ values / w.sum())

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, as_tensors, as_vector
+from trueup.core.arrays import as_logits, as_tensors, as_vector, as_weights
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import RowScores, score_rows
 
 Score = Literal["confidence", "entropy"]
 
 
-def roc_area(scores: Any, positive: Any) -> float:
+def roc_area(scores: Any, positive: Any, *, weights: Any = None) -> float:
     """The chance that a positive scores above a negative, equal scores counting one half.
 
     Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N); NaN unless there are both.
@@ -32,10 +32,10 @@ def roc_area(scores: Any, positive: Any) -> float:
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return _roc_area(*_raw(scores, positive))
+    return _roc_area(*_raw(scores, positive, weights))
 
 
-def average_precision(scores: Any, positive: Any) -> float:
+def average_precision(scores: Any, positive: Any, *, weights: Any = None) -> float:
     """The mean precision over the recalls reached, without interpolation.
 
     Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first; NaN without positives. Scores that say nothing
@@ -46,10 +46,10 @@ def average_precision(scores: Any, positive: Any) -> float:
 
     Davis and Goadrich (2006).
     """
-    return _average_precision(*_raw(scores, positive))
+    return _average_precision(*_raw(scores, positive, weights))
 
 
-def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95) -> float:
+def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, weights: Any = None) -> float:
     """The share of negatives that pass the highest threshold which lets `recall` of the positives pass.
 
     |{negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}; NaN unless there are both.
@@ -61,10 +61,10 @@ def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95) -> 
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall must lie in (0, 1], got {recall!r}")
-    return _false_positive_rate(*_raw(scores, positive), recall)
+    return _false_positive_rate(*_raw(scores, positive, weights), recall)
 
 
-def auroc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+def auroc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
     """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
 
     `roc_area` of 1 − confidence, or of the entropy, with the wrong predictions as positives.
@@ -76,10 +76,10 @@ def auroc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
     Hendrycks and Gimpel (2017).
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _roc_area(*_descend(-certainty, wrong, tie_ends))
+    return _roc_area(*_descend(-certainty, wrong, tie_ends, as_weights(weights, len(wrong))))
 
 
-def aupr(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+def aupr(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
     """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
 
     `average_precision` of 1 − confidence, or of the entropy, with the wrong predictions as positives; NaN without any.
@@ -91,10 +91,10 @@ def aupr(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
     Hendrycks and Gimpel (2017), who call it AUPR-Error.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _average_precision(*_descend(-certainty, wrong, tie_ends))
+    return _average_precision(*_descend(-certainty, wrong, tie_ends, as_weights(weights, len(wrong))))
 
 
-def fpr95(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+def fpr95(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
     """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
 
     `false_positive_rate` of the confidence, or of minus the entropy, with the right predictions as positives.
@@ -106,7 +106,8 @@ def fpr95(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
     Liang, Li and Srikant (2018), with right and wrong in place of known and foreign inputs.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _false_positive_rate(*_descend(certainty, 1.0 - wrong, tie_ends), 0.95)
+    w = as_weights(weights, len(wrong))
+    return _false_positive_rate(*_descend(certainty, 1.0 - wrong, tie_ends, w), 0.95)
 
 
 def ood_auroc(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
@@ -159,29 +160,29 @@ class RiskCoverage:
     """The error rate among the most certain rows, for every number of them kept."""
 
     coverage: np.ndarray
-    """The share of rows kept: k/n for k = 1..n."""
+    """The share of rows kept, or of their weight: k/n for k = 1..n."""
     risk: np.ndarray
     """The error rate R_k among them."""
 
     def area(self) -> float:
-        """(1/n) Σ_k R_k; NaN without rows."""
-        return float(self.risk.mean()) if len(self.risk) else math.nan
+        """(1/n) Σ_k R_k, each by its row's weight; NaN without rows."""
+        return float(np.diff(self.coverage, prepend=0.0) @ self.risk) if len(self.risk) else math.nan
 
     def excess(self) -> float:
         """The area beyond that of an order with every error last: R*_k = max(0, k − right)/k."""
-        n = len(self.risk)
-        if n == 0:
+        if not len(self.risk):
             return math.nan
-        kept = np.arange(1.0, n + 1)
-        right = n - round(self.risk[-1] * n)
+        n = len(self.risk)
+        kept, right = np.round(n * self.coverage, 9), round(n * (1 - self.risk[-1]), 9)  # rows are whole numbers
         best = np.maximum(kept - right, 0.0) / kept
-        return float((self.risk - best).mean())
+        return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
 
-def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence") -> RiskCoverage:
+def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> RiskCoverage:
     """The error rate R_k among the k most certain rows, k = 1..n.
 
-    Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there.
+    Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there. With
+    weights k is the weight of those rows, the lighter first inside a run.
 
     >>> curve = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1])
     >>> curve.coverage, curve.risk.round(4)
@@ -190,13 +191,14 @@ def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence") -> R
     El-Yaniv and Wiener (2010); Geifman and El-Yaniv (2017).
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    ends, errors = _descend(certainty, wrong, tie_ends)
-    kept = np.arange(1.0, len(wrong) + 1)
+    w = as_weights(weights, len(wrong))
+    ends, errors = _descend(certainty, wrong, tie_ends, w)
+    kept = np.arange(1.0, len(wrong) + 1) if w is None else _kept_weight(certainty, w)
     expected = np.interp(kept, np.append(0.0, ends), np.append(0.0, errors))
-    return RiskCoverage(coverage=kept / max(len(wrong), 1), risk=expected / kept)
+    return RiskCoverage(coverage=kept / kept[-1:], risk=expected / kept)
 
 
-def aurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+def aurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
     """The area under the risk–coverage curve.
 
     (1/n) Σ_k R_k, R_k being the error rate among the k most certain rows; R_n when uncertainty says nothing.
@@ -207,10 +209,10 @@ def aurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
 
     Geifman, Uziel and El-Yaniv (2019).
     """
-    return risk_coverage(logits, labels, score=score).area()
+    return risk_coverage(logits, labels, score=score, weights=weights).area()
 
 
-def eaurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
+def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
     """The area under the risk–coverage curve beyond what the best possible order has at the same accuracy.
 
     (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n.
@@ -221,17 +223,17 @@ def eaurc(logits: Any, labels: Any, *, score: Score = "confidence") -> float:
 
     Geifman, Uziel and El-Yaniv (2019), with the exact ideal for n rows in place of its limit r + (1−r)·ln(1−r).
     """
-    return risk_coverage(logits, labels, score=score).excess()
+    return risk_coverage(logits, labels, score=score, weights=weights).excess()
 
 
-def _raw(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
+def _raw(scores: Any, positive: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
     s = as_vector(scores, "scores").numpy()
     marked = as_vector(positive, "positive", length=len(s)).numpy()
     odd = marked[(marked != 0) & (marked != 1)]
     if len(odd):
         raise ValueError(f"positive must hold 0 and 1 only, got {odd[0]:g}")
     # Such scores have any scale, so that no fixed slack tells rounding from a difference: only equal ones are ties.
-    return _descend(s, marked, _equal_ends)
+    return _descend(s, marked, _equal_ends, as_weights(weights, len(s)))
 
 
 def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
@@ -262,12 +264,26 @@ def _certainty(scored: RowScores, logits: Tensor, score: Score) -> np.ndarray:
 
 
 def _descend(
-    scores: np.ndarray, marked: np.ndarray, ends: Callable[[np.ndarray], np.ndarray]
+    scores: np.ndarray,
+    marked: np.ndarray,
+    ends: Callable[[np.ndarray], np.ndarray],
+    weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Down the scores, at the end of each run of ties: how many rows were passed, and how many marked ones."""
+    """Down the scores, at the end of each run of ties: how many rows were passed (or their weight), and marked ones."""
     order = np.argsort(-scores)
     last = np.flatnonzero(ends(-scores[order]))
-    return last + 1.0, np.cumsum(marked[order])[last]
+    if weights is None:
+        return last + 1.0, np.cumsum(marked[order])[last]
+    return np.cumsum(weights[order])[last], np.cumsum((weights * marked)[order])[last]
+
+
+def _kept_weight(certainty: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weight of the most certain rows, for every number of them; of equally certain ones the lighter first."""
+    order = np.argsort(-certainty)
+    run = np.empty(len(order), np.int64)
+    run[order] = np.cumsum(np.append(0, tie_ends(-certainty[order])[:-1]))
+    kept: np.ndarray = np.cumsum(weights[np.lexsort((weights, run))])
+    return kept[kept > 0]
 
 
 def _equal_ends(ordered: np.ndarray) -> np.ndarray:

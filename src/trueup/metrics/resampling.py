@@ -37,11 +37,11 @@ class BootstrapBins(NamedTuple):
     @classmethod
     def of_grid(cls, grid: Grid, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
         """Resample a tally's rows, binned to equal width or (adaptive) equal mass."""
-        index, count, confidence = gather_cells(grid, adaptive)
+        index, count, confidence, squared = gather_cells(grid, adaptive)
         some = count.ravel() > 0
         hits = (count * np.array([[0.0], [1.0]])).ravel()[some]
         count, confidence = count.ravel()[some], confidence.ravel()[some]
-        drawn = multinomial(count, n_resamples, seed)
+        drawn = resample_cells(count, squared.ravel()[some], n_resamples, seed)
         return cls.of_cells(np.tile(index, 2)[some], count, confidence, hits, drawn)
 
     @classmethod
@@ -112,20 +112,24 @@ class Classwise(NamedTuple):
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
         """Take each cell's sum of hits for binomial; groups of rows show how the cells vary together."""
-        cells = tally.classes
-        count = np.maximum(cells.count, 1.0)
+        # With weights, as if there were (Σw)²/Σw² rows of weight 1.
+        unit = tally.effective_rows / tally.accuracy.count if tally.accuracy.count else 1.0
+        of_cell, confidence, hits = (
+            unit * x for x in (tally.classes.count, tally.classes.confidence, tally.classes.hits)
+        )
+        count = np.where(of_cell > 0, of_cell, 1.0)
         # A cell's own rate, drawn towards its mean probability as by one more row, so that no cell seems free of noise.
-        rate = (cells.hits + cells.confidence / count) / (count + 1)
-        gap = cells.hits - cells.confidence
-        scale = tally.n * gap.shape[0]
-        rows = tally.rows_of_group
+        rate = np.clip((hits + confidence / count) / (count + 1), 0.0, 1.0)
+        gap = hits - confidence
+        scale = tally.effective_rows * gap.shape[0]
+        rows = tally.weight_of_group
         groups = int((rows > 0).sum())
-        shares = tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel()
+        shares = unit * (tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel())
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
-        limit = 2 * math.sqrt(max(tally.brier.total, 0.0)) / scale
-        return cls(gap, np.sqrt(cells.count * rate * (1 - rate)), scale, influence, limit)
+        limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
+        return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit)
 
     @property
     def observed(self) -> float:
@@ -201,16 +205,17 @@ def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
     return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
 
 
-def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the grid into at most eight cells a bin: each one's bin, count and confidence, wrong and right apart."""
+def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
     index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
     place = np.arange(len(index)) - np.searchsorted(index, index)
     part = index * _PARTS + place * _PARTS // np.bincount(index)[index]
     size = (int(index.max()) + 1) * _PARTS
-    count, confidence = (
-        np.array([np.bincount(part, weights=w, minlength=size) for w in sums]) for sums in (grid.count, grid.confidence)
+    count, confidence, squared = (
+        np.array([np.bincount(part, weights=w, minlength=size) for w in sums])
+        for sums in (grid.count, grid.confidence, grid.squared_weights)
     )
-    return np.arange(size) // _PARTS, count, confidence
+    return np.arange(size) // _PARTS, count, confidence, squared
 
 
 def membership(index: np.ndarray) -> np.ndarray:
@@ -219,10 +224,15 @@ def membership(index: np.ndarray) -> np.ndarray:
     return member
 
 
-def multinomial(count: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
-    """Draw all rows again, with replacement: how many fall into each cell, (n_resamples, cells)."""
-    n = count.sum()
-    return np.random.default_rng(seed).multinomial(int(n), count / n, size=n_resamples)
+def resample_cells(count: np.ndarray, squared: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+    """Draw all rows again, with replacement: how many (or what weight) fall into each cell, (n_resamples, cells).
+
+    A cell of weight W counts as W²/Σw² rows of equal weight, so that what falls into it varies by Σw².
+    """
+    rows = count**2 / squared
+    n = rows.sum()
+    drawn = np.random.default_rng(seed).multinomial(max(round(n), 1), rows / n, size=n_resamples)
+    return drawn * (squared / count)
 
 
 def tail_share(level: float) -> float:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
+from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
+from trueup.core.errors import InputError
+from trueup.core.events import as_event
+from trueup.core.row_scores import score_rows
 from trueup.core.tally import TABLE_METRICS, Tally
-from trueup.io.predictions import Predictions
+from trueup.io.predictions import PredictionTable, take_rows
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
+from trueup.metrics.events import EVENT_METRICS
+from trueup.metrics.groups import GroupTally
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
-from trueup.metrics.table import DEFAULT, Scores
+from trueup.metrics.table import Scores, default_metrics, has_interval
 
 
 def evaluate_shards(
     shards: Shards,
     *,
-    metrics: Iterable[str] = DEFAULT,
+    metrics: Iterable[str] | None = None,
+    event: int | None = None,
+    fold: bool = False,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -30,13 +39,15 @@ def evaluate_shards(
     """The table of `trueup.evaluate` for shards, in one pass and the memory of one chunk a worker.
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
+    Columns that the shards name as weights or as groups are those of `trueup.evaluate`.
     """
-    wanted = tuple(metrics)
-    unknown = [metric for metric in wanted if metric not in TABLE_METRICS]
+    wanted = () if metrics is None else tuple(metrics)
+    unknown = [metric for metric in wanted if not has_interval(metric)]
     if unknown:
-        raise ValueError(f"of shards, metrics must be among {', '.join(TABLE_METRICS)}, got {unknown[0]!r}")
-    tally, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins),
+        known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
+        raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
+    sums, _, bad = map_shards(
+        functools.partial(_tally_rows, bins=bins, event=event, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -44,10 +55,39 @@ def evaluate_shards(
         label="evaluating shards",
     )
     warn_of_bad_shards(bad)
+    tally = sums.tally
+    if shards.weights is not None and not tally.n:
+        raise InputError(shards.weights, "not all be zero", "zeros")
+    wanted = wanted or default_metrics(len(tally.classes.count), fold)
     found = intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)
     test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
-    return Scores(tally.n, len(tally.classes.count), bins, level, {"network": found}, {"network": test}, {})
+    means = {"network": (tally.predicted.value, tally.observed.value)}
+    classes = len(tally.classes.count)
+    worth = None if shards.weights is None else tally.effective_rows
+    groups = {} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)}
+    return Scores(
+        tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event, worth, groups
+    )
 
 
-def _tally_rows(part: Predictions, *, bins: int) -> Tally:
-    return Tally.of(*part, bins=bins)
+@dataclass(frozen=True)
+class _Sums:
+    """What adds up over the rows."""
+
+    tally: Tally
+    groups: GroupTally | None
+
+    def __add__(self, other: _Sums) -> _Sums:
+        groups = None if self.groups is None or other.groups is None else self.groups + other.groups
+        return _Sums(self.tally + other.tally, groups)
+
+
+def _tally_rows(part: PredictionTable, *, bins: int, event: int | None, fold: bool) -> _Sums:
+    if part.weights is not None and not part.weights.all():
+        part = take_rows(part, part.weights > 0)
+    z, y = part if event is None else as_event(*part, event)
+    tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights)
+    if not part.groups:
+        return _Sums(tally, None)
+    rows = score_rows(*as_tensors(z, y), fold=fold)
+    return _Sums(tally, GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights))

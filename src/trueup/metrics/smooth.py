@@ -12,36 +12,38 @@ from scipy.special import spherical_jn
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.arrays import as_tensors, as_weights, effective_rows, upcast_half
 from trueup.core.bins import tie_ends
-from trueup.core.row_scores import class_probs, score_rows
+from trueup.core.row_scores import class_probs, scores_and_outcomes
 
 _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
 
 
-def ks(logits: Any, labels: Any, *, rank: int = 1) -> float:
-    """The largest cumulated gap between hits and scores of the class ranked `rank`-th, the predicted one by default.
+def ks(logits: Any, labels: Any, *, rank: int = 1, fold: bool = False, weights: Any = None) -> float:
+    """The largest cumulated gap between hits and scores: of class 1 of two, of the predicted class of more.
 
-    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. Among equal
-    logits the lowest class ranks first.
+    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. With `fold`
+    two classes are scored by the predicted one; with a `rank` above 1 it is the class ranked so. Among equal logits the
+    lowest class ranks first.
 
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{ks(logits, [0, 1, 1]):.4f}"
-    '0.1333'
+    '0.2667'
 
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
     _check_rank(rank, "rank", z)
+    w = as_weights(weights, len(z))
     if rank == 1:
-        scored = score_rows(z, y)
-        return _largest_drift(scored.confidence, scored.correct == 1)
+        score, outcome = scores_and_outcomes(z, y, fold=fold)
+        return _largest_drift(score, outcome == 1, w)
     scores, label_rank = _largest_probs(z, y, int(rank))
-    return _largest_drift(scores[:, -1], label_rank == rank)
+    return _largest_drift(scores[:, -1], label_rank == rank, w)
 
 
-def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
+def ks_within(logits: Any, labels: Any, *, top: int = 2, weights: Any = None) -> float:
     """The Kolmogorov–Smirnov error of the `top` largest probabilities together, against the label being among them.
 
     KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the sum of those probabilities.
@@ -55,10 +57,10 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2) -> float:
     z, y = as_tensors(logits, labels)
     _check_rank(top, "top", z)
     scores, label_rank = _largest_probs(z, y, int(top))
-    return _largest_drift(scores.sum(axis=1), label_rank <= top)
+    return _largest_drift(scores.sum(axis=1), label_rank <= top, as_weights(weights, len(z)))
 
 
-def ks_classwise(logits: Any, labels: Any) -> float:
+def ks_classwise(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """The mean over the classes of the Kolmogorov–Smirnov error of a class's probability.
 
     1/K Σ_k max_t |1/n Σ_{i: p_ik ≤ t} (1[y_i = k] − p_ik)|.
@@ -70,29 +72,30 @@ def ks_classwise(logits: Any, labels: Any) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_tensors(logits, labels)
-    label = y.cpu().numpy()
+    label, w = y.cpu().numpy(), as_weights(weights, len(z))
     total = 0.0
     for first, probs in class_probs(z):
-        total += sum(_largest_drift(p, label == k) for k, p in enumerate(probs, first))
+        total += sum(_largest_drift(p, label == k, w) for k, p in enumerate(probs, first))
     return total / z.shape[1]
 
 
-def smooth_ece(logits: Any, labels: Any) -> float:
+def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
     """The absolute residual smoothed at its own scale: the σ at which smECE_σ equals σ.
 
     smECE_σ = ∫₀¹ |1/n Σ_i (c_i − a_i) K_σ(t, c_i)| dt, where K_σ is the Gaussian reflected at 0 and 1; it falls as σ
     grows, and the crossing is found by bisection. Accurate to 1e-6 (a result below 3e-5, to 3e-5).
 
     >>> f"{smooth_ece(np.log([[0.3, 0.7], [0.9, 0.1]]), [1, 0]):.4f}"
-    '0.2000'
+    '0.1825'
 
     Błasiok & Nakkiran (2024), Smooth ECE.
     """
     z, y = as_tensors(logits, labels)
     if len(z) == 0:
         return math.nan
-    scored = score_rows(z, y)
-    waves = _cosines(scored.confidence, scored.confidence - scored.correct, _FINEST)
+    share = _shares(weights, len(z))
+    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    waves = _cosines(score, share * (score - outcome), _FINEST)
     low, high = 0.0, 1.0
     for _ in range(40):
         sigma = (low + high) / 2
@@ -101,17 +104,17 @@ def smooth_ece(logits: Any, labels: Any) -> float:
     return min(_smooth(waves, high), 1.0)
 
 
-def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
+def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False, weights: Any = None) -> float:
     """The calibration error from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
 
     ∫₀¹ |t − min(π f₁(t)/f(t), 1)| f(t) dt, with π the accuracy. The kernel is the triweight of half-width 3h, mirrored
     at 0 and 1, with h = std(confidence of the correct) · (2n)^(−1/5) for both densities. The range is cut into `grid`
     steps, and 3h is at least 8 of them; accurate to 1e-4, and to 1e-6 from 256 steps on. Where the correct ones have no
-    spread, it is |accuracy − mean confidence|.
+    spread, it is |accuracy − mean confidence|. With weights n is (Σw)²/Σw².
 
     >>> logits = np.log([[0.3, 0.7], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
     >>> f"{kde_ece(logits, [1, 0, 1, 0]):.4f}"
-    '0.2085'
+    '0.2678'
 
     Zhang, Kailkhura & Han (2020), Mix-n-Match.
     """
@@ -121,16 +124,17 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15) -> float:
     n = len(z)
     if n == 0:
         return math.nan
-    scored = score_rows(z, y)
-    confidence, hits = scored.confidence, scored.correct
-    certain = confidence[hits == 1]
-    spread = float(certain.std()) if len(certain) else 0.0
+    w, share = as_weights(weights, n), _shares(weights, n)
+    confidence, hits = scores_and_outcomes(z, y, fold=fold)
+    right = float(share @ hits)
+    centre = float(share @ (hits * confidence)) / right if right else 0.0
+    spread = math.sqrt(float(share @ (hits * (confidence - centre) ** 2)) / right) if right else 0.0
     if spread < 1e-12:
-        return abs(float(np.mean(hits - confidence)))
-    half_width = max(3 * spread * (2 * n) ** -0.2, 8 / grid)
+        return abs(float(share @ (hits - confidence)))
+    half_width = max(3 * spread * (2 * effective_rows(w, n)) ** -0.2, 8 / grid)
     damping = _triweight_waves(math.pi * half_width * np.arange(grid))
     # f is π f₁ plus the wrong ones' part, all with one bandwidth: the ratio cannot pass 1, and nothing need be divided.
-    both = np.stack([_cosines(confidence, weight, grid) for weight in (np.ones(n), hits)])
+    both = np.stack([_cosines(confidence, weight, grid) for weight in (share, share * hits)])
     density, hit_density = _on_mesh(both * damping)
     mesh = (np.arange(grid) + 0.5) / grid
     return float(np.mean(np.abs(mesh * density - hit_density)))
@@ -142,11 +146,21 @@ def _check_rank(rank: Any, name: str, z: Tensor) -> None:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
 
 
-def _largest_drift(score: np.ndarray, hit: np.ndarray) -> float:
+def _shares(weights: Any, n: int) -> np.ndarray:
+    """What each row is of the whole."""
+    w = as_weights(weights, n)
+    return np.full(n, 1 / n) if w is None else w / w.sum()
+
+
+def _largest_drift(score: np.ndarray, hit: np.ndarray, weights: np.ndarray | None) -> float:
     """max_t |1/n Σ_{s_i ≤ t} (hit_i − s_i)|; looking only where a run of ties ends, the order of rows is irrelevant."""
     n = len(score)
     if n == 0:
         return math.nan
+    if weights is not None:
+        order = np.argsort(score, kind="stable")
+        drift = np.cumsum((weights * (hit - score))[order])
+        return float(np.abs(drift[tie_ends(score[order])]).max() / weights.sum())
     ordered = np.sort(score)
     # Sorting values alone is several times faster than sorting indices; the hits find their places by search.
     hits = np.bincount(np.searchsorted(ordered, score[hit]), minlength=n)
@@ -170,7 +184,7 @@ def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.nda
 
 
 def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
-    """1/n Σ_i w_i cos(πk x_i) for k = 0..size−1, x in [0, 1].
+    """Σ_i w_i cos(πk x_i) for k = 0..size−1, x in [0, 1].
 
     Weights are spread on the mesh (j + ½)/size, mirrored at both ends, by cubic B-splines, whose known damping is then
     divided out; what is left of the error falls with the fourth power of k/size.
@@ -184,7 +198,7 @@ def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
         j = left.astype(np.int64) + shift
         j = np.where(j < 0, -1 - j, np.where(j >= size, 2 * size - 1 - j, j))
         mass += np.bincount(j, weights=weights * share / 6, minlength=size)
-    waves: np.ndarray = dct(mass) / (2 * len(points)) / np.sinc(np.arange(size) / (2 * size)) ** 4
+    waves: np.ndarray = dct(mass) / 2 / np.sinc(np.arange(size) / (2 * size)) ** 4
     return waves
 
 

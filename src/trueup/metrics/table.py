@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
+from trueup.core.events import as_event
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
+from trueup.metrics.events import EVENT_METRICS
+from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
+EVENT_DEFAULT = (
+    "predicted",
+    "observed",
+    "nll",
+    "event_brier",
+    "miscalibration",
+    "discrimination",
+    "uncertainty",
+    "ece",
+    "event_auroc",
+    "calibration_intercept",
+    "calibration_slope",
+    "ici",
+)
+"""The rows of the table of an event's probability."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +58,19 @@ class Scores:
     tests: Mapping[str, CalibrationTests]
     changes: Mapping[str, Mapping[str, Interval]]
     """By method but the first: how much each metric differs from the first method's, paired."""
+    means: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By method: the mean score and how often it came true."""
+    is_event: bool = False
+    """Whether it is about the probability of class 1: of two classes, unless they are folded."""
+    effective_rows: float | None = None
+    """(Σw)²/Σw², where the rows have weights."""
+    group_tables: Mapping[str, GroupTable] = field(default_factory=dict)
+    """By method: observed against predicted rate in groups of rows, where groups were given."""
+
+    @property
+    def groups(self) -> GroupTable | None:
+        """The groups of the first method; None where none were given."""
+        return self.group_tables.get(self.methods[0])
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -65,15 +97,22 @@ class Scores:
         if math.isnan(test.p_value):
             return "There are no rows to judge."
         says = ""
-        if "confidence" in values and "accuracy" in values:
+        if self.is_event:
+            said, right = (format_percent(mean, 1) for mean in self.means[name])
+            says = f"It predicts {said} on average and the event happens {right} of the time"
+            says += ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
+        elif "confidence" in values and "accuracy" in values:
             said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        shown = f"a calibrated network would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        one = "one" if self.is_event else "network"
+        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
+        if self.is_event:
+            return f"{says}{event_direction(test)}. It is miscalibrated ({shown})."
         # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
         side = "overconfident" if test.overconfidence_z > 0 else "underconfident"
         direction = f" and {side}" if abs(test.overconfidence_z) > 1.96 else ""
@@ -86,12 +125,15 @@ class Scores:
             "rows": self.rows,
             "classes": self.classes,
             "bins": self.bins,
+            "event": self.is_event,
+            "effective_rows": self.effective_rows,
             "level": self.level,
             "methods": {
                 name: {
                     "metrics": {metric: _plain(asdict(i)) for metric, i in self.values[name].items()},
                     "test": _plain(asdict(self.tests[name])),
                     "change": {metric: _plain(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
+                    **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
                 }
                 for name in self.methods
             },
@@ -131,7 +173,9 @@ class Scores:
 
     def caption(self) -> str:
         """How much was scored."""
-        return f"{self.rows:,} rows, {self.classes} classes, {self.bins} bins"
+        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
+        what = "the event is class 1" if self.is_event else f"{self.classes} classes"
+        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
 
     def table(self) -> list[Row]:
         """Its cells as text, the first row the heads."""
@@ -175,20 +219,24 @@ class Scores:
                     "Noise makes binned errors larger than they are; their intervals are of the true error and may lie "
                     "below the value."
                 )
-            return notes
+            return [*notes, *map(str, self.group_tables.values())]
         notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
         if len(self.methods) > 2:
             notes.insert(
                 0, f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
             )
-        return notes
+        return [*notes, *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
 
 
 def evaluate(
     logits: Any,
     labels: Any,
     *,
-    metrics: Iterable[str] = DEFAULT,
+    metrics: Iterable[str] | None = None,
+    event: int | None = None,
+    fold: bool = False,
+    weights: Any = None,
+    groups: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -196,7 +244,10 @@ def evaluate(
 ) -> Scores:
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
 
-    `metrics` are names of `METRICS`; those outside the default table come without an interval.
+    `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
+    as the probability of an event, class 1; of more classes `event` names one. `fold=True` takes the predicted one of
+    two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows. `groups`,
+    one value a row or a mapping of columns of them, adds a table of where it is wrong, as `.groups`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
@@ -212,7 +263,16 @@ def evaluate(
     It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
     return compare(
-        {"network": (logits, labels)}, metrics=metrics, bins=bins, level=level, n_resamples=n_resamples, seed=seed
+        {"network": (logits, labels)},
+        metrics=metrics,
+        event=event,
+        fold=fold,
+        weights=weights,
+        groups=groups,
+        bins=bins,
+        level=level,
+        n_resamples=n_resamples,
+        seed=seed,
     )
 
 
@@ -220,7 +280,11 @@ def compare(
     pairs: Mapping[str, tuple[Any, Any]] | None = None,
     /,
     *,
-    metrics: Iterable[str] = DEFAULT,
+    metrics: Iterable[str] | None = None,
+    event: int | None = None,
+    fold: bool = False,
+    weights: Any = None,
+    groups: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -230,7 +294,7 @@ def compare(
     """Score several methods on the same rows, with paired differences from the first.
 
     Methods are given by keyword, `compare(raw=test, temperature=after)`, or as one mapping; each is a pair
-    (logits, labels), and the labels must be the same.
+    (logits, labels), and the labels must be the same. The other options are those of `evaluate`.
 
     >>> z = np.random.default_rng(0).normal(size=(500, 3))
     >>> y = z.argmax(axis=1)
@@ -242,54 +306,94 @@ def compare(
         raise ValueError("compare needs at least one method: compare(raw=(logits, labels), …)")
     if isinstance(metrics, str):
         raise ValueError(f"metrics must be several names, such as ({metrics!r},), got {metrics!r}")
-    wanted = tuple(metrics)
+    wanted = () if metrics is None else tuple(metrics)
     for metric in wanted:
         if metric not in TABLE_METRICS and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
-    tabled = [metric for metric in wanted if metric in TABLE_METRICS]
     first: Scored | None = None
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
-    tests, changes = {}, {}
+    tests, changes, means, group_tables = {}, {}, {}, {}
     labels = None
     classes = 0
     for name, pair in named.items():
-        z, y = _pair(name, pair)
+        z, y = _pair(name, pair, event)
+        wanted = wanted or default_metrics(z.shape[1], fold)
+        tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y.cpu().numpy())
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
-        scored = Scored.of(z, y, bins=bins, beside=first)
-        found = intervals(
-            scored.tally, {m: scored.value(m) for m in tabled}, level=level, n_resamples=n_resamples, seed=seed
-        )
+        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
+        found = intervals(scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
-            if metric not in TABLE_METRICS:
-                found[metric] = Interval(float(METRICS[metric](z, y)), math.nan, math.nan, level)
+            if not has_interval(metric):
+                found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
-        tests[name] = CalibrationTests.of(scored.tally, n_resamples=n_resamples, seed=seed)
+        if groups is not None:
+            claims = scored.rows.score, scored.rows.outcome
+            group_tables[name] = evaluate_groups(*claims, groups, weights=weights, level=level, seed=seed)
+        means[name] = scored.tally.predicted.value, scored.tally.observed.value
+        tests[name] = CalibrationTests.of(
+            scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
+        )
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
         change = differences(first, scored, tabled, level=level, n_resamples=n_resamples, seed=seed)
         for metric in wanted:
-            if metric not in TABLE_METRICS:
+            if not has_interval(metric):
                 by = values[name][metric].value - values[first_name][metric].value
                 change[metric] = Interval(by, math.nan, math.nan, level)
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes)
+    worth = None if first.weights is None else first.tally.effective_rows
+    found_in = means, first.tally.is_event, worth, group_tables
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
 
 
-def _pair(name: str, pair: Any) -> tuple[Any, Any]:
+def has_interval(metric: str) -> bool:
+    """Whether a metric comes from a tally, with an interval."""
+    return metric in TABLE_METRICS or metric in EVENT_METRICS
+
+
+def default_metrics(classes: int, fold: bool) -> tuple[str, ...]:
+    """The rows of the table, unless said otherwise."""
+    return EVENT_DEFAULT if classes == 2 and not fold else DEFAULT
+
+
+def event_direction(test: CalibrationTests) -> str:
+    """In which way the probability of an event is wrong, in words: by its mean, and by its calibration slope."""
+    z, words = 1.96, []
+    if abs(test.overconfidence_z) > z:
+        words.append(f"it {'over' if test.overconfidence_z > 0 else 'under'}estimates the probability")
+    off = abs(test.slope - 1) > z * test.slope_error  # not if NaN
+    how = f"calibration slope {test.slope:.2f}: {'too' if test.slope < 1 else 'not'} extreme"
+    how += "" if test.slope < 1 else " enough"
+    if words:
+        return f"{words[0]} ({how})" if off else words[0]
+    if off:
+        return f"right on average, but its predictions are {how.partition(': ')[2]} ({how.partition(': ')[0]})"
+    return "right on average, but too high in some places and too low in others"
+
+
+def _value(metric: str, z: Any, y: Any, fold: bool, weights: Any) -> float:
+    """A metric of METRICS, with those options that it has."""
+    function = METRICS[metric]
+    options = {"fold": fold, "weights": weights}
+    return float(function(z, y, **{k: v for k, v in options.items() if k in inspect.signature(function).parameters}))
+
+
+def _pair(name: str, pair: Any, event: int | None) -> tuple[Any, Any]:
     try:
         logits, labels = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
     try:
-        return as_tensors(logits, labels)
+        z, y = as_tensors(logits, labels)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    return (z, y) if event is None else as_event(z, y, event)
 
 
 def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray) -> None:

@@ -55,8 +55,11 @@ def load_monitor(path: str | os.PathLike[str]) -> Monitor:
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
-    """What the monitor of a checkpoint was made with, if the header says it as one could have."""
-    return _plain(header, "settings")
+    """What the monitor of a checkpoint was made with, if the header says it as one could have.
+
+    Checkpoints from before two classes were read as an event hold tallies of the predicted class: they go on so.
+    """
+    return {"fold": True} | _plain(header, "settings")
 
 
 def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
@@ -20,6 +21,7 @@ from trueup.monitor.betting import (
     LOCAL_BETS,
     LOCAL_BINS,
     Evidence,
+    log_odds,
     log_payoffs_of_classes,
     log_payoffs_of_rows,
 )
@@ -42,7 +44,11 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Status:
-    """The metrics and the evidence so far; what has no rows yet is NaN."""
+    """The metrics and the evidence so far; what has no rows yet is NaN.
+
+    Of two classes, unless they are folded, `confidence` is the mean probability of class 1 and `accuracy` how often it
+    happened: `event` says so.
+    """
 
     rows: int
     accuracy: float
@@ -63,6 +69,7 @@ class Status:
     p_value: float
     """1 / the most that it ever was: valid whenever it is looked at."""
     alarm: Alarm | None
+    event: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -74,8 +81,9 @@ class Monitor:
 
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
-    probability p, given all that came before, is predicted with confidence p; of the predicted class, and with
-    `classwise` of every class. Threads may share one: each batch goes in whole, one after the other.
+    probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of the
+    predicted class where there are more, or with `fold`, and with `classwise` of every class. Threads may share one:
+    each batch goes in whole, one after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -98,6 +106,7 @@ class Monitor:
         half_life: float = 10_000.0,
         block: int = 100,
         classwise: bool | None = None,
+        fold: bool = False,
     ) -> None:
         for name, value, least in (
             ("classes", classes, 2),
@@ -114,6 +123,7 @@ class Monitor:
         self.classes, self.bins = int(classes), int(bins)
         self.alpha, self.half_life = float(alpha), float(half_life)
         self.classwise = self.classes <= MOST_CLASSES if classwise is None else bool(classwise)
+        self.fold = bool(fold)
         self.evidence = Evidence.initial(len(self.shares), int(block))
         self.total = WeightedTally.empty(self.bins)
         self.recent = Window(int(window), ())
@@ -165,7 +175,13 @@ class Monitor:
             "half_life": self.half_life,
             "block": self.evidence.block,
             "classwise": self.classwise,
+            "fold": self.fold,
         }
+
+    @property
+    def is_event(self) -> bool:
+        """Whether it is about the probability of class 1: of two classes, unless they are folded."""
+        return self.classes == 2 and not self.fold
 
     def update(self, logits: Any, labels: Any) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
@@ -175,13 +191,13 @@ class Monitor:
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
-        rows = score_rows(z, y)
+        rows = score_rows(z, y, fold=self.fold)
         at, n = 0, len(y)
         with self._lock:
             while at < n:
                 step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
                 part = slice(at, at + step)
-                self._update(rows.confidence[part], rows.correct[part], rows.nll[part], z[part], y[part])
+                self._update(rows.score[part], rows.outcome[part], rows.nll[part], z[part], y[part])
                 at += step
             return self._status()
 
@@ -202,6 +218,7 @@ class Monitor:
             evidence=_exp(log_wealth),
             p_value=math.exp(-max(self.peak, 0.0)),
             alarm=self.alarm,
+            event=self.is_event,
         )
 
     def __add__(self, other: Monitor) -> Monitor:
@@ -211,7 +228,7 @@ class Monitor:
         """
         if not isinstance(other, Monitor):
             return NotImplemented
-        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life) for m in (self, other))
+        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life, m.fold) for m in (self, other))
         if mine != theirs:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
@@ -244,7 +261,9 @@ class Monitor:
         log_wealth = self.evidence.log_wealth(self.shares)
         self.peak = max(self.peak, log_wealth)
         if self.alarm is None and log_wealth >= -math.log(self.alpha):
-            reason = _reason(self.evidence.strongest(self.shares))
+            recent = self.recent.total(self.bins)
+            mean = recent.mean(recent.bins.confidence.sum())
+            reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
 
 
@@ -258,18 +277,31 @@ def _exp(log: float) -> float:
     return math.exp(min(log, 700.0))
 
 
-def _reason(bettor: int) -> str:
-    """What the bettor who won most believes, in words."""
+_NO_CHANGE = 0.01
+"""By less than this, what is believed at the mean says nothing of a direction."""
+
+
+def _reason(bettor: int, mean: float, *, event: bool) -> str:
+    """What the bettor who won most believes, in words; its direction is that at the mean of what is predicted."""
     if bettor < len(GLOBAL_BETS):
         slope, shift = GLOBAL_BETS[bettor]
-        how = "too sure" if 2 * slope + shift < 2 else "not sure enough"  # by what is believed where it says 88 %
+        change = float(expit(slope * log_odds(np.array([mean]))[0] + shift)) - mean
+        if abs(change) < _NO_CHANGE and slope != 1:
+            how = "is too extreme" if slope < 1 else "is not extreme enough"
+        elif event:
+            how = "predicts too much" if change < 0 else "predicts too little"
+        else:
+            how = "is too sure" if change < 0 else "is not sure enough"
         moved = f" and moved by {shift:+.1f}" if shift else ""
-        return f"It is {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
+        return f"It {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
     bettor -= len(GLOBAL_BETS)
     if bettor < LOCAL_BINS * len(LOCAL_BETS):
         part, belief = divmod(bettor, len(LOCAL_BETS))
         how = "less" if LOCAL_BETS[belief][1] < 0 else "more"
-        return f"Where it says {part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}, it is right {how} often."
+        between = f"{part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}"
+        if event:
+            return f"Where it predicts {between}, the event happens {how} often."
+        return f"Where it says {between}, it is right {how} often."
     number, belief = divmod(bettor - LOCAL_BINS * len(LOCAL_BETS), len(CLASS_BETS))
     slope, shift = CLASS_BETS[belief]
     if shift == 0:

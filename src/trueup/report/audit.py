@@ -15,14 +15,15 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
-from trueup.core.arrays import as_tensors, trusted_tensors, upcast_half
+from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.formatting import format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
-from trueup.metrics.table import Scores, compare
+from trueup.metrics.table import DEFAULT as TABLE
+from trueup.metrics.table import Scores, compare, event_direction
 from trueup.registry import METHODS
 
 Pair = tuple[Tensor, Tensor]
@@ -146,6 +147,9 @@ def audit(
     folds: int = 5,
     level: float = 0.95,
     seed: int = 0,
+    weights: Any = None,
+    test_weights: Any = None,
+    groups: Any = None,
     extra: Mapping[str, tuple[Any, Any]] | None = None,
     on_step: Callable[[str, int, int], None] | None = None,
     progress: bool = True,
@@ -155,7 +159,8 @@ def audit(
     Without a test pair every row is scored by a calibrator fitted on the other folds. The choice is that of
     `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
     error of the least. A method that fails is recorded, and the others go on. `extra` adds test predictions that were
-    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted.
+    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted. `weights` and
+    `test_weights` have one number a row of each pair; `groups`, of the rows that are scored, are those of `compare`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -175,22 +180,33 @@ def audit(
     test_pair = val_pair if test is None else _as_pair(test, at_least=1)
     if test_pair[0].shape[1] != classes:
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {test_pair[0].shape[1]}")
-    runs = _Runs(val_pair, None if test is None else test_pair, folds)
+    w = as_weights(weights, len(val_pair[0]))
+    scored_weights = w if test is None else as_weights(test_weights, len(test_pair[0]))
+    runs = _Runs(val_pair, None if test is None else test_pair, folds, w)
     runs.pairs[RAW] = test_pair
     runs.losses[RAW] = score_rows(*val_pair).nll
     for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
         if on_step is not None:
             on_step(name, done, len(fits))
         runs.add(name, fit)
-    scores = compare({**runs.pairs, **(extra or {})}, bins=bins, level=level, seed=seed)
+    wanted = (*TABLE, "predicted", "observed") if classes == 2 else TABLE
+    scores = compare(
+        {**runs.pairs, **(extra or {})},
+        metrics=wanted,
+        weights=scored_weights,
+        groups=groups,
+        bins=bins,
+        level=level,
+        seed=seed,
+    )
     for name, pair in (extra or {}).items():
         runs.pairs[name] = trusted_tensors(*pair)
-    chosen = simplest(runs.losses)
+    chosen = simplest(runs.losses, weights=w)
     return Audit(
         scores=scores,
-        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures),
+        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures, weights=w),
         chosen=chosen,
-        losses=MappingProxyType({name: _mean_and_error(losses) for name, losses in runs.losses.items()}),
+        losses=MappingProxyType({name: _mean_and_error(losses, w) for name, losses in runs.losses.items()}),
         calibrators=MappingProxyType(runs.calibrators),
         pairs=MappingProxyType(runs.pairs),
         seconds=MappingProxyType(runs.seconds),
@@ -207,8 +223,9 @@ def audit(
 class _Runs:
     """The results of the methods, which are added one after another."""
 
-    def __init__(self, val: Pair, test: Pair | None, folds: int) -> None:
+    def __init__(self, val: Pair, test: Pair | None, folds: int, weights: np.ndarray | None) -> None:
         self.val, self.test, self.folds = val, test, folds
+        self.options = {} if weights is None else {"weights": weights}
         self.losses: dict[str, np.ndarray] = {}
         self.calibrators: dict[str, Calibrator] = {}
         self.pairs: dict[str, Pair] = {}
@@ -229,9 +246,9 @@ class _Runs:
 
     def _fit(self, name: str, fit: Fit) -> None:
         z, y = self.val
-        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y), y)
+        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y, **self.options), y)
         loss = score_rows(*held_out).nll
-        calibrator = fit(z, y)
+        calibrator = fit(z, y, **self.options)
         after = held_out if self.test is None else as_tensors(_apply(calibrator, self.test[0]), self.test[1])
         self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
 
@@ -247,8 +264,8 @@ def _apply(calibrator: Calibrator, logits: Tensor) -> Tensor:
     return after
 
 
-def _apply_in_chunks(fit: Fit) -> Callable[[Tensor, Tensor], Any]:
-    return lambda logits, labels: partial(_apply, fit(logits, labels))
+def _apply_in_chunks(fit: Fit) -> Callable[..., Any]:
+    return lambda logits, labels, **options: partial(_apply, fit(logits, labels, **options))
 
 
 def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) -> dict[str, Fit]:
@@ -266,8 +283,10 @@ def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) 
     return dict(methods)
 
 
-def _mean_and_error(losses: np.ndarray) -> tuple[float, float]:
-    return float(losses.mean()), float(losses.std() / np.sqrt(len(losses)))
+def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None) -> tuple[float, float]:
+    mean = float(np.average(losses, weights=weights))
+    spread = np.sqrt(np.average((losses - mean) ** 2, weights=weights))
+    return mean, float(spread / np.sqrt(effective_rows(weights, len(losses))))
 
 
 def _as_pair(pair: tuple[Any, Any], *, at_least: int) -> Pair:
@@ -285,12 +304,14 @@ def _reason(error: Exception) -> str:
 
 def _verdict(audit: Audit) -> str:
     scores, chosen = audit.scores, audit.chosen
-    confidence, accuracy = (scores[RAW, metric].value for metric in ("confidence", "accuracy"))
+    said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+    confidence, accuracy = (scores[RAW, metric].value for metric in (said, seen))
     before = scores[RAW, "ece"].value
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
     shares = (format_percent(share, digits) for share in (confidence, accuracy))
-    means = "its mean confidence is {}, its accuracy {}".format(*shares)
+    about = "it predicts {} on average, the event happens {} of the time"
+    means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
     if scores.tests[RAW].p_value > 0.05:
         opening = f"No miscalibration of this network is statistically significant: {means}."
         if chosen == RAW:
@@ -299,7 +320,9 @@ def _verdict(audit: Audit) -> str:
             return f"{opening} No method improves it significantly."
         losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
         return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
-    if close:
+    if scores.is_event:
+        opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
+    elif close:
         opening = (
             f"On average this network's confidence is right ({means}), but it is overconfident in some predictions and "
             "underconfident in others."

@@ -11,7 +11,7 @@ import torch
 from trueup import metrics
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.io.predictions import Predictions
-from trueup.metrics.table import compare
+from trueup.metrics.table import DEFAULT, compare
 from trueup.report.figures import chart
 from trueup.report.figures.reliability import reliability
 from trueup.serve.models import Curve, Difference
@@ -43,7 +43,7 @@ def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, b
 def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15) -> Difference:
     """Two diagrams and the metrics of both, with paired changes."""
     first, second = (curve(pair, method=name, bins=bins) for name, pair in pairs.items())
-    scores = compare(pairs, bins=bins, n_resamples=RESAMPLES).to_dict()
+    scores = compare(pairs, metrics=DEFAULT, bins=bins, n_resamples=RESAMPLES).to_dict()
     return Difference(first=first, second=second, scores=scores)
 
 

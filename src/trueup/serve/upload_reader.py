@@ -23,7 +23,8 @@ import numpy as np
 from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file, require_file, shorten
 from trueup.io.columns import find_columns, splits_in
-from trueup.io.formats import FORMATS, Source, file_list, npy_header
+from trueup.io.formats import FORMATS, npy_header
+from trueup.io.source import Source, drop_missing, file_list, suffix_of
 
 MEMORY, SPACE = "memory", "space"
 """What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
@@ -98,7 +99,7 @@ def _limit(request: Request) -> None:
 def _read(request: Request) -> list[str | None]:
     path = Path(request.path)
     require_file(path)
-    reader, _ = FORMATS[path.suffix]
+    reader, _ = FORMATS[suffix_of(path)]
     with ExitStack() as stack:
         with errors_name_file(path):
             if path.suffix == ".npy":
@@ -120,9 +121,10 @@ def _read_split(source: Source, split: str | None, request: Request) -> tuple[np
     if (width := source.width(names)) > request.classes:
         raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
     parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
-    for part in source.read(names, label, most + 1):
-        parts.append(part)
-        rows += len(part[0])
+    for chunk in source.read(names, label, most + 1):
+        kept, _ = drop_missing(chunk)
+        parts.append((kept.logits, kept.labels))
+        rows += len(chunk.logits)
         if rows > most:
             raise ValueError(f"{names[0]} has too many rows; at most {most:,} of {width:,} classes are taken here")
     logits, labels = zip(*parts, strict=True)

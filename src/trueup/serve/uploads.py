@@ -27,13 +27,18 @@ from trueup.core.arrays import as_pair, from_probs
 from trueup.core.errors import Hint, InputError, message_of
 from trueup.core.warning_capture import record_warnings
 from trueup.io.atomic import errors_name_file
-from trueup.io.formats import FORMATS, file_list
+from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions, looks_like_probabilities
+from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
 from trueup.serve.settings import Settings
 
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.CONFIDENCE: "a probability p of one event needs two columns in the file, 1 − p and p",
+    Hint.PER_CENT: "divide per cent by 100",
+    Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
+    Hint.RENORMALISE: "",
     Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
     Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
@@ -105,7 +110,7 @@ def clean_name(name: str) -> str:
 
 def require_suffix(name: str) -> str:
     """The suffix of a file that can be read here; an error lists those that can."""
-    suffix = os.path.splitext(name)[1].lower()
+    suffix = suffix_of(name)
     if suffix not in FORMATS:
         raise InputError("the suffix", f"be one of {' '.join(FORMATS)}", repr(suffix), file=name)
     return suffix

@@ -13,7 +13,7 @@ from trueup.calibrators.histogram import Histogram
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins
-from trueup.core.row_scores import confidences_and_hits
+from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.splits import random_order
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
@@ -161,6 +161,6 @@ def _calibrate(val: tuple[Any, Any], test: tuple[Any, Any]) -> tuple[float, floa
     confidence = binned.confidence(logits.double())
     after = (
         metrics.ece(scaled(logits), labels),
-        Bins.of_scores(confidence, confidences_and_hits(logits, labels)[1]).ece(),
+        Bins.of_scores(confidence, scores_and_outcomes(logits, labels)[1]).ece(),
     )
     return *after, float(scaled.temperature)

@@ -44,7 +44,7 @@ def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **opt
     setting of matplotlib is changed. `title=""` draws none.
 
     >>> from trueup.report import reliability
-    >>> ax = draw(reliability([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]))
+    >>> ax = draw(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('Confidence', 'Accuracy')
     """
@@ -55,7 +55,7 @@ def chart(record: Any, **options: Any) -> Figure:
     """An interactive plotly figure of a record, without a title of its own.
 
     >>> from trueup.report import reliability
-    >>> chart(reliability([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1])).layout.xaxis.title.text
+    >>> chart(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1])).layout.xaxis.title.text
     'Confidence'
     """
     return _figure_of(record).chart(record, **options)
@@ -65,8 +65,8 @@ def summary(record: Any, **options: Any) -> str:
     """What a record shows, in a sentence or two.
 
     >>> from trueup.report import reliability
-    >>> summary(reliability([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]))
-    'Over 3 rows, confidence and accuracy differ by 0.447 on average (ECE). ...'
+    >>> summary(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
+    'Over 3 rows, confidence and accuracy differ by 0.497 on average (ECE). ...'
     """
     return _figure_of(record).summary(record, **options)
 
@@ -75,9 +75,9 @@ def numbers(record: Any) -> Table:
     """The numbers of a record as a table's head and rows.
 
     >>> from trueup.report import reliability
-    >>> head, rows = numbers(reliability([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], bins=2))
+    >>> head, rows = numbers(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1], bins=2))
     >>> rows
-    [['50 % – 100 %', '3', '85.5 %', '66.7 %', '33.3 % – 100.0 %']]
+    [['50 % – 100 %', '3', '77.6 %', '66.7 %', '33.3 % – 100.0 %']]
     """
     return _figure_of(record).numbers(record)
 

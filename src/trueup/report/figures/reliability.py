@@ -1,10 +1,13 @@
-"""The reliability diagram: accuracy against confidence in bins, with the band of a calibrated network."""
+"""The reliability diagram: accuracy against confidence in bins, with the band of a calibrated network.
+
+Of two classes it is how often class 1 happens against its predicted probability.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,41 +44,82 @@ class Reliability:
     """The probability with which a calibrated network's accuracy lies in the band, bin by bin."""
     ece: float
     rows: int
+    event: bool = False
+    """Whether it is the probability of class 1 and how often that happens, instead of confidence and accuracy."""
+
+    @property
+    def words(self) -> Words:
+        """How its parts are called."""
+        return _EVENT_WORDS if self.event else _WORDS
+
+
+class Words(NamedTuple):
+    """How the parts of a diagram are called."""
+
+    score: str
+    outcome: str
+    over: str
+    under: str
+
+
+_WORDS = Words("confidence", "accuracy", "overconfident", "underconfident")
+_EVENT_WORDS = Words("predicted probability", "observed frequency", "predicted too high", "predicted too low")
 
 
 def reliability(
-    logits: Any, labels: Any, *, bins: int = BINS, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
 ) -> Reliability:
     """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
 
-    The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance c_i, the row's own
-    confidence: what a calibrated network with these confidences would show.
+    Of two classes these are the frequency and the mean predicted probability of class 1; `fold=True` takes the
+    predicted class. The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance
+    c_i, the row's own confidence: what a calibrated network with these confidences would show.
 
     >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
     >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
-    (array([0., 4.]), array([ nan, 0.75]), array([ nan, 0.75]), '0.0000')
+    (array([3., 1.]), array([0.2333, 0.7   ]), array([0.33333333, 1.        ]), '0.1500')
 
     Bröcker and Smith (2007).
     """
-    tally = Tally.of(logits, labels, bins=bins)
+    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights)
     test, top = consistency_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed), tally.top
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
-    return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n)
+    return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n, tally.is_event)
+
+
+_TEXT = (
+    "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
+    "confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no further off "
+    "than chance would put a calibrated network."
+)
+_EVENT_TEXT = (
+    "Rows are put into bins by the predicted probability of class 1, the event; each dot shows how often it happens in "
+    "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
+    "the grey band are no further off than chance would put calibrated predictions."
+)
 
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The diagram before and after calibration."""
     options: dict[str, Any] = {"bins": audit.bins, "level": audit.scores.level, "seed": audit.seed}
+    event = audit.scores.is_event
+    words = _EVENT_WORDS if event else _WORDS
     return Section(
         name="reliability",
-        title="Is its confidence right?",
-        text="Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted "
-        "diagonal, confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are "
-        "no further off than chance would put a calibrated network.",
+        title="Are its probabilities right?" if event else "Is its confidence right?",
+        text=_EVENT_TEXT if event else _TEXT,
         legend=(
-            ("dot", "accuracy; the larger, the more rows"),
-            ("over", "overconfident"),
-            ("under", "underconfident"),
+            ("dot", f"{words.outcome}; the larger, the more rows"),
+            ("over", words.over),
+            ("under", words.under),
             ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
         ),
         panels=tuple(
@@ -104,8 +148,8 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
         }
     ]
     for name, members, colour in (
-        ("overconfident", gap < 0, style.GAP_OVER),
-        ("underconfident", gap > 0, style.GAP_UNDER),
+        (record.words.over, gap < 0, style.GAP_OVER),
+        (record.words.under, gap > 0, style.GAP_UNDER),
     ):
         if members.any():
             traces.append(
@@ -124,29 +168,49 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
         {
             "type": "scatter",
             "mode": "markers",
-            "name": "accuracy",
+            "name": record.words.outcome,
             "x": confidence,
             "y": accuracy,
             "customdata": np.stack([count, record.low[full], record.high[full]], axis=1),
             "marker": {"color": style.BLUE, "size": 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))}
             | {"opacity": 1, "line": {"width": 1, "color": style.PAPER}},
             "cliponaxis": False,
-            "hovertemplate": "confidence %{x:.1%}, accuracy %{y:.1%}<br>if calibrated %{customdata[1]:.1%} to "
-            "%{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
+            "hovertemplate": f"{record.words.score} %{{x:.1%}}, {record.words.outcome} %{{y:.1%}}<br>"
+            "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
         }
     )
+    if record.event:
+        traces.append(_count_bars(record, full, middle, width))
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     figure = style.plotly_figure(
         traces,
-        x="Confidence",
-        y="Accuracy",
+        x=record.words.score.capitalize(),
+        y=record.words.outcome.capitalize(),
         height=height,
         barmode="overlay",
         shapes=[diagonal | {"line": {"color": style.MUTED, "width": 1, "dash": "dot"}}],
         legend=legend,
     )
     figure.update_xaxes(range=[0, 1.01], tickformat=".0%", dtick=0.2)
+    if record.event:
+        return figure.update_yaxes(range=[-0.16, 1.02], tickformat=".0%", tickvals=np.linspace(0, 1, 6))
     return figure.update_yaxes(range=[0, 1.02], tickformat=".0%", dtick=0.2)
+
+
+def _count_bars(record: Reliability, full: np.ndarray, middle: np.ndarray, width: np.ndarray) -> dict[str, Any]:
+    """How many rows each bin holds, on a log scale, below the diagram: rare events crowd next to 0."""
+    count = record.count[full]
+    return {
+        "type": "bar",
+        "name": "rows, log scale",
+        "x": middle,
+        "y": 0.12 * np.log1p(count) / np.log1p(count.max(initial=1.0)),
+        "base": np.full(len(count), -0.15),
+        "width": 0.8 * width,
+        "customdata": count,
+        "marker": {"color": style.MUTED, "line": {"width": 0}},
+        "hovertemplate": "%{customdata:,} rows<extra></extra>",
+    }
 
 
 def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -161,16 +225,17 @@ def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = Non
     )
     gap = record.accuracy - record.confidence
     for name, members, look in (
-        ("overconfident", gap < 0, style.OVERCONFIDENT_BARS),
-        ("underconfident", gap > 0, style.UNDERCONFIDENT_BARS),
+        (record.words.over, gap < 0, style.OVERCONFIDENT_BARS),
+        (record.words.under, gap > 0, style.UNDERCONFIDENT_BARS),
     ):
         if members.any():
             bars = left[members] + 0.1 * width[members], gap[members], 0.8 * width[members], record.confidence[members]
             ax.bar(*bars, align="edge", label=name, linewidth=0.4, **look)
     ends = left[full], left[full] + width[full]
-    ax.hlines(record.accuracy[full], *ends, color=style.text_color(ax), linewidth=1.4, label="accuracy", clip_on=False)
+    line: dict[str, Any] = {"color": style.text_color(ax), "linewidth": 1.4, "clip_on": False}
+    ax.hlines(record.accuracy[full], *ends, label=record.words.outcome, **line)
     _draw_counts(ax, record, full)
-    style.set_labels(ax, "Reliability" if title is None else title, "Confidence", "Accuracy")
+    style.set_labels(ax, "Reliability" if title is None else title, *(word.capitalize() for word in record.words[:2]))
     ax.set(xlim=(0, 1), ylim=(_STRIP[0], 1))
     if record.rows:
         style.legend(ax, title=f"ECE {record.ece:.4f}, {record.rows:,} rows", alignment="left")
@@ -198,18 +263,21 @@ def summary(record: Reliability) -> str:
     outside = full & ((record.accuracy < record.low) | (record.accuracy > record.high))
     gap = np.where(full, record.confidence - record.accuracy, 0.0)
     most = int(np.argmax(np.abs(gap) * record.count))
-    side = "overconfident" if gap[most] > 0 else "underconfident"
+    words = record.words
+    side = words.over if gap[most] > 0 else words.under
     return (
-        f"Over {record.rows:,} rows, confidence and accuracy differ by {record.ece:.3f} on average (ECE). Outside "
-        f"the band of a calibrated network: {int(outside.sum()) or 'none'} of {int(full.sum())} bins. The bin that "
-        f"adds most to the ECE has confidence {percent(record.confidence[most])} and accuracy "
+        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average (ECE). "
+        f"Outside the band of a calibrated network: {int(outside.sum()) or 'none'} of {int(full.sum())} bins. The bin "
+        f"that adds most to the ECE has {words.score} {percent(record.confidence[most])} and {words.outcome} "
         f"{percent(record.accuracy[most])}: {side}."
     )
 
 
 def numbers(record: Reliability) -> Table:
     """A row for each bin that holds any."""
-    head = ["Confidence", "Rows", "Mean confidence", "Accuracy", f"{format_percent(record.level)} band if calibrated"]
+    said, happened = record.words[:2]
+    heads = said.capitalize(), f"Mean {said}", happened.capitalize()
+    head = [heads[0], "Rows", *heads[1:], f"{format_percent(record.level)} band if calibrated"]
     rows = []
     for k in np.flatnonzero(record.count > 0):
         between = f"{100 * record.edges[k]:.3g} % – {100 * record.edges[k + 1]:.3g} %"

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from trueup.calibrators.temperature_search import inverse_temperature
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.formatting import format_number
 from trueup.core.loss_sums import temperature_sums
-from trueup.core.row_scores import confidences, confidences_and_hits
+from trueup.core.native import as_float64
+from trueup.core.row_scores import confidences, event_log_odds, is_event, scores_and_outcomes
 from trueup.report import style
 from trueup.report.audit import RAW, Audit
 from trueup.report.figures.base import Panel, Section, Table
@@ -64,13 +66,17 @@ def temperature_sweep(
         grid = np.array(temperatures, dtype=np.float64)
         if grid.ndim != 1 or not len(grid) or not ((grid > 0) & np.isfinite(grid)).all():
             raise ValueError("temperatures must be a list of positive numbers")
-    hits = confidences_and_hits(z, y, quick=True)[1]
+    hits = scores_and_outcomes(z, y, quick=True)[1]
+    odds = event_log_odds(z) if is_event(z, fold=False) else None
     edges, unit = equal_width(bins), rounding_error(z)
     nll, ece = np.empty(len(grid)), np.empty(len(grid))
     for i, beta in enumerate((1 / grid).tolist()):
         nll[i] = temperature_sums(z, y, beta, quick=True)[0] / len(z)
-        confidence, _ = confidences(z, beta=beta, quick=True)
-        ece[i] = Bins.from_scores(confidence, hits, edges, rounding=unit).ece()
+        if odds is None:
+            score, _ = confidences(z, beta=beta, quick=True)
+        else:
+            score = as_float64(torch.sigmoid(beta * odds))
+        ece[i] = Bins.from_scores(score, hits, edges, rounding=unit).ece()
     return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]))
 
 

@@ -80,6 +80,8 @@ function show(one) {
   $("says").className = `says ${state(one)}`;
   put($("n-evidence"), wealth(status.evidence));
   put($("n-ece"), fixed(status.recent_ece));
+  for (const word of document.querySelectorAll(".w-says")) put(word, status.event ? "predicts" : "says");
+  for (const word of document.querySelectorAll(".w-right")) put(word, status.event ? "happens" : "is right");
   put($("n-confidence"), percent(status.recent_confidence));
   put($("n-accuracy"), percent(status.recent_accuracy));
   put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * settings.alpha).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
@@ -150,7 +152,7 @@ const picture = newest(async ({ history, settings, status, id }) => {
     layout: { ...layout(span, { range: [0, Math.max(1.15 * most([history.ece]), 0.01)], tickformat: ".2~f" }), shapes: alarms },
   };
   const rates = {
-    data: [line(rows, history.confidence, VERMILION, "says %{y:.1%}", { dash: "dash" }), line(rows, history.accuracy, BLUE, "is right %{y:.1%}")],
+    data: [line(rows, history.confidence, VERMILION, `${status.event ? "predicts" : "says"} %{y:.1%}`, { dash: "dash" }), line(rows, history.accuracy, BLUE, `${status.event ? "happens" : "is right"} %{y:.1%}`)],
     layout: { ...layout(span, { tickformat: ".0%" }), shapes: alarms },
   };
   const words = `from row ${whole(rows[0])} to row ${whole(rows.at(-1))}`;
@@ -158,7 +160,7 @@ const picture = newest(async ({ history, settings, status, id }) => {
     await Promise.all([
       draw($("evidence"), evidence, `Evidence against calibration ${words}, on a logarithmic axis: now ${wealth(status.evidence)}, the alarm is at ${wealth(limit)}${status.alarm ? `, reached at row ${whole(status.alarm.row)}` : ""}`),
       draw($("ece"), ece, `Calibration error of recent rows ${words}: now ${fixed(status.recent_ece)}`),
-      draw($("rates"), rates, `What it says and what is right in recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
+      draw($("rates"), rates, `What it ${status.event ? "predicts and what happens" : "says and what is right"} in recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
     ]);
     $("charts").dataset.drawn = `${id}/${rows.at(-1)}`;
   } catch (error) {

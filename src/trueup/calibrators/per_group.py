@@ -1,0 +1,179 @@
+"""A map for each group of rows, drawn towards that of all rows by as much as held-out rows ask for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.compose import Fit
+from trueup.core.arrays import as_weighted, as_weights, given, take_weighted, upcast_half
+from trueup.core.errors import InputError
+from trueup.core.optimize import FitError
+from trueup.core.splits import exceeds_error, k_fold
+from trueup.metrics.groups import as_groups, encode_groups
+from trueup.registry import METHODS
+
+STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
+"""Rows that the map of all rows counts for beside a group's own, among which held-out rows choose."""
+_ERRORS = 2.0
+"""Standard errors by which the best of them must gain: one of several gains by luck."""
+_FEW_ROWS = 10
+"""A group of fewer has no map of its own."""
+
+
+class PerGroup(Calibrator):
+    """Mix the probabilities of a map of all rows with those of one of the row's group: q = (1 − λ) q_all + λ q_group.
+
+    λ = n/(n + m) for a group of n rows. m is chosen by cross-validated likelihood; where no m gains more than two
+    standard errors on the map of all rows, that alone is left. A wild map of a few rows can cost a row no more than
+    −ln(1 − λ). `groups`, a keyword of the fit and of the call, has one value a row; a group that the fit has not seen
+    gets the map of all rows. Not for groups that are not known when predictions are made.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> mixed = PerGroup(Temperature(1.0), [Temperature(2.0)], ["night"], [0.5])
+    >>> mixed(np.array([[4.0, 0.0], [4.0, 0.0]]), groups=["day", "night"]).round(2)
+    array([[-0.02, -4.02],
+           [-0.07, -2.68]])
+    """
+
+    sample_invariant = False  # the strength is chosen on folds
+
+    shares: Tensor
+
+    def __init__(self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: Any) -> None:
+        super().__init__()
+        self.base, self.calibrators, self.names = base, torch.nn.ModuleList(calibrators), list(names)
+        self.keep("shares", shares)
+        if not len(self.calibrators) == len(self.names) == len(self.shares):
+            got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
+            raise ValueError(f"calibrators, names and shares must be as many as groups, got {got}")
+        if not bool(((self.shares >= 0) & (self.shares <= 1)).all()):
+            raise ValueError(f"shares must lie in [0, 1], got {shares}")
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """As long as all maps do."""
+        return all(step.keeps_argmax for step in (self.base, *self.calibrators))
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """As long as all maps are."""
+        return all(step.shift_invariant for step in (self.base, *self.calibrators))
+
+    @property
+    def differentiable(self) -> bool:  # type: ignore[override]
+        """As long as all maps are."""
+        return all(step.differentiable for step in (self.base, *self.calibrators))
+
+    def map(self, logits: Tensor, *, groups: Any = None) -> Tensor:
+        """The mixture of the row's group, as log-probabilities; that of all rows for a group not seen."""
+        if groups is None:
+            raise InputError("groups", "be given, as to the fit", "none")
+        known = {name: k for k, name in enumerate(self.names)}
+        found = np.array([known.get(name, -1) for name in group_names(groups, len(logits))], dtype=np.int64)
+        out = torch.log_softmax(self.base(logits).double(), dim=1)
+        for k in np.unique(found[found >= 0]).tolist():
+            rows = torch.from_numpy(np.flatnonzero(found == k)).to(logits.device)
+            own = torch.log_softmax(self.calibrators[k](logits[rows]).double(), dim=1)
+            out = out.index_copy(0, rows, _mix(out[rows], own, self.shares[k]))
+        return out.to(logits.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """The maps and their shares."""
+        calibrators = list(self.calibrators)
+        return {"base": self.base, "calibrators": calibrators, "names": self.names, "shares": self.shares}
+
+
+def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
+    """Fit a method to all rows and to each group, and mix the two as far as held-out rows gain.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z, site = rng.normal(size=(4000, 3)) * 2, np.repeat(["A", "B"], 2000)
+    >>> y = (z * np.where(site == "A", 1, 0.4)[:, None] + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> fitted = per_group("temperature")(z, y, groups=site)
+    >>> fitted.names, [round(float(own.temperature), 1) for own in fitted.calibrators]
+    (['A', 'B'], [1.0, 2.5])
+    """
+    method = METHODS[fit] if isinstance(fit, str) else fit
+
+    def fitted(logits: Any, labels: Any, *, groups: Any, weights: Any = None) -> PerGroup:
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        rows = len(torch.as_tensor(labels))
+        names = group_names(groups, rows)
+        if len(z) < rows:
+            names = names[as_weights(weights, rows) > 0]
+        codes, known = encode_groups(names)
+        code = torch.from_numpy(codes).to(z.device)
+        losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
+        for train, test in k_fold(z, y, folds):
+            part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
+            at = test.cpu().numpy()
+            pooled[at], losses[:, at] = part.held_out(z[test], y[test], code[test], strengths)
+        each = np.ones(len(z)) if w is None else w.cpu().numpy()
+        best = int((losses @ each).argmin())
+        whole = _Fitted.of(method, z, y, w, code)
+        if not exceeds_error(pooled - losses[best], w, errors=_ERRORS) or not whole.own:
+            return PerGroup(whole.base, [], [], [])
+        shares = [whole.share(k, strengths[best]) for k in whole.own]
+        return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)
+
+    return fitted
+
+
+def _mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+    return torch.logaddexp(common + torch.log1p(-share), own + torch.log(share))
+
+
+def group_names(groups: Any, rows: int) -> np.ndarray:
+    """The group of each row in words, of several columns together."""
+    columns = [[str(value) for value in column] for column in as_groups(groups, rows).values()]
+    return np.array([" · ".join(values) for values in zip(*columns, strict=True)], dtype=object)
+
+
+class _Fitted:
+    """A map of all rows, and those of the groups that have enough."""
+
+    def __init__(self, base: Calibrator, own: dict[int, Calibrator], rows: dict[int, float]) -> None:
+        self.base, self.own, self.rows = base, own, rows
+
+    @classmethod
+    def of(cls, method: Fit, z: Tensor, y: Tensor, w: Tensor | None, code: Tensor) -> _Fitted:
+        base = method(z, y, **given(w))
+        own, rows = {}, {}
+        for k in torch.unique(code).tolist():
+            part = take_weighted(z, y, w, code == k)
+            rows[k] = float(len(part[0]) if part[2] is None else part[2].sum() ** 2 / part[2].square().sum())
+            if rows[k] < _FEW_ROWS:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # few rows may have no best map; their share is small then
+                try:
+                    own[k] = method(*part[:2], **given(part[2]))
+                except (FitError, ValueError):
+                    continue
+        return cls(base, own, rows)
+
+    def share(self, k: int, strength: float) -> float:
+        """λ of a group; none without a map of its own."""
+        return self.rows[k] / (self.rows[k] + strength) if k in self.own else 0.0
+
+    def held_out(self, z: Tensor, y: Tensor, code: Tensor, strengths: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+        """The loss of each row under the map of all rows, and with every strength, (strengths, n)."""
+        common = torch.log_softmax(upcast_half(self.base(z)).double(), dim=1)
+        pooled = -common.gather(1, y[:, None])[:, 0]
+        losses = pooled.repeat(len(strengths), 1)
+        for k, calibrator in self.own.items():
+            rows = (code == k).nonzero()[:, 0]
+            if not len(rows):
+                continue
+            own = torch.log_softmax(upcast_half(calibrator(z[rows])).double(), dim=1)
+            for i, strength in enumerate(strengths):
+                share = torch.tensor(self.share(k, strength), dtype=own.dtype, device=own.device)
+                losses[i, rows] = -_mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
+        return pooled.cpu().numpy(), losses.cpu().numpy()

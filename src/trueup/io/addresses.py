@@ -1,0 +1,82 @@
+"""Files at addresses such as `s3://bucket/net.npz` or `memory://net.csv`, which fsspec opens."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trueup.io.source import file_list, suffix_of
+
+_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
+"""Where a file that is sent appears at once, whole; elsewhere it is sent under another name, which is then changed."""
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is an address, not a path.
+
+    >>> is_address("s3://bucket/net.npz"), is_address("net.npz")
+    (True, False)
+    """
+    return "://" in os.fspath(path)
+
+
+def file_system(address: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """The file system of an address, and the path on it."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise ImportError(f"{address}: addresses need fsspec: pip install fsspec") from None
+    try:
+        system, path = url_to_fs(address, **(storage_options or {}))
+    except ValueError as error:
+        raise ValueError(f"{address}: {error}") from None
+    return system, path
+
+
+@contextmanager
+def local_file(path: str, storage_options: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """The file itself, or a copy that lasts as long as it is read."""
+    if not is_address(path):
+        yield Path(path)
+        return
+    system, remote = file_system(path, storage_options)
+    name = PurePosixPath(remote).name
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, name)
+        if not system.isfile(remote):
+            raise FileNotFoundError(f"{path}: no such file")
+        system.get_file(remote, str(target))
+        beside = remote.removesuffix(".npy") + ".labels.npy"
+        if name.endswith(".npy") and system.exists(beside):
+            system.get_file(beside, str(target.with_suffix(".labels.npy")))
+        yield target
+
+
+@contextmanager
+def remote_files(
+    path: str, storage_options: Mapping[str, Any] | None = None, *, labels: bool = True
+) -> Iterator[list[Path]]:
+    """Local drafts of the files at an address, which are sent there when the block ends well."""
+    system, remote = file_system(path, storage_options)
+    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    with tempfile.TemporaryDirectory() as folder:
+        drafts = list(file_list(Path(folder, f"draft{suffix_of(remote)}")))[: 2 if labels else 1]
+        targets = [str(target) for target in file_list(Path(PurePosixPath(remote)))][: len(drafts)]
+        yield drafts
+        for draft, target in zip(drafts, targets, strict=True):
+            if protocols & _WHOLE:
+                system.put_file(str(draft), target)
+                continue
+            place = PurePosixPath(target)
+            hidden = str(place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp"))
+            try:
+                system.put_file(str(draft), hidden)
+                system.mv(hidden, target)
+            finally:
+                if system.exists(hidden):
+                    system.rm_file(hidden)

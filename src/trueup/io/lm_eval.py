@@ -1,0 +1,91 @@
+"""Samples that lm-evaluation-harness logs (`samples_*.jsonl`): the log-likelihoods of a question's options as logits.
+
+A record has `target`, the number or the text of the right option; `filtered_resps` (or `resps`), for each option its
+log-likelihood and whether greedy decoding gives it, as numbers or as texts of them; and `arguments`, the prompt and the
+option's text. softmax over the options' log-likelihoods is the probability that the model gives to each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trueup.core.errors import InputError
+
+SAME_NUMBER = "questions with different numbers of options cannot be read together"
+
+
+def is_sample(record: Mapping[str, Any]) -> bool:
+    """Whether a record looks like a logged sample.
+
+    >>> is_sample({"target": "1", "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]}), is_sample({"target": 1})
+    (True, False)
+    """
+    return "target" in record and ("filtered_resps" in record or "resps" in record) and "logits" not in record
+
+
+def with_logits(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with `logits`, a number an option, and `label`, the right one.
+
+    >>> sample = with_logits({"target": "1", "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]})
+    >>> sample["logits"], sample["label"]
+    ([-1.5, -0.5], 1)
+    """
+    scores = _scores(record)
+    if "acc_mutual_info" in record and len(scores) % 2 == 0:
+        scores = scores[: len(scores) // 2]  # the second half is without the question
+    return {"logits": scores, "label": _right_option(record, len(scores)), **record}
+
+
+def _scores(record: Mapping[str, Any]) -> list[float]:
+    responses = record.get("filtered_resps") or record.get("resps")
+    if not isinstance(responses, list):
+        raise _refuse(responses)
+    scores = []
+    for response in responses:
+        while isinstance(response, list) and len(response) == 1:  # `resps` has a list of repeats around each
+            response = response[0]
+        if not isinstance(response, list) or len(response) != 2:
+            raise _refuse(response)
+        try:
+            scores.append(float(response[0]))
+        except (TypeError, ValueError):
+            raise _refuse(response) from None
+    if len(scores) < 2:
+        raise InputError("filtered_resps", "have at least 2 options", str(len(scores)))
+    return scores
+
+
+def _refuse(response: Any) -> InputError:
+    return InputError(
+        "filtered_resps",
+        "be a log-likelihood and a flag for each option",
+        repr(response)[:60],
+        "only tasks of multiple choice have them, not generated text",
+    )
+
+
+def _right_option(record: Mapping[str, Any], options: int) -> int:
+    target = record["target"]
+    text = str(target)
+    if text.strip().isdecimal() and not isinstance(target, bool):
+        if int(text) < options:
+            return int(text)
+    else:
+        texts = _option_texts(record.get("arguments"))[:options]
+        matching = [i for i, option in enumerate(texts) if option.strip() == text.strip()]
+        if len(matching) == 1:
+            return matching[0]
+    raise InputError("target", f"be one of the {options} options", repr(target)[:60])
+
+
+def _option_texts(arguments: Any) -> list[str]:
+    """The options, from lists (prompt, option) or objects {"gen_args_0": {"arg_0": prompt, "arg_1": option}}."""
+    entries = list(arguments.values()) if isinstance(arguments, dict) else arguments
+    texts = []
+    for entry in entries if isinstance(entries, list) else ():
+        parts = list(entry.values()) if isinstance(entry, dict) else entry
+        if not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], str):
+            return []
+        texts.append(parts[1])
+    return texts

@@ -1,0 +1,208 @@
+"""Parquet: columns of numbers or of lists, read some rows at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.core.errors import Hint, InputError
+from trueup.io.source import MISSING, Chunk, LabelParser, Source, as_list, matrix, object_array
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """The library and its Parquet part, if it is there."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ImportError(".parquet files need pyarrow: pip install 'trueup[parquet]'") from None
+    return pa, pq
+
+
+@contextmanager
+def read_parquet(path: Path) -> Iterator[Source]:
+    """Columns of numbers, or of lists that all have the same length."""
+    pa, pq = pyarrow()
+    with open(path, "rb") as start:
+        # Arrow looks at the end alone, and of some that lost their beginning it never ends.
+        if start.read(4) != b"PAR1":
+            raise ValueError("the file lost its beginning, or it is no .parquet file")
+    # A list of the footer takes its memory before any of its entries is seen, and each of them has a byte at least.
+    size = path.stat().st_size
+    limits = {"thrift_container_size_limit": min(size, 10**6), "thrift_string_size_limit": size}
+    # Without pre-buffering a column is read page by page, not a row group at a time.
+    options = {"pre_buffer": False, "buffer_size": 1 << 16, "page_checksum_verification": True}
+    with pq.ParquetFile(path, **options, **limits) as file:
+        schema, n = file.schema_arrow, file.metadata.num_rows
+        if n < 0:
+            raise ValueError(f"the file cannot have {n} rows")
+
+        def batches(
+            names: Sequence[str], rows: int, plain: Collection[str] = (), labels: str | None = None
+        ) -> Iterator[Any]:
+            for name in names:
+                if name not in plain:
+                    _require_numbers(schema.field(name).type, name, Hint.CLASSES if name == labels else None)
+            empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
+            yield from file.iter_batches(min(rows, n), columns=list(names)) if n else [empty]
+
+        def read(
+            logits: Sequence[str],
+            labels: str | None,
+            rows: int,
+            *,
+            others: Sequence[str] = (),
+            parse: LabelParser | None = None,
+            gaps: bool = False,
+        ) -> Iterator[Chunk]:
+            seen = 0
+            names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
+            # A text is read only where it may be one: in a column beside, or as the name of a class.
+            plain = {*others, *([labels] if labels and parse and (parse.names or parse.binary) else [])} - {*logits}
+            for batch in batches(names, rows, plain, labels):
+                seen += len(batch)
+                parts = [
+                    _with_gaps(batch.column(name)) if gaps else _from_arrow(batch.column(name), name) for name in logits
+                ]
+                y = _labels(batch.column(labels), labels, parse) if labels else None
+                yield Chunk(matrix(parts), y, {name: batch.column(name) for name in others})
+            if seen != n:  # a damaged directory of pages makes arrow end early
+                raise ValueError(f"{n} rows were promised, {seen} came")
+
+        def width(logits: Sequence[str]) -> int:
+            return sum(math.prod(_from_arrow(column, "").shape[1:]) for column in next(batches(logits, 1)).columns)
+
+        described = {field.name: f"({n} rows) {field.type}" for field in schema}
+        yield Source(described, read, width, _class_names(schema.metadata))
+
+
+def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """The names that Hugging Face `datasets` stores for its columns of classes."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            name: tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _with_gaps(column: Any) -> np.ndarray:
+    """Numbers, NaN where one is missing."""
+    pa, _ = pyarrow()
+    return np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
+    """Labels, `MISSING` where there is none."""
+    pa, _ = pyarrow()
+    parse = parse or LabelParser(column=name)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if whole and (not parse.takes_numbers or parse.binary):
+        return parse.array(object_array(column.to_pylist()))
+    if whole and column.null_count:
+        filled = column.cast(pa.int64()).fill_null(MISSING)
+        return np.array(filled.to_numpy(zero_copy_only=False))
+    if pa.types.is_floating(kind):  # a data frame writes whole numbers with a gap so
+        values = _with_gaps(column)
+        missing = np.isnan(values)
+        if parse.binary or not parse.takes_numbers or (missing.any() and (values[~missing] % 1).any()):
+            return parse.array(values)
+        return np.where(missing, MISSING, values).astype(np.int64) if missing.any() else values
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
+        return parse.array(object_array(column.to_pylist()))
+    return _from_arrow(column, name)
+
+
+def _require_numbers(kind: Any, name: str, hint: Hint | None = None) -> None:
+    """Before it is read: a kilobyte can stand for a text of any length in each row."""
+    pa, _ = pyarrow()
+    inner = kind
+    while True:
+        if isinstance(inner, pa.BaseExtensionType):
+            inner = inner.storage_type
+        elif hasattr(inner, "value_type"):  # of lists and dictionaries
+            inner = inner.value_type
+        else:
+            break
+    types = pa.types
+    if not any(check(inner) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)):
+        raise InputError(name, "be an array of real numbers", str(kind), hint)
+
+
+def _from_arrow(column: Any, name: str) -> np.ndarray:
+    """One arrow column as numbers (n,), or lists of one length as (n, length)."""
+    pa, _ = pyarrow()
+    shape, missing, kind = [len(column)], column.null_count, column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
+        low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2
+        if low != high:
+            raise InputError(name, "have the same length in each row", f"{low}..{high}")
+        shape.append(low)
+        column = column.flatten()
+        missing += column.null_count
+    if missing:
+        raise InputError(name, "have no missing values", str(missing))
+    # A copy, because what arrow lends is read-only.
+    return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def write_parquet(chunks: Iterator[Chunk], path: Path) -> None:
+    """A column of lists, `label`, and the others, whose types stay as they are."""
+    _, pq = pyarrow()
+    first = next(chunks)
+    if any(isinstance(column, np.ndarray) for column in first.others.values()):
+        # Only from all rows can it be known what the values of a column have in common.
+        parts = [first, *chunks]
+        first, rest = _gather(parts), iter(())
+    else:
+        rest = chunks
+    table = _table(first)
+    width = first.logits.shape[1] if first.logits.ndim == 2 else 1
+    group = max(1, (1 << 20) // max(1, width))  # groups of a million numbers stream in little memory
+    with pq.ParquetWriter(path, table.schema, write_page_checksum=True, use_dictionary=["label"]) as file:
+        for part in chain([table], map(_table, rest)):
+            file.write_table(part.cast(table.schema), row_group_size=group)
+
+
+def _gather(parts: Sequence[Chunk]) -> Chunk:
+    first = parts[0]
+    others = {name: _arrow([value for part in parts for value in as_list(part.others[name])]) for name in first.others}
+    labels = None if first.labels is None else np.concatenate([part.labels for part in parts])  # type: ignore[misc]
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
+
+
+def _arrow(values: list[Any]) -> Any:
+    """A column of values; what has no common type becomes text."""
+    pa, _ = pyarrow()
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if value is None else json.dumps(value, default=str) for value in values])
+
+
+def _table(chunk: Chunk) -> Any:
+    pa, _ = pyarrow()
+    z, y = chunk.logits, chunk.labels
+    columns = {}
+    if z.ndim == 2:
+        # Numbers that are said never to be missing, and are not put into a dictionary, are read in half the time.
+        number = pa.field("element", pa.from_numpy_dtype(z.dtype), nullable=False)
+        flat = pa.array(np.ascontiguousarray(z).reshape(-1))
+        columns["logits"] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))
+    if y is not None:
+        columns["label"] = pa.array(y)
+    schema = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    schema += [pa.field(name, column.type) for name, column in chunk.others.items()]
+    return pa.table([*columns.values(), *chunk.others.values()], schema=pa.schema(schema))

@@ -1,0 +1,160 @@
+"""A file written again with other logits, and everything else that was in it: what `trueup apply` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from trueup.core.errors import InputError
+from trueup.io.atomic import errors_name_file
+from trueup.io.columns import label_names
+from trueup.io.formats import ARRAYS, FORMATS
+from trueup.io.predictions import PredictionFile, draft_files
+from trueup.io.source import MISSING, Chunk, LabelParser, as_list, object_array, suffix_of
+
+ROWS = 16384
+"""Rows of a table at a time."""
+
+
+def rewrite(
+    file: PredictionFile,
+    target: str | os.PathLike[str],
+    function: Callable[[np.ndarray], np.ndarray],
+    *,
+    split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """Write a file's rows with `function` of their logits and all their other columns; how many rows and classes.
+
+    Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, and of
+    a stated confidence the column stays, with the new one beside it as `<name>_calibrated`. A format of arrays holds
+    what it can of the columns, and a warning names the rest. The file is either complete or not there.
+    """
+    _, write = FORMATS[suffix_of(target)]
+    arrays = suffix_of(target) in ARRAYS
+    counts = _Counts()
+    label = _label_column(file, split)
+    with errors_name_file(file.name):
+        chunks = _chunks(file, function, split, label, arrays, counts)
+        first = next(chunks)
+        with draft_files(target, storage_options, labels=first.labels is not None) as drafts:
+            write(_chain(first, chunks), *drafts)
+    return counts.rows, counts.classes
+
+
+class _Counts:
+    rows, classes = 0, 0
+
+
+def _chain(first: Chunk, rest: Iterator[Chunk]) -> Iterator[Chunk]:
+    yield first
+    yield from rest
+
+
+def _label_column(file: PredictionFile, split: str | None) -> str | None:
+    if file.fields.confidence is not None:
+        return None
+    names = label_names(file.fields.labels, split)
+    return next((name for name in names if name in file.source.columns), None)
+
+
+def _chunks(
+    file: PredictionFile,
+    function: Callable[[np.ndarray], np.ndarray],
+    split: str | None,
+    label: str | None,
+    arrays: bool,
+    counts: _Counts,
+) -> Iterator[Chunk]:
+    fields = file.fields
+    plan = file.plan(split, labelled=False, others=())
+    others = _other_columns(file, plan.logits, split)
+    rows = sys.maxsize if suffix_of(file.path) in ARRAYS else ROWS
+    floor = file.find_floor(plan, rows) if fields.probs or fields.confidence else None
+    parse = LabelParser(file.class_names or (), column=label or "labels")
+    for chunk in file.source.read(plan.logits, None, rows, **{**plan.options, "others": others}):
+        columns = {_without_split(name, split): column for name, column in chunk.others.items()}
+        if fields.confidence is not None:
+            after, columns = _calibrated_confidence(file, chunk, columns, function, floor)
+        else:
+            after = np.asarray(function(file.to_logits(chunk.logits, floor)))
+        labels = None
+        if label is not None:
+            name = _without_split(label, split)
+            if arrays:
+                labels = _label_array(columns.pop(name), parse)
+            elif name in ("label", "labels"):
+                columns = {"label" if key == name else key: column for key, column in columns.items()}
+        counts.rows += len(chunk.logits)
+        counts.classes = after.shape[1]
+        yield Chunk(after if fields.confidence is None or arrays else np.empty(len(after)), labels, columns)
+
+
+def _calibrated_confidence(
+    file: PredictionFile,
+    chunk: Chunk,
+    columns: Mapping[str, Any],
+    function: Callable[[np.ndarray], np.ndarray],
+    floor: float | None,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    name = file.fields.confidence
+    assert name is not None
+    stated = np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
+    there = ~np.isnan(stated)
+    after = np.zeros((len(stated), 2))
+    after[there] = function(file.to_logits(stated[there], floor))
+    new = 1 / (1 + np.exp(after[:, 0] - after[:, 1]))
+    values = [float(p) if ok else None for p, ok in zip(new, there, strict=True)]
+    placed: dict[str, Any] = {}
+    for key, column in columns.items():
+        placed[key] = column
+        if key == name:
+            placed[f"{name}_calibrated"] = object_array(values)
+    return after, placed
+
+
+def _other_columns(file: PredictionFile, logits: Sequence[str], split: str | None) -> list[str]:
+    source = file.source
+    kept = [
+        name for name in source.columns if name not in source.hidden and (file.fields.confidence or name not in logits)
+    ]
+    if source.rows:  # arrays of another length are something else
+        kept = [name for name in kept if source.rows.get(name) == source.rows[logits[0]]]
+    nested = {name for name in kept if "." in name and name.partition(".")[0] in source.columns}
+    kept = [name for name in kept if name not in nested]
+    if split is not None:
+        kept = [name for name in kept if name.startswith(f"{split}_") or not name.startswith(("val_", "test_"))]
+    return kept
+
+
+def _without_split(name: str, split: str | None) -> str:
+    return name.removeprefix(f"{split}_") if split else name
+
+
+def _label_array(column: Any, parse: LabelParser) -> np.ndarray:
+    labels = parse.array(column if isinstance(column, np.ndarray) else object_array(as_list(column)))
+    if labels.dtype == np.int64 and (labels == MISSING).any():
+        raise InputError(
+            parse.column, "be there in each row of an array", "rows without", "write .csv, .jsonl or .parquet"
+        )
+    return labels
+
+
+def rewritten_name(path: str, root: str, target: str) -> str:
+    """Where a shard goes: the same name below the target folder, partitions included.
+
+    >>> rewritten_name("in/region=eu/0.csv", "in", "out")
+    'out/region=eu/0.csv'
+    """
+    plain, base = path.replace("\\", "/"), root.replace("\\", "/").rstrip("/")
+    inner = plain.removeprefix(f"{base}/") if plain.startswith(f"{base}/") else None
+    if inner is None:
+        parts = PurePath(plain).parts
+        folders = [part for part in parts[:-1] if "=" in part]
+        inner = "/".join([*folders, parts[-1]])
+    return f"{target.rstrip('/')}/{inner}"

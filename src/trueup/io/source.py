@@ -1,0 +1,254 @@
+"""What every reader gives and every writer takes, whatever the format: chunks of rows, and how labels are written."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from trueup.core.errors import Hint, InputError
+
+MISSING = -(2**63)
+"""The label of a row that has none."""
+
+_GAPS = frozenset({"", "nan", "na", "null", "none"})
+"""How tables write that there is nothing, in lower case."""
+
+
+def is_gap(text: str) -> bool:
+    """Whether a cell says that there is nothing.
+
+    >>> is_gap(" "), is_gap("NaN"), is_gap("0")
+    (True, True, False)
+    """
+    return text.strip().lower() in _GAPS
+
+
+@dataclass(frozen=True)
+class LabelParser:
+    """Turns what a file has as labels into class numbers: whole numbers, or names of classes.
+
+    A name is looked up first. If some names are numbers themselves, all labels must be names, since nobody could tell
+    what a number means. With `binary`, labels are right or wrong: 1 or 0, true or false.
+
+    >>> parse = LabelParser(("cat", "dog"))
+    >>> parse("dog"), parse("1"), parse(0.0), parse("") == MISSING
+    (1, 1, 0, True)
+    >>> LabelParser(("3", "5"))(5)
+    1
+    """
+
+    names: tuple[str, ...] = ()
+    binary: bool = False
+    column: str = "labels"
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        if self.binary:
+            return {"true": 1, "false": 0, "True": 1, "False": 0, "TRUE": 1, "FALSE": 0}
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def takes_numbers(self) -> bool:
+        """Whether a number may be the class's own number."""
+        return not any(_is_integer(name) for name in self.names)
+
+    def __call__(self, value: Any) -> int:
+        """The number of one label."""
+        if value is None:
+            return MISSING
+        if isinstance(value, bool | np.bool_) and (self.binary or not self.names):
+            return int(value)
+        text = str(value).strip()
+        if text in self._numbers:
+            return self._numbers[text]
+        if is_gap(text):
+            return MISSING
+        try:
+            number = float(text) if not _is_integer(text) else int(text)
+            if not float(number).is_integer():
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise self._refuse(value, text) from None
+        if not self.takes_numbers:
+            if str(int(number)) not in self._numbers:
+                raise self._refuse(value, text)
+            return self._numbers[str(int(number))]
+        if self.binary and number not in (0, 1):
+            raise self._refuse(value, text)
+        if not -(2**63) < number < 2**63:
+            raise self._refuse(value, text)
+        return int(number)
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """The labels of an array; whole numbers that need no translation stay as they are."""
+        if values.ndim != 1 or values.dtype.kind not in "USObiuf":
+            return values  # the check of the pair says what is wrong
+        if values.dtype.kind in "biuf" and self.takes_numbers and not self.binary:
+            return values
+        return np.array([self(value) for value in values.tolist()], dtype=np.int64)
+
+    def _refuse(self, value: Any, text: str) -> InputError:
+        shown = repr(text) if isinstance(value, str) else text
+        if self.binary:
+            return InputError(self.column, "be 0 or 1, wrong or right", shown)
+        if self.names:
+            near = get_close_matches(text, self.names, n=1)
+            few = ", ".join(self.names[:8]) + (" …" if len(self.names) > 8 else "")
+            return InputError(
+                self.column, f"be classes ({few})", shown, f"did you mean {near[0]}?" if near else Hint.CLASSES
+            )
+        return InputError(self.column, "be whole numbers", shown, Hint.CLASSES)
+
+
+def _is_integer(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file.
+
+    `logits` are (n, classes), or (n,) where one column of numbers was asked for. A label may be `MISSING`. `others` are
+    columns as the format gives them: NumPy arrays, or arrays of Arrow.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray | None
+    others: Mapping[str, Any]
+
+
+class Source(NamedTuple):
+    """An open file: its columns, each described in words; `read(logits, labels, rows, …)`, which yields chunks; and
+    `width(logits)`, how many numbers a row has.
+
+    `logits` names one column (n, classes) or one column a class; `labels` may be None. `read` takes besides `others`,
+    names of columns that come as they are; `parse`, a `LabelParser`; and `gaps`, whether an empty cell among the
+    numbers is NaN instead of an error. At least one chunk comes, though it may have no rows.
+    """
+
+    columns: dict[str, str]
+    read: Callable[..., Iterator[Chunk]]
+    width: Callable[[Sequence[str]], int]
+    class_names: Mapping[str, tuple[str, ...]] = {}
+    """The names of the classes by the column of labels, where the file itself tells them."""
+    hidden: frozenset[str] = frozenset()
+    """Columns that are read out of others, and are not in the file itself."""
+    rows: Mapping[str, int] = {}
+    """How many rows a column has, in formats where they may differ."""
+
+
+Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
+Writer: TypeAlias = Callable[..., None]
+"""Takes an iterator of chunks and the paths of the files."""
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """The suffix that tells the format, in lower case, with what it is packed by.
+
+    >>> suffix_of("a/net.JSONL.gz"), suffix_of("net.npz")
+    ('.jsonl.gz', '.npz')
+    """
+    suffixes = PurePath(path).suffixes
+    last = suffixes[-1].lower() if suffixes else ""
+    return suffixes[-2].lower() + last if last == ".gz" and len(suffixes) > 1 else last
+
+
+def file_list(path: Path) -> tuple[Path, ...]:
+    """The files that hold the pair: `x.npy` has its labels beside it in `x.labels.npy`, other formats are one file."""
+    return (path, path.with_suffix(f".labels{path.suffix}")) if path.suffix.lower() == ".npy" else (path,)
+
+
+def matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The only part as it is, or one column a part.
+
+    >>> matrix([np.array([1, 2]), np.array([3, 4])])
+    array([[1, 3],
+           [2, 4]])
+    """
+    return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+
+
+def drop_missing(chunk: Chunk, *, gaps: bool = False) -> tuple[Chunk, int]:
+    """The rows that have a label and, if there may be gaps, a number; and how many have not.
+
+    >>> chunk, dropped = drop_missing(Chunk(np.array([0.5, np.nan, 0.1]), np.array([1, 0, MISSING]), {}), gaps=True)
+    >>> chunk.logits, chunk.labels, dropped
+    (array([0.5]), array([1]), 2)
+    """
+    kept = np.ones(len(chunk.logits), bool)
+    if chunk.labels is not None and chunk.labels.dtype == np.int64 and chunk.labels.shape == kept.shape:
+        kept &= chunk.labels != MISSING
+    if gaps and chunk.logits.dtype.kind == "f":
+        kept &= ~np.isnan(chunk.logits.reshape(len(kept), -1)).any(axis=1)
+    if kept.all():
+        return chunk, 0
+    labels = None if chunk.labels is None else chunk.labels[kept]
+    others = {name: take(column, kept) for name, column in chunk.others.items()}
+    return Chunk(chunk.logits[kept], labels, others), int((~kept).sum())
+
+
+def take(column: Any, kept: np.ndarray) -> Any:
+    """Some rows of a column."""
+    return column[kept] if isinstance(column, np.ndarray) else column.filter(_arrow_mask(kept))
+
+
+def _arrow_mask(kept: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return pa.array(kept)
+
+
+def as_list(column: Any) -> list[Any]:
+    """The values of a column as Python has them."""
+    return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+
+
+def object_array(values: Sequence[Any]) -> np.ndarray:
+    """Any values, one an entry, lists too."""
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def simplify(values: Sequence[Any]) -> np.ndarray:
+    """An array of whole numbers, numbers or texts where all values are such, else of objects.
+
+    >>> simplify([1, 2]).dtype.kind, simplify(["a", "b"]).dtype.kind, simplify([1, None]).dtype.kind
+    ('i', 'U', 'O')
+    """
+    kinds = {type(value) for value in values}
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
+        return np.array(values, np.int64)
+    if kinds in ({float}, {bool}, {str}) and kinds:
+        return np.array(values)
+    return object_array(values)
+
+
+def numbers_of(column: Any, name: str) -> np.ndarray:
+    """A column as float64, NaN where there is nothing."""
+    values = np.asarray(column) if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else as_list(column)
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64)
+    out = np.empty(len(values))
+    for row, value in enumerate(values):
+        if value is None or (isinstance(value, str) and is_gap(value)):
+            out[row] = math.nan
+            continue
+        try:
+            out[row] = float(value)
+        except (TypeError, ValueError):
+            raise InputError(name, "be numbers", repr(value), where=f"row {row}") from None
+    return out

@@ -1,0 +1,616 @@
+"""An event's probability held against what happened, as risk scores and forecasts are validated.
+
+Of two classes the event is class 1; of more, or with `fold`, it is that the prediction is right. A class of several
+becomes an event by `trueup.as_event`. Everything is computed from the distinct scores and the rows that have them
+(`Points`): exactly from rows, and from a tally's fine grid to within the width of its cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+from scipy.special import erfc, expit, logit
+from scipy.stats import chi2
+
+from trueup.core.arrays import as_tensors, as_weights
+from trueup.core.bins import equal_mass_chunks, tie_ends
+from trueup.core.errors import InputError
+from trueup.core.native import as_float64
+from trueup.core.row_scores import event_log_odds, is_event, scores_and_outcomes
+from trueup.core.tally import Grid
+
+_EXTREME = 36.0
+"""Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
+
+
+class Points:
+    """Distinct scores in ascending order, with the rows that have them."""
+
+    def __init__(self, score: np.ndarray, odds: np.ndarray, rows: np.ndarray, squared: np.ndarray) -> None:
+        self.score, self.odds = score, odds
+        self.rows, self.squared = rows, squared
+        """(2, points): how many rows (or their weight), and Σw²; where it did not happen, and where it did."""
+
+    @classmethod
+    def of(cls, logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Points:
+        """The points of a pair."""
+        z, y = as_tensors(logits, labels)
+        score, outcome = scores_and_outcomes(z, y, fold=fold)
+        odds = as_float64(event_log_odds(z)) if is_event(z, fold) else None
+        return cls.from_rows(score, outcome, odds, as_weights(weights, len(z)))
+
+    @classmethod
+    def from_rows(
+        cls, score: np.ndarray, outcome: np.ndarray, odds: np.ndarray | None, weights: np.ndarray | None
+    ) -> Points:
+        """The points of trusted arrays; log-odds that are known better than the scores may be given."""
+        x, w = log_odds(score) if odds is None else odds, np.ones(len(score)) if weights is None else weights
+        if weights is not None:
+            some = w > 0  # a row without weight is not there
+            score, outcome, x, w = score[some], outcome[some], x[some], w[some]
+        order = np.argsort(x, kind="stable")
+        point = np.cumsum(np.concatenate([[0], tie_ends(score[order])[:-1]])) if len(order) else order
+        of_row = np.empty(len(order), np.int64)
+        of_row[order] = point
+        return cls.from_cells(of_row, score, x, outcome, w)
+
+    @classmethod
+    def from_cells(
+        cls, index: np.ndarray, score: np.ndarray, odds: np.ndarray, outcome: np.ndarray, weights: np.ndarray
+    ) -> Points:
+        """Gather rows whose place is known, each place at its mean score."""
+        size = int(index.max()) + 1 if len(index) else 0
+        place = index + size * outcome.astype(np.int64)
+        rows, squared = (np.bincount(place, w, minlength=2 * size).reshape(2, -1) for w in (weights, weights**2))
+        count = rows.sum(axis=0)
+        mean_score, mean_odds = (np.bincount(index, weights * x, minlength=size) / count for x in (score, odds))
+        return cls(mean_score, mean_odds, rows, squared)
+
+    @classmethod
+    def of_grid(cls, grid: Grid) -> Points:
+        """The points of a tally, each cell at its mean score: off by no more than the width of a cell."""
+        some = grid.rows > 0
+        score = np.clip(grid.confidence.sum(axis=0)[some] / grid.rows[some], 0.0, 1.0)
+        return cls(score, log_odds(score), grid.count[:, some], grid.squared_weights[:, some])
+
+    def merge(self, size: int) -> Points:
+        """At most so many points, of about equal weight."""
+        if len(self.score) <= size:
+            return self
+        chunk = equal_mass_chunks(np.cumsum(self.count) - self.count, self.total, size)
+        first = np.flatnonzero(np.diff(chunk, prepend=-1))
+        rows, squared = (np.add.reduceat(x, first, axis=1) for x in (self.rows, self.squared))
+        score, odds = (np.add.reduceat(self.count * x, first) / rows.sum(axis=0) for x in (self.score, self.odds))
+        return Points(score, odds, rows, squared)
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """How many rows, or their weight."""
+        count: np.ndarray = self.rows.sum(axis=0)
+        return count
+
+    @property
+    def hits(self) -> np.ndarray:
+        """Those where it happened."""
+        hits: np.ndarray = self.rows[1]
+        return hits
+
+    @cached_property
+    def total(self) -> float:
+        """How many rows in all, or their weight."""
+        return float(self.count.sum())
+
+    @property
+    def has_both(self) -> bool:
+        """Whether it sometimes happens and sometimes not."""
+        return 0 < self.hits.sum() < self.total
+
+    @cached_property
+    def effective_rows(self) -> float:
+        """(Σw)²/Σw²: how many rows of equal weight tell as much."""
+        squared = float(self.squared.sum())
+        return self.total**2 / squared if squared else 0.0
+
+    @cached_property
+    def recalibrated(self) -> np.ndarray:
+        """The isotonic regression of what happened on the score, by pooling adjacent violators."""
+        if not len(self.score):
+            return np.zeros(0)
+        fitted: np.ndarray = isotonic_regression(self.hits / self.count, weights=self.count).x
+        return fitted
+
+    def mean(self, values: np.ndarray) -> float:
+        """The mean over the rows of a number for each point; NaN of nothing."""
+        return float(self.count @ values / self.total) if self.total else math.nan
+
+    def brier(self, probability: np.ndarray | float) -> float:
+        """Σ(p − y)²/n of other probabilities at these points."""
+        p = np.broadcast_to(probability, self.score.shape)
+        return float(self.rows[0] @ p**2 + self.rows[1] @ (1 - p) ** 2) / self.total if self.total else math.nan
+
+
+def log_odds(score: np.ndarray) -> np.ndarray:
+    """ln p/(1 − p), kept within ±36, where a probability rounds to 0 or 1."""
+    with np.errstate(divide="ignore"):
+        odds: np.ndarray = np.clip(logit(score), -_EXTREME, _EXTREME)
+    return odds
+
+
+def predicted(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The mean predicted probability.
+
+    >>> round(predicted(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
+    0.2
+    """
+    points = Points.of(logits, labels, fold=fold, weights=weights)
+    return points.mean(points.score)
+
+
+def observed(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """How often it happens.
+
+    >>> observed(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1])
+    0.5
+    """
+    return _observed(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def observed_expected(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The ratio O:E of how often it happens and how often it is predicted, Σy/Σp; below 1 it is predicted too often.
+
+    >>> round(observed_expected(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
+    2.5
+    """
+    return _observed_expected(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def event_brier(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The Brier score of the event, Σ(p − y)²/n, between 0 and 1: half of the sum over two classes.
+
+    >>> round(event_brier(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
+    0.25
+
+    Brier (1950).
+    """
+    return _event_brier(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+class Corp(NamedTuple):
+    """The parts of a Brier score: score = miscalibration − discrimination + uncertainty."""
+
+    score: float
+    miscalibration: float
+    """S(p) − S(p̂): what the best rising map of the predictions would gain; MCB ≥ 0."""
+    discrimination: float
+    """S(ȳ) − S(p̂): what the predictions so mapped gain over the mean; DSC ≥ 0."""
+    uncertainty: float
+    """S(ȳ) = ȳ(1 − ȳ)."""
+
+
+def corp(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Corp:
+    """Split the event's Brier score by isotonic regression: no bins to choose, and the parts are never negative.
+
+    p̂ is the isotonic regression of what happened on what was predicted, by pooling adjacent violators.
+
+    >>> parts = corp(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1])
+    >>> print(*(f"{part:.4f}" for part in parts))
+    0.2200 0.2200 0.2222 0.2222
+
+    Dimitriadis, Gneiting & Jordan (2021), Stable reliability diagrams for probabilistic classifiers.
+    """
+    return corp_of(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def corp_of(points: Points) -> Corp:
+    """The split of `corp` from points."""
+    rate = _observed(points)
+    best, unknown = points.brier(points.recalibrated), points.brier(rate)
+    score = points.brier(points.score)
+    return Corp(score, score - best, unknown - best, unknown)
+
+
+def miscalibration(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The part of the event's Brier score that the best rising map of the predictions would gain (MCB); see `corp`.
+
+    >>> round(miscalibration(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.22
+
+    Dimitriadis, Gneiting & Jordan (2021).
+    """
+    return _miscalibration(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def discrimination(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """What the predictions, recalibrated, gain over the mean in the event's Brier score (DSC); see `corp`.
+
+    >>> round(discrimination(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.2222
+
+    Dimitriadis, Gneiting & Jordan (2021).
+    """
+    return _discrimination(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def uncertainty(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The event's own variance ȳ(1 − ȳ), the Brier score of always predicting its mean (UNC); see `corp`.
+
+    >>> round(uncertainty(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.2222
+
+    Dimitriadis, Gneiting & Jordan (2021).
+    """
+    return _uncertainty(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def event_auroc(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The chance that the score is higher where it happens than where it does not; NaN unless there are both.
+
+    (`auroc` is about telling right from wrong predictions.)
+
+    >>> event_auroc(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 0])
+    0.5
+
+    Mann and Whitney (1947); Hanley and McNeil (1982).
+    """
+    return _event_auroc(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def calibration_slope(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The slope of the logistic regression of what happened on the log-odds of what was predicted: 1 if calibrated.
+
+    Below 1 the predictions are too extreme, above 1 not extreme enough. NaN where the regression has no maximum.
+
+    >>> z = np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.2, 0.8]])
+    >>> round(calibration_slope(z, [0, 1, 0, 1]), 4)
+    0.7235
+
+    Cox (1958), Two further applications of a model for binary regression; Steyerberg (2009).
+    """
+    return _slope(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def calibration_intercept(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The intercept of the logistic regression of `calibration_slope`: 0 if calibrated.
+
+    >>> z = np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.2, 0.8]])
+    >>> round(calibration_intercept(z, [0, 1, 0, 1]), 4)
+    0.2153
+
+    Cox (1958); Steyerberg (2009), Clinical prediction models.
+    """
+    return _intercept(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def calibration_in_the_large(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The shift of all log-odds after which it happens as often as predicted: below 0 it is predicted too often.
+
+    The intercept a of the logistic regression with slope 1, Σ σ(logit p + a) = Σ y; NaN where it never or always
+    happens.
+
+    >>> z = np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.2, 0.8]])
+    >>> round(calibration_in_the_large(z, [0, 1, 0, 1]), 4)
+    0.2856
+
+    Cox (1958); Steyerberg (2009), Clinical prediction models.
+    """
+    return _in_the_large(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def ici(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The integrated calibration index: the mean |p − p̂|, p̂ the isotonic regression of what happened on p.
+
+    Isotonic regression follows noise, so that few rows make it too large; its interval in `evaluate` allows for that.
+
+    >>> round(ici(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.4
+
+    Austin & Steyerberg (2019), who smooth by loess.
+    """
+    return _ici(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def e50(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The median of |p − p̂|, whose mean is `ici`.
+
+    >>> round(e50(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.4
+
+    Austin & Steyerberg (2019).
+    """
+    return _e50(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def e90(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """The 90th percentile of |p − p̂|, whose mean is `ici`.
+
+    >>> round(e90(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.7
+
+    Austin & Steyerberg (2019).
+    """
+    return _e90(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+def kuiper(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+    """Kuiper's calibration error (ECCE-R): the most by which what happens differs from what is predicted over any
+    range of scores.
+
+    The range of the cumulated gap, max_t G(t) − min_t G(t) with G(t) = 1/n Σ_{i: p_i ≤ t} (y_i − p_i) and G = 0 at the
+    start. `kuiper_test` has its p-value; `ks` is max |G|.
+
+    >>> round(kuiper(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
+    0.3667
+
+    Arrieta-Ibarra, Gujral, Tannen, Tygert & Xu (2022), Metrics of calibration for probabilistic predictions.
+    """
+    return _kuiper(Points.of(logits, labels, fold=fold, weights=weights))
+
+
+class EventTest(NamedTuple):
+    """A test of the hypothesis that the probabilities of an event are calibrated."""
+
+    statistic: float
+    p_value: float
+
+
+def kuiper_test(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> EventTest:
+    """Kuiper's test of calibration: the statistic of `kuiper` over its standard error, √Σ p(1 − p)/n.
+
+    Under calibration the cumulated gap is a random walk, and its range that of Brownian motion over a unit of time:
+    P(R > r) = 4 Σ_k (−1)^{k−1} k erfc(k r/√2). Needs no bins. With weights the sums are Σw and Σw².
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.random(500)
+    >>> y = (rng.random(500) < p).astype(int)
+    >>> kuiper_test(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
+    True
+
+    Feller (1951), The asymptotic distribution of the range of sums; Arrieta-Ibarra et al. (2022).
+    """
+    points = Points.of(logits, labels, fold=fold, weights=weights)
+    variance = float(points.squared.sum(axis=0) @ (points.score * (1 - points.score)))
+    if not points.total or variance <= 0:
+        return EventTest(math.nan, math.nan)
+    statistic = _kuiper(points) * points.total / math.sqrt(variance)
+    return EventTest(statistic, brownian_range_tail(statistic))
+
+
+def brownian_range_tail(r: float) -> float:
+    """P(R > r) for the range R of Brownian motion over a unit of time.
+
+    >>> round(brownian_range_tail(2.497), 3)
+    0.05
+    """
+    if r < 0.5:  # the series alternates without end near 0; at ½ it is 1 to nine digits
+        return 1.0
+    k = np.arange(1, 101)
+    return float(np.clip(4 * ((-1.0) ** (k - 1) * k * erfc(k * r / math.sqrt(2))).sum(), 0.0, 1.0))
+
+
+def hosmer_lemeshow(
+    logits: Any, labels: Any, *, groups: int = 10, fold: bool = False, weights: Any = None
+) -> EventTest:
+    """Hosmer and Lemeshow's test, which is weak and arbitrary: here for those who are asked for it.
+
+    χ² = Σ_g (O_g − E_g)² / (E_g (1 − E_g/n_g)) over groups of equal size by score, with as many degrees of freedom, as
+    the model was not fitted to these rows. It depends on the groups, misses what cancels inside them, and rejects
+    every model of many rows; `kuiper_test` and `consistency` serve better. With weights n is (Σw)²/Σw².
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.random(500)
+    >>> y = (rng.random(500) < p).astype(int)
+    >>> hosmer_lemeshow(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
+    True
+
+    Hosmer & Lemeshow (1980).
+    """
+    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
+        raise InputError("groups", "be a whole number of at least 2", repr(groups))
+    points = Points.of(logits, labels, fold=fold, weights=weights)
+    if not points.total:
+        return EventTest(math.nan, math.nan)
+    chunk = equal_mass_chunks(np.cumsum(points.count) - points.count, points.total, int(groups))
+    first = np.flatnonzero(np.diff(chunk, prepend=-1))
+    unit = points.effective_rows / points.total
+    sums = (points.count, points.hits, points.count * points.score)
+    n, happened, expected = (unit * np.add.reduceat(x, first) for x in sums)
+    variance = expected * (1 - expected / n)
+    some = variance > 0
+    statistic = float(((happened - expected)[some] ** 2 / variance[some]).sum())
+    return EventTest(statistic, float(chi2.sf(statistic, max(int(some.sum()), 1))))
+
+
+class Recalibration(NamedTuple):
+    """The logistic regression of what happened on the log-odds of what was predicted, with standard errors."""
+
+    intercept: float
+    """0 if calibrated."""
+    slope: float
+    """1 if calibrated; below 1 the predictions are too extreme, above not extreme enough."""
+    intercept_error: float
+    slope_error: float
+
+
+_NO_FIT = Recalibration(math.nan, math.nan, math.nan, math.nan)
+
+
+def fit_recalibration(points: Points, *, max_iter: int = 100) -> Recalibration:
+    """Fit intercept and slope by Newton's steps, halved until the likelihood rises; NaN where it has no maximum.
+
+    It has none where it always or never happens, where all scores are equal, and where one score separates what
+    happened from what did not.
+    """
+    x, hits, total = points.odds, points.hits, points.total
+    if len(x) < 2 or not points.has_both or _separated(points):
+        return _NO_FIT
+    weight, target = points.count / total, hits / total
+    centre = float(weight @ x)
+    width = math.sqrt(float(weight @ (x - centre) ** 2))
+    if width <= 1e-12 * (1 + abs(centre)):
+        return _NO_FIT
+    u = (x - centre) / width
+    at = np.array([float(logit(target.sum())), 0.0])
+    value = _logistic_loss(at, u, weight, target)
+    for _ in range(max_iter):
+        p = expit(at[0] + at[1] * u)
+        residual, bend = weight * p - target, weight * p * (1 - p)
+        slope = np.array([residual.sum(), residual @ u])
+        a, b, c = bend.sum(), bend @ u, bend @ u**2
+        if not a * c - b * b > 0:
+            return _NO_FIT
+        step = np.array([b * slope[1] - c * slope[0], b * slope[0] - a * slope[1]]) / (a * c - b * b)
+        gain, length = float(-step @ slope), 1.0
+        while True:
+            following = _logistic_loss(at + length * step, u, weight, target)
+            if following <= value - 1e-4 * length * gain + 1e-15 or length < 1e-6:
+                break
+            length /= 2
+        at, value = at + length * step, following
+        if gain < 1e-18:  # the last step is taken too: it leaves an error of about its square
+            break
+    else:
+        return _NO_FIT
+    turn = np.array([[1.0, -centre / width], [0.0, 1 / width]])  # from the intercept and slope of u to those of x
+    covariance = turn @ np.linalg.inv([[a, b], [b, c]]) @ turn.T / points.effective_rows
+    intercept, slope_of_x = turn @ at
+    errors = np.sqrt(np.diag(covariance))
+    return Recalibration(float(intercept), float(slope_of_x), float(errors[0]), float(errors[1]))
+
+
+def fit_in_the_large(points: Points) -> tuple[float, float]:
+    """The shift of the log-odds after which the mean is right, and its standard error."""
+    if not points.has_both:
+        return math.nan, math.nan
+    x, weight, rate = points.odds, points.count / points.total, _observed(points)
+    low, high = float(logit(rate) - x.max()), float(logit(rate) - x.min())  # all at the largest, all at the least
+    shift = (low + high) / 2
+    for _ in range(200):
+        p = expit(x + shift)
+        off, bend = float(weight @ p) - rate, float(weight @ (p * (1 - p)))
+        low, high = (low, shift) if off > 0 else (shift, high)
+        step = -off / bend if bend > 0 else math.inf
+        inside = low < shift + step < high
+        following = shift + step if inside else (low + high) / 2
+        if abs(following - shift) <= 1e-12 * (1 + abs(shift)):
+            break
+        shift = following
+    return following, 1 / math.sqrt(points.effective_rows * bend) if bend > 0 else math.nan
+
+
+def _logistic_loss(at: np.ndarray, u: np.ndarray, weight: np.ndarray, target: np.ndarray) -> float:
+    odds = at[0] + at[1] * u
+    return float(weight @ np.logaddexp(0.0, odds) - target @ odds)
+
+
+def _separated(points: Points) -> bool:
+    """Whether all scores where it happened lie on one side of those where it did not."""
+    no, yes = (np.flatnonzero(rows > 0) for rows in points.rows)
+    return bool(yes[0] >= no[-1] or yes[-1] <= no[0])
+
+
+def _observed(points: Points) -> float:
+    return float(points.hits.sum() / points.total) if points.total else math.nan
+
+
+def _observed_expected(points: Points) -> float:
+    expected = float(points.count @ points.score)
+    return float(points.hits.sum()) / expected if expected else math.nan
+
+
+def _event_brier(points: Points) -> float:
+    return points.brier(points.score)
+
+
+def _miscalibration(points: Points) -> float:
+    return corp_of(points).miscalibration
+
+
+def _discrimination(points: Points) -> float:
+    return corp_of(points).discrimination
+
+
+def _uncertainty(points: Points) -> float:
+    return points.brier(_observed(points))
+
+
+def _event_auroc(points: Points) -> float:
+    if not points.has_both:
+        return math.nan
+    no, yes = points.rows
+    return float(yes @ (np.cumsum(no) - no / 2) / (yes.sum() * no.sum()))
+
+
+def _slope(points: Points) -> float:
+    return fit_recalibration(points).slope
+
+
+def _intercept(points: Points) -> float:
+    return fit_recalibration(points).intercept
+
+
+def _in_the_large(points: Points) -> float:
+    return fit_in_the_large(points)[0]
+
+
+def _ici(points: Points) -> float:
+    return points.mean(np.abs(points.score - points.recalibrated))
+
+
+def _e50(points: Points) -> float:
+    return _quantile_of_errors(points, 0.5)
+
+
+def _e90(points: Points) -> float:
+    return _quantile_of_errors(points, 0.9)
+
+
+def _quantile_of_errors(points: Points, share: float) -> float:
+    """The least error that at least this share of the rows does not exceed."""
+    if not points.total:
+        return math.nan
+    error = np.abs(points.score - points.recalibrated)
+    order = np.argsort(error, kind="stable")
+    below = np.cumsum(points.count[order])
+    return float(error[order][np.searchsorted(below, share * points.total * (1 - 1e-12))])
+
+
+def _kuiper(points: Points) -> float:
+    if not points.total:
+        return math.nan
+    gap = np.concatenate([[0.0], np.cumsum(points.hits - points.count * points.score)])
+    return float(gap.max() - gap.min()) / points.total
+
+
+EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
+    "observed_expected": _observed_expected,
+    "event_brier": _event_brier,
+    "miscalibration": _miscalibration,
+    "discrimination": _discrimination,
+    "uncertainty": _uncertainty,
+    "event_auroc": _event_auroc,
+    "calibration_intercept": _intercept,
+    "calibration_slope": _slope,
+    "calibration_in_the_large": _in_the_large,
+    "ici": _ici,
+    "e50": _e50,
+    "e90": _e90,
+    "kuiper": _kuiper,
+}
+"""What is computed from points."""
+
+
+def event_values(points: Points, names: Iterable[str]) -> dict[str, float]:
+    """Several of `EVENT_METRICS`; what they share is computed once."""
+    found: dict[str, float] = {}
+    for name in names:
+        if name not in found:
+            if name in ("calibration_slope", "calibration_intercept"):
+                found["calibration_intercept"], found["calibration_slope"] = fit_recalibration(points)[:2]
+            else:
+                found[name] = EVENT_METRICS[name](points)
+    return found
