@@ -205,3 +205,13 @@ def test_a_candidate_that_cannot_be_fitted_is_passed_over(monkeypatch):
     found = auto(*calibrated(200, 3, temperature=2.0))
     assert found.choice.reasons == {"svs": "no such luck"}
     assert found.choice.scores["svs"] == np.inf
+
+
+def test_a_row_of_weight_three_is_three_rows():
+    (probs, labels, _), prior = _probs(3), np.array([1.0, 2.0, 1.5])
+    rows = np.arange(40) % 4  # one in four has no weight at all
+    copies = np.repeat(np.arange(40), rows)
+    of_label = probs[:, np.arange(40), labels].T
+    twice = likelihood_weights(of_label[copies], prior), brier_weights(probs[:, copies], labels[copies])
+    weighted = likelihood_weights(of_label, prior, rows.astype(float)), brier_weights(probs, labels, rows.astype(float))
+    np.testing.assert_allclose(weighted, twice, atol=1e-6)

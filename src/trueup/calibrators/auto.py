@@ -175,7 +175,7 @@ class _Trial:
         place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
         self.rows = (place < max(_SCORED // z.shape[1], 2 * len(folds))).nonzero()[:, 0]
         fold = np.argmax(torch.stack([held_out[self.rows] for _, held_out in folds]).cpu().numpy(), axis=0)
-        self.held_out = HeldOut(y[self.rows], None if w is None else w[self.rows], fold, z.shape[1], score)
+        self.held_out = HeldOut(y[self.rows], fold, z.shape[1], score, None if w is None else w[self.rows])
         n = len(z) if w is None else float(w.sum())
         self.share = _UNIFORM_ROWS / (n + _UNIFORM_ROWS)
         self.models: dict[str, list[Calibrator]] = {}

@@ -92,7 +92,9 @@ class Mixture(Calibrator):
 class HeldOut:
     """What candidates say of rows that they have not seen, and how well mixtures of them would have done there."""
 
-    def __init__(self, labels: Tensor, weights: Tensor | None, fold: np.ndarray, classes: int, score: str) -> None:
+    def __init__(
+        self, labels: Tensor, fold: np.ndarray, classes: int, score: str, weights: Tensor | None = None
+    ) -> None:
         self.labels, self.fold, self.score = labels, fold, score
         self.row_weights = None if weights is None else weights.cpu().numpy()
         self.shape = len(labels), classes

@@ -175,6 +175,10 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                 f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
             )
         response, weights = _response(self.estimator), _weights(sample_weight, X)
+        if weights is not None and not (of_class := np.bincount(labels, weights)).all():
+            raise ValueError(
+                f"each class must have rows of positive weight, got none in {self.classes_[of_class == 0]}"
+            )
         weighted = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
         params = {"sample_weight": weights} if weighted else {}
         X, _ = indexable(X, y)
