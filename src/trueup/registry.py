@@ -55,11 +55,6 @@ def _in(module: str, *names: str) -> dict[str, str]:
 METRICS = Lazy(
     "metric",
     {
-        **_in(
-            "events", "predicted", "observed", "observed_expected", "event_brier", "miscalibration", "discrimination"
-        ),
-        **_in("events", "uncertainty", "event_auroc", "calibration_intercept", "calibration_slope"),
-        **_in("events", "calibration_in_the_large", "ici", "e50", "e90", "kuiper"),
         **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
         **_in(
             "binned",
@@ -78,6 +73,11 @@ METRICS = Lazy(
         **_in("smooth", "ks", "ks_within", "ks_classwise", "smooth_ece", "kde_ece"),
         **_in("kernel", "skce", "skce_biased", "skce_linear", "mmce"),
         **_in("ranking", "auroc", "aupr", "fpr95", "aurc", "eaurc"),
+        **_in(
+            "events", "predicted", "observed", "observed_expected", "event_brier", "miscalibration", "discrimination"
+        ),
+        **_in("events", "uncertainty", "event_auroc", "calibration_intercept", "calibration_slope"),
+        **_in("events", "calibration_in_the_large", "ici", "e50", "e90", "kuiper"),
     },
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from trueup.core.arrays import LooksLikeProbabilities
 from trueup.core.errors import message_of
 from trueup.core.version import __version__
 from trueup.report.style import DARK
@@ -68,6 +70,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     # FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
     # request to wherever the environment says; nothing leaves from here.
+    # The pages doubt whether logits are probabilities in their own words.
+    warnings.filterwarnings("ignore", category=LooksLikeProbabilities)
     app = FastAPI(
         title="trueup",
         version=__version__,

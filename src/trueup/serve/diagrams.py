@@ -22,7 +22,7 @@ RESAMPLES = 400
 
 def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15) -> Curve:
     """The reliability diagram of a pair whose logits are divided by a temperature."""
-    z, y = as_tensors(*pair)
+    z, y = as_tensors(*pair, doubt=False)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, n_resamples=RESAMPLES)
     full = record.count > 0

@@ -94,7 +94,7 @@ class MonitorSession:
 
     def update(self, logits: Any, labels: Any) -> None:
         """Take in rows: all of them, or none if something is wrong."""
-        z, y = as_tensors(logits, labels)
+        z, y = as_tensors(logits, labels, doubt=False)
         draft = copy.copy(self.monitor)  # its parts are frozen
         total, block = len(y), draft.evidence.block
         # A look at the end of a block is one that the monitor takes itself, so pieces give the same as the whole.

@@ -259,4 +259,4 @@ def _check_pair(
 ) -> Predictions:
     with errors_name_file(Path(name)):
         # Row by row, in memory of their own: not a view that would keep something larger alive.
-        return Predictions(*(np.ascontiguousarray(array) for array in as_pair(to_logits(values), labels)))
+        return Predictions(*(np.ascontiguousarray(array) for array in as_pair(to_logits(values), labels, doubt=False)))
