@@ -79,14 +79,15 @@ class _Page:
     def __init__(self, report: Report) -> None:
         self.title, self.audit = report.title, report.audit
         self.charts: dict[str, str] = {}
-        evidence = [self.section(figure.section(report.audit, report.names)) for figure in FIGURES.values()]
+        sections = (figure.section(report.audit, report.names) for figure in FIGURES.values())
+        evidence = [self.section(section) for section in sections if section is not None]
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
             for k, (heading, inner) in enumerate(report.sections)
         ]
         self.body = (
             f'<a class="skip" href="#reliability">Skip to the evidence</a>{self.header()}'
-            f"<main>{''.join([*evidence, *extra, self.usage(), self.details()])}</main>{markup.footer()}"
+            f"<main>{''.join([*evidence, self.groups(), *extra, self.usage(), self.details()])}</main>{markup.footer()}"
         )
 
     def html(self) -> str:
@@ -130,9 +131,11 @@ class _Page:
 
     def header(self) -> str:
         scores, chosen = self.audit.scores, self.audit.chosen
+        said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+        heads = ("Mean predicted", "Observed rate") if scores.is_event else ("Mean confidence", "Accuracy")
         facts = [
-            ("Mean confidence", format_percent(scores[RAW, "confidence"].value, 1)),
-            ("Accuracy", format_percent(scores[RAW, "accuracy"].value, 1)),
+            (heads[0], format_percent(scores[RAW, said].value, 1)),
+            (heads[1], format_percent(scores[RAW, seen].value, 1)),
             ("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"),
         ]
         if chosen == RAW:
@@ -146,6 +149,25 @@ class _Page:
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )
+
+    def groups(self) -> str:
+        """The groups of rows, before calibration and after; nothing where none were given."""
+        tables = self.audit.scores.group_tables
+        shown = {name: tables[name] for name in dict.fromkeys((RAW, self.audit.chosen)) if name in tables}
+        if not shown:
+            return ""
+        text = (
+            "Each group's mean prediction beside how often it came true. The intervals hold together, for all groups at "
+            "once; detectable is the smallest difference that a group of this size would have shown."
+        )
+        parts = []
+        for name, found in shown.items():
+            head, *rows = found.table()
+            parts += [
+                paragraph(f"{method_title(name)}: {found.verdict()}", "words"),
+                markup.table(f"Groups, {method_title(name)}", [cell.capitalize() for cell in head], rows),
+            ]
+        return markup.section("groups", "Where is it wrong?", paragraph(text), *parts)
 
     def usage(self) -> str:
         chosen = self.audit.chosen
@@ -173,15 +195,21 @@ class _Page:
         else:
             counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "plotly"))
+        what = ("Event", scores.event_name) if scores.is_event else ("Classes", f"{scores.classes:,}")
+        drawn = (
+            "the event happens with its predicted probability"
+            if scores.is_event
+            else ("each prediction is right with the probability of its confidence")
+        )
         items = [
             *counts,
-            ("Classes", f"{scores.classes:,}"),
+            what,
             ("Bins", f"{audit.bins} of equal width"),
             ("Choice", f"least log-loss over {audit.folds} folds of the calibration rows; of those within one standard "
              "error of it, the simplest. The test rows were not used." if not audit.cross_fitted else
              f"least log-loss over {audit.folds} folds; of those within one standard error of it, the simplest."),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
-            ("Bands", "from 1,000 resamples in which each prediction is right with the probability of its confidence"),
+            ("Bands", f"from 1,000 resamples in which {drawn}"),
             ("Seed", str(audit.seed)),
             ("Seconds of fitting", f"{sum(audit.seconds.values()):.1f} in total"),
             ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),

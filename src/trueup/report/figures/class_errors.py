@@ -55,8 +55,10 @@ def class_errors(logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
-    """The classes before and after calibration, on the same scale."""
+def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
+    """The classes before and after calibration, on the same scale; an event is one class, and stands above."""
+    if audit.scores.is_event:
+        return None
     records = [class_errors(*stage.pair, bins=audit.bins, names=names) for stage in stages(audit)]
     options = {"top": max(float(record.error.max()) for record in records), "legend": False}
     return Section(
