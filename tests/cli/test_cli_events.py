@@ -63,20 +63,30 @@ def test_fit_and_apply_a_confidence_and_keep_the_columns(answers, command, asked
 def test_compare_and_report_take_confidences_and_groups(answers, command, folder):
     out = command("compare", "answers.csv", *SAID, "-m", "platt", "--by", "region", "--weight", "w").stdout
     assert "region=us" in out
-    command("report", "answers.csv", *SAID, "-m", "platt", "-o", "page.html", "-q")
-    assert (folder / "page.html").exists()
+    assert "the event is right" in out
+    assert "calibration_slope" in out
+    command("report", "answers.csv", *SAID, "-m", "platt", "--by", "region", "--weight", "w", "-o", "page.html", "-q")
+    page = (folder / "page.html").read_text("utf-8")
+    assert "it predicts right with" in page
+    assert "Where is it wrong?" in page
+    assert "Which classes are miscalibrated?" not in page
 
 
 def test_an_event_by_name_or_number(folder, asked, command):
     ours = asked("evaluate", "test.npz", "--event", "cat", "--classes", "ant,bee,cat")
-    assert ours["scores"] == asked("evaluate", "test.npz", "--event", "2")["scores"]
+    assert ours["scores"]["event_name"] == "cat"
+    by_number = asked("evaluate", "test.npz", "--event", "2")["scores"]
+    assert ours["scores"] == {**by_number, "event_name": "cat"}
     y = trueup.load("test.npz").labels
     assert ours["scores"]["methods"]["network"]["metrics"]["observed"]["value"] == pytest.approx((y == 2).mean())
     fitted = asked("fit", "val.npz", "-m", "platt", "--event", "2", "-o", "cal.safetensors")
     assert fitted["classes"] == 2
     command("apply", "cal.safetensors", "test.npz", "-o", "after.npz")
     assert trueup.io.load_logits("after.npz").shape == (400, 2)
-    assert "2 classes" in command("monitor", "test.npz", "--event", "1", code=3).stdout
+    assert "400 rows, the event is class 1 of 3," in command("monitor", "test.npz", "--event", "1", code=3).stdout
+    command("monitor", "test.npz", "--event", "1", "--state", "watch.safetensors", code=3)
+    again = command("monitor", "test.npz", "--event", "2", "--state", "watch.safetensors", code=2)
+    assert "watches the event 1, got --event 2" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,7 +98,7 @@ def test_an_event_by_name_or_number(folder, asked, command):
         (["--confidence", "stated", "--correct", "w"], "w must be 0 or 1, wrong or right, got '2'"),
         ([*SAID, "--by", "regoin"], "did you mean region?"),
         ([*SAID, "--weight", "region"], "region must be numbers, got 'eu'"),
-        ([*SAID, "--event", "7"], "--event must be a class, 0..1, got 7"),
+        ([*SAID, "--event", "7"], "--event must be a class, 0..1"),
         ([*SAID, "--event", "cat"], "--event must be the number of a class, got 'cat'"),
         (["--correct", "right"], "--correct goes with --confidence"),
         ([*SAID, "--probs"], "--confidence takes the place of"),

@@ -86,7 +86,7 @@ def evaluate(
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
-            scores = table.evaluate(*pair, **pair.options(), **options)
+            scores = table.evaluate(pair.logits, pair.labels, **pair.options(), **options)
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -274,19 +274,19 @@ def _audit(
     from trueup.report.audit import POOLED, audit, methods_for
 
     with silence_warnings(enabled=quiet):
-        tables = reader.load_val_and_test(val, test)
-        number = reader.event_number(event, tables[0].classes)
-        pairs = [table and table.pair for table in tables]
-        rows, classes = pairs[0].logits.shape
+        calibration, scored = reader.load_val_and_test(val, test)
+        number = reader.event_number(event, calibration.classes)
+        rows, classes = calibration.logits.shape
         classes = classes if number is None else 2
         if pooled and options["methods"] is None and rows * classes <= POOLED:
             options["methods"] = [*methods_for(rows, classes), "auto"]
-        given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
-        if tables[0].weights is not None:
-            given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
-        if scored_groups := (tables[1] or tables[0]).groups:
+        given = o.drop_unset(**options, event=number, names=reader.names(calibration.classes))
+        if calibration.weights is not None:
+            given |= {"weights": calibration.weights, "test_weights": scored and scored.weights}
+        if scored_groups := (scored or calibration).groups:
             given["groups"] = dict(scored_groups)
-        result = audit(*pairs, **given, progress=not quiet)
+        held_back = None if scored is None else scored.pair
+        result = audit(calibration.pair, held_back, **given, progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")

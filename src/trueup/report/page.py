@@ -157,8 +157,8 @@ class _Page:
         if not shown:
             return ""
         text = (
-            "Each group's mean prediction beside how often it came true. The intervals hold together, for all groups at "
-            "once; detectable is the smallest difference that a group of this size would have shown."
+            "Each group's mean prediction beside how often it came true. The intervals hold together, for all groups "
+            "at once; detectable is the smallest difference that a group of this size would have shown."
         )
         parts = []
         for name, found in shown.items():
