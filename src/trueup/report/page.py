@@ -87,7 +87,7 @@ class _Page:
         ]
         self.body = (
             f'<a class="skip" href="#reliability">Skip to the evidence</a>{self.header()}'
-            f"<main>{''.join([*evidence, self.groups(), *extra, self.usage(), self.details()])}</main>{markup.footer()}"
+            f"<main>{''.join([*evidence, *extra, self.usage(), self.details()])}</main>{markup.footer()}"
         )
 
     def html(self) -> str:
@@ -149,25 +149,6 @@ class _Page:
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )
-
-    def groups(self) -> str:
-        """The groups of rows, before calibration and after; nothing where none were given."""
-        tables = self.audit.scores.group_tables
-        shown = {name: tables[name] for name in dict.fromkeys((RAW, self.audit.chosen)) if name in tables}
-        if not shown:
-            return ""
-        text = (
-            "Each group's mean prediction beside how often it came true. The intervals hold together, for all groups "
-            "at once; detectable is the smallest difference that a group of this size would have shown."
-        )
-        parts = []
-        for name, found in shown.items():
-            head, *rows = found.table()
-            parts += [
-                paragraph(f"{method_title(name)}: {found.verdict()}", "words"),
-                markup.table(f"Groups, {method_title(name)}", [cell.capitalize() for cell in head], rows),
-            ]
-        return markup.section("groups", "Where is it wrong?", paragraph(text), *parts)
 
     def usage(self) -> str:
         chosen = self.audit.chosen
