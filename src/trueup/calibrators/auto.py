@@ -25,6 +25,8 @@ from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows, on the whole or in a tenth of the classes, candidates have few parameters."""
+MANY_CLASSES = 200
+"""With more of them, whole matrices are left out."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
     "few rows, two classes": ("identity", "temperature", "platt"),
@@ -138,7 +140,7 @@ def _size(y: Tensor, w: Tensor | None, classes: int) -> str:
         return "few rows, two classes" if classes == 2 else "few rows"
     if classes == 2:
         return "two classes"
-    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= 200 else "more classes"
+    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
 
 
 def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
