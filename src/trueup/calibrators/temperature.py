@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import weighted_bins
 from trueup.calibrators.temperature_search import (
     bound_reason,
     brier_inverse_temperature,
@@ -20,7 +19,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
 )
 from trueup.core.arrays import as_weighted
-from trueup.core.bins import BINS, equal_width, rounding_error
+from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
@@ -140,7 +139,7 @@ def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Te
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        tally = weighted_bins(confidence, correct, edges, weights, rounding=unit)
+        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, weights=weights)
         errors[order[place]] = tally.ece()
         return float(np.average(confidence, weights=weights) - accuracy)
 
