@@ -84,7 +84,7 @@ def evaluate(
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
-            scores = table.evaluate(*pair.pair, **pair.options(), **options)
+            scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
