@@ -23,7 +23,7 @@ from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.tally import Tally
-from trueup.io.predictions import Predictions
+from trueup.io.predictions import Predictions, PredictionTable
 from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
 _FTOL = 1e-12
@@ -97,7 +97,7 @@ class _Sample:
     max_rows: int
 
     @classmethod
-    def of(cls, part: Predictions, *, max_rows: int) -> _Sample:
+    def of(cls, part: PredictionTable, *, max_rows: int) -> _Sample:
         """Of a chunk."""
         return cls(np.asarray(part.logits), np.asarray(part.labels), 1, max_rows)._thin(max_rows)
 
@@ -159,7 +159,7 @@ class _Data:
         assert self._rows is not None
         return self._rows
 
-    def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
+    def sum(self, task: Callable[[PredictionTable], Any], label: str) -> Any:
         """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
         total, rows, bad = self._map(task, self._shards, label)
         self._note(rows, bad)
@@ -179,7 +179,7 @@ class _Data:
         )
         return found
 
-    def _map(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
+    def _map(self, task: Callable[[PredictionTable], Any], shards: Shards, label: str, **options: Any) -> Any:
         return map_shards(
             task,
             shards,
@@ -212,11 +212,11 @@ def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
     return *search_beta(loss, quick, subsample_estimate(z, y, scale), scale), scale
 
 
-def _spread(part: Predictions) -> float:
+def _spread(part: PredictionTable) -> float:
     return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
 
 
-def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndarray:
+def _temperature_sums(part: PredictionTable, *, beta: float, quick: bool) -> np.ndarray:
     return np.array(temperature_sums(*trusted_tensors(*part), beta, quick=quick))
 
 
@@ -270,7 +270,7 @@ def _linear(
     return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
 
 
-def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
+def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
     return Problem(*trusted_tensors(*part), **options).likelihood()(x)
 
 
@@ -292,15 +292,15 @@ def _histogram_mass(data: _Data) -> Histogram:
     return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=data.sample.logits.shape[1] == 2)
 
 
-def _bins(part: Predictions, *, edges: np.ndarray) -> Bins:
+def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
     return Bins.from_scores(*scores_and_outcomes(*trusted_tensors(*part), quick=True), edges)
 
 
-def _class_bins(part: Predictions) -> Bins:
+def _class_bins(part: PredictionTable) -> Bins:
     return Bins.of(*part, classwise=True)
 
 
-def _tally(part: Predictions) -> Tally:
+def _tally(part: PredictionTable) -> Tally:
     return Tally.of(*part)
 
 

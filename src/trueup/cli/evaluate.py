@@ -84,7 +84,7 @@ def evaluate(
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
-            scores = table.evaluate(*pair, **pair.options(), **options)
+            scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -203,7 +203,8 @@ def print_scores(scores: Scores, *, quiet: bool = False) -> None:
     if not quiet:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
-    print_remarks(*scores.notes(), quiet=quiet)
+    notes = scores.notes()
+    print_remarks(*notes[: len(notes) - len(scores.group_tables)], quiet=quiet)  # the groups have a table of their own
     _print_groups(scores, quiet)
 
 
@@ -266,15 +267,16 @@ def _audit(
     with silence_warnings(enabled=quiet):
         tables = reader.load_val_and_test(val, test)
         number = reader.event_number(event, tables[0].classes)
-        pairs = [table and _event_pair(table.pair, number) for table in tables]
-        if pooled and options["methods"] is None and pairs[0].logits.size <= POOLED:
-            options["methods"] = [*methods_for(*pairs[0].logits.shape), "auto"]
+        pair = _event_pair(tables[0].pair, number)
+        test_pair = None if tables[1] is None else _event_pair(tables[1].pair, number)
+        if pooled and options["methods"] is None and math.prod(pair[0].shape) <= POOLED:
+            options["methods"] = [*methods_for(*pair[0].shape), "auto"]
         given = o.drop_unset(**options)
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
         if scored_groups := (tables[1] or tables[0]).groups:
             given["groups"] = dict(scored_groups)
-        result = audit(*pairs, **given, progress=not quiet)
+        result = audit(pair, test_pair, **given, progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")

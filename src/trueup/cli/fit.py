@@ -105,7 +105,7 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
     from trueup.core.events import as_event
     from trueup.registry import METHODS
 
-    pair = table.pair if event is None else as_event(*table, event)
+    pair = table.pair if event is None else as_event(*table.pair, event)
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     calibrator: Calibrator = fit(*pair) if table.weights is None else fit(*pair, weights=table.weights)
     return calibrator

@@ -92,7 +92,7 @@ def _replay(
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
             for part in shards.read(path):
-                z, y = part if event is None else as_event(*part, event)
+                z, y = part.pair if event is None else as_event(*part.pair, event)
                 if running is None:
                     running = Monitor(z.shape[1], **settings)
                 running.update(z, y)

@@ -85,7 +85,7 @@ class _Sums:
 def _tally_rows(part: PredictionTable, *, bins: int, event: int | None, fold: bool) -> _Sums:
     if part.weights is not None and not part.weights.all():
         part = take_rows(part, part.weights > 0)
-    z, y = part if event is None else as_event(*part, event)
+    z, y = part.pair if event is None else as_event(*part.pair, event)
     tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights)
     if not part.groups:
         return _Sums(tally, None)
