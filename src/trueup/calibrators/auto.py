@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows, on the whole or in a tenth of the classes, candidates have few parameters."""
+MANY_CLASSES = 200
+"""With more of them, whole matrices are left out."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
     "few rows, two classes": ("identity", "temperature", "platt"),
@@ -34,11 +37,12 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     ),
     "up to 30 classes": (
         *("identity", "temperature", "bias_corrected_temperature", "svs", "quadratic"),
-        *("sms", "sms_cv", "diagonal_sms", "isotonic_ovr", "residual"),
+        *("sms", "loose_sms", "free_sms", "diagonal_sms", "isotonic_ovr"),
+        *("residual", "residual_sms", "residual_loose_sms"),
     ),
     "up to 200 classes": (
         *("identity", "temperature", "bias_corrected_temperature", "svs", "sms"),
-        *("diagonal_sms", "low_rank", "isotonic_ovr"),
+        *("loose_sms", "free_sms", "diagonal_sms", "low_rank", "isotonic_ovr", "residual"),
     ),
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
@@ -50,8 +54,14 @@ AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagon
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
 SIMPLE = ("temperature", "platt")
 """Candidates whose weight counts one more row; they are never dropped."""
-BASES_OF_RESIDUAL = ("diagonal_sms", "smoothing_spline")
-"""The base of the residual network: the first that is a candidate."""
+PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
+"""Structured matrix scaling with so much of its penalty: the pool weighs them, which costs less than `sms_cv`."""
+BASES = {
+    "residual": ("diagonal_sms", "smoothing_spline"),
+    "residual_sms": ("sms",),
+    "residual_loose_sms": ("loose_sms",),
+}
+"""The base of each residual network: the first that is a candidate."""
 _CAUTION, _BEHIND = 1.5, 2.0  # standard errors: to leave temperature scaling, and to be dropped from the race
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
@@ -124,15 +134,22 @@ def _size(y: Tensor, classes: int) -> str:
         return "few rows, two classes" if classes == 2 else "few rows"
     if classes == 2:
         return "two classes"
-    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= 200 else "more classes"
+    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
 
 
 def _candidates(z: Tensor, y: Tensor, size: str) -> dict[str, Fit]:
-    fits: dict[str, Fit] = {name: METHODS[name] for name in CANDIDATES[size]}
+    fits = {name: _method(name) for name in CANDIDATES[size]}
     after = [name for name in fits if name in AFTER_MIXTURE]
     if after and float(UniformMixture.fit(z, y).share) > 0:
         fits |= {f"mixed_{name}": chain(UniformMixture.fit, name) for name in after}
     return fits
+
+
+def _method(name: str) -> Fit:
+    if name in PENALTIES:
+        return partial(METHODS["sms_cv"], penalties=(PENALTIES[name],))
+    method: Fit = METHODS["residual" if name in BASES else name]
+    return method
 
 
 class _Trial:
@@ -160,7 +177,7 @@ class _Trial:
 
     def run(self, progress: bool) -> None:
         """Fit every candidate to every fold, but drop on the way those that cannot win."""
-        alone = [name for name in self.fits if name != "residual"]
+        alone = [name for name in self.fits if name not in BASES]
         steps = [(k, name) for k in range(len(self.folds)) for name in alone]
         for k, name in track(steps, label="fitting candidates to folds", enabled=progress):
             if (k, name) == (_RACE_AFTER, alone[0]):
@@ -171,8 +188,9 @@ class _Trial:
                 self._predict(k, name, self.fits[name](*take_rows(self.z, self.y, self.folds[k][0])))
             except (FitError, ValueError) as error:
                 self._drop(name, str(error))
-        if "residual" in self.fits:
-            self._train_residual()
+        for name in self.fits:
+            if name in BASES:
+                self._train_residual(name)
 
     def conclude(self) -> Calibrator:
         """The mixture, the best candidate alone, or the identity, with a record of the choice."""
@@ -228,23 +246,26 @@ class _Trial:
         losses = {name: self.held_out.losses(name)[seen] for name in self.models}
         best = simplest(losses, standard_errors=0.0)
         kept = {"identity", *SIMPLE, *self._kept(list(losses), seen)}
-        if "residual" in self.fits:
-            kept |= set(BASES_OF_RESIDUAL)
+        kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
             if _is_less(losses[best], losses[name], _BEHIND):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
-    def _train_residual(self) -> None:
+    def _train_residual(self, name: str) -> None:
         """On the folds of its base, which are fitted already."""
-        base = self._base_of_residual()
+        base = self._base(name)
         if base is None:
-            self._drop("residual", "its base map could not be fitted")
+            self._drop(name, "its base map could not be fitted")
             return
-        for k, model in enumerate(fit_folds(self.z, self.y, self.folds, bases=self.models[base])):
-            self._predict(k, "residual", model)
+        models = fit_folds(self.z, self.y, self.folds, bases=self.models[base])
+        if models == self.models[base]:
+            self._drop(name, "it found nothing to correct in its base map")
+            return
+        for k, model in enumerate(models):
+            self._predict(k, name, model)
 
-    def _base_of_residual(self) -> str | None:
-        return next((name for name in BASES_OF_RESIDUAL if name in self.models), None)
+    def _base(self, name: str) -> str | None:
+        return next((base for base in BASES.get(name, ()) if base in self.models), None)
 
     def _refit(self, names: Sequence[str], weights: np.ndarray) -> Calibrator:
         """The candidates on all rows, mixed."""
@@ -254,8 +275,8 @@ class _Trial:
         return Mixture([self._refit_one(name) for name in names], weights, temperature, self.share)
 
     def _refit_one(self, name: str) -> Calibrator:
-        base = self._base_of_residual()
-        if name != "residual" or base is None:
+        base = self._base(name)
+        if base is None:
             return self.fits[name](self.z, self.y)
         return average_folds(self.models[name], self.fits[base](self.z, self.y))
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
 from trueup.core.arrays import as_tensors, trusted_tensors, upcast_half
@@ -50,7 +51,7 @@ SLOW = ("dirichlet_odir",)
 """Tried as well if there are at most `FEW_CLASSES` classes."""
 FAST = ("temperature", "histogram", "isotonic", "svs")
 """The methods tried on `MANY` logits."""
-MANY, MANY_CLASSES = 5_000_000, 200
+MANY = 5_000_000
 
 
 def method_title(name: str) -> str:
