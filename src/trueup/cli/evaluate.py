@@ -230,11 +230,11 @@ def _audit(
 
     with silence_warnings(enabled=quiet):
         pairs = reader.load_val_and_test(val, test)
-        n_classes = pairs[0].logits.shape[1]
+        n_rows, n_classes = pairs[0].logits.shape
         if class_names is not None and len(class_names) != n_classes:
             raise ValueError(f"--classes must name the {n_classes} classes, got {len(class_names)} names")
-        if pooled and options["methods"] is None and pairs[0].logits.size <= POOLED:
-            options["methods"] = [*methods_for(*pairs[0].logits.shape), "auto"]
+        if pooled and options["methods"] is None and n_rows * n_classes <= POOLED:
+            options["methods"] = [*methods_for(n_rows, n_classes), "auto"]
         result = audit(*pairs, **o.drop_unset(**options), progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
