@@ -269,8 +269,9 @@ def _audit(
         number = reader.event_number(event, tables[0].classes)
         pair = _event_pair(tables[0].pair, number)
         test_pair = None if tables[1] is None else _event_pair(tables[1].pair, number)
-        if pooled and options["methods"] is None and math.prod(pair[0].shape) <= POOLED:
-            options["methods"] = [*methods_for(*pair[0].shape), "auto"]
+        n_rows, n_classes = pair[0].shape
+        if pooled and options["methods"] is None and n_rows * n_classes <= POOLED:
+            options["methods"] = [*methods_for(n_rows, n_classes), "auto"]
         given = o.drop_unset(**options)
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
