@@ -16,7 +16,8 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, given, take_weighted
+from trueup.core import chunks
+from trueup.core.arrays import as_weighted, given, take_weighted, upcast_half
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
@@ -47,7 +48,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
 """What `auto` pools, by the size of the problem, the simplest first. The first list is for problems where the argmax
-must stay, or a class has no rows, whose odds then stay."""
+must stay, or a class has no rows and promised hardly any, whose odds then stay."""
 CAUTIOUS = ("the same for all classes", "few rows, two classes", "few rows")
 """Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
@@ -125,22 +126,34 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
-        size = _size(y, w, z.shape[1])
+        size = _size(z, y, w)
         fits = _candidates(z, y, w, "the same for all classes" if keep_argmax else size)
         trial = _Trial(z, y, w, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
         trial.run(progress)
         return trial.conclude()
 
 
-def _size(y: Tensor, w: Tensor | None, classes: int) -> str:
-    rows = torch.bincount(y, weights=w, minlength=classes)
-    if not bool(rows.all()):
+def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
+    classes = z.shape[1]
+    rows = torch.bincount(y, weights=w, minlength=classes).double()
+    # Rows that were to be expected of a class say as much of it by their absence.
+    known = torch.maximum(rows, _expected_rows(z, w)) if bool((rows < FEW_ROWS_OF_CLASS).any()) else rows
+    if bool(((rows == 0) & (known < FEW_ROWS_OF_CLASS)).any()):
         return "the same for all classes"
-    if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
+    if float(rows.sum()) < FEW_ROWS or int((known < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         return "few rows, two classes" if classes == 2 else "few rows"
     if classes == 2:
         return "two classes"
     return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
+
+
+def _expected_rows(z: Tensor, w: Tensor | None) -> Tensor:
+    """How many rows of each class the probabilities promise."""
+    total = torch.zeros(z.shape[1], dtype=torch.float64, device=z.device)
+    for at in chunks.row_chunks(*z.shape, chunks.BLOCK):
+        probs = torch.softmax(upcast_half(z[at]), dim=1).double()
+        total += probs.sum(dim=0) if w is None else w[at] @ probs
+    return total
 
 
 def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
