@@ -109,7 +109,7 @@ class Threshold:
         z = as_logits(logits)
         if self.calibrator is not None:
             z = as_logits(self.calibrator(z))
-        return match_kind(torch.from_numpy(_scores(z, self.event)[0] >= self.threshold), logits)
+        return match_kind(torch.from_numpy(score_and_class(z, self.event)[0] >= self.threshold), logits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -246,7 +246,7 @@ def threshold(
     if method is not None:
         z, y, rows, calibrator, note = _calibrate(z, y, method, folds)
         given = given[rows] if given is not None else None
-    score, predicted = _scores(z, event if of_event else None)
+    score, predicted = score_and_class(z, event if of_event else None)
     true = y.cpu().numpy()
     if cost is not None:
         loss = cost[true, predicted]
@@ -557,7 +557,7 @@ def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[st
     return "cost", cost
 
 
-def _scores(z: torch.Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+def score_and_class(z: torch.Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
     """The score of each row, its confidence or the probability of an event, and the predicted class."""
     confidence, predicted = confidences(z)
     if event is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         underconfidence,
     )
     from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
-    from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
+    from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
     from trueup.metrics.proper import (
@@ -61,6 +61,7 @@ _MODULES = {
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
     "consistency": "hypothesis_tests",
+    "detectable_error": "hypothesis_tests",
     "ood_aupr": "ranking",
     "ood_auroc": "ranking",
     "ood_fpr95": "ranking",
@@ -87,6 +88,7 @@ __all__ = [
     "brier",
     "brier_decomposition",
     "consistency",
+    "detectable_error",
     "debiased_l1",
     "debiased_l2",
     "eaurc",
