@@ -24,9 +24,9 @@ from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.core.row_scores import confidences
+from trueup.decisions.refits import Refits
 from trueup.decisions.thresholds import check_share
 from trueup.metrics.resampling import check_resamples
-from trueup.registry import METHODS
 
 CALIBRATION = "bias_corrected_temperature"
 """The method on which the frequencies are estimated: its mean probabilities are the frequencies of the labels."""
@@ -149,19 +149,18 @@ def estimate_prior(
     val_z, val_y = as_tensors(*val, at_least=2)
     if val_z.shape[1] != z.shape[1]:
         raise InputError("val", f"have the {z.shape[1]} classes of logits", str(val_z.shape[1]))
-    fit = (METHODS[calibrate] if isinstance(calibrate, str) else calibrate) or METHODS["identity"]
+    refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate
     before = np.bincount(val_y.cpu().numpy(), minlength=z.shape[1]) / len(val_y)
-    calibrator = fit(val_z, val_y)
+    calibrator = refits.calibrator
     prior, base = estimate(calibrator, z, None, val_z, val_y, None)
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in track(range(n_resamples), label="resampling", enabled=progress):
-        rows = rng.integers(0, len(val_z), len(val_z))
+        again, rows = refits.draw(rng)
         part = take_rows(val_z, val_y, torch.from_numpy(rows).to(val_z.device))
-        again = fit(*part) if method == "em" else calibrator
         weight = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64)
-        drawn.append(estimate(again, z, weight, *part, prior)[0])
+        drawn.append(estimate(again if method == "em" else calibrator, z, weight, *part, prior)[0])
     low, high = _ends(np.array(drawn), prior, level)
     shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
     return PriorEstimate(

@@ -31,7 +31,7 @@ Score = Literal["lac", "aps", "raps"]
 SCORES = ("lac", "aps", "raps")
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """Of RAPS, among which the smallest sets decide."""
-_ROUNDING = 1e-12  # sums of the same probabilities in another order
+_ROUNDING = 1e-12  # of itself: sums of the same probabilities in another order
 _FEW = 32  # the largest probabilities of a row, which nearly always hold its set
 
 
@@ -52,6 +52,8 @@ class PredictionSets(ParametricModule):
     "lac": 1 − p_k, the smallest sets on average; "aps": the mass of all classes at least as probable as k, less U·p_k
     if randomised, sets that grow with the difficulty of a row; "raps": + λ·max(0, rank − k_reg), which trims long
     tails. Equally probable classes enter together. A set may be empty.
+    Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would lose
+    the digits that tell a sure row from a very sure one.
     Sadinle et al. (2019); Romano et al. (2020); Angelopoulos et al. (2021).
 
     >>> rng = np.random.default_rng(0)
@@ -155,25 +157,25 @@ class PredictionSets(ParametricModule):
 
     def forward(self, logits: Tensor, groups: Any = None, weights: Any = None, uniform: Any = None) -> Tensor:
         """The sets of a tensor of logits; `uniform` (n,) replaces the numbers that follow from each row."""
-        limit = self._limits(len(logits), groups, weights, logits.device)
+        limit = self._limits(logits.shape[0], groups, weights, logits.device)
         if self.quantile.ndim == 1 and self.groups is None:
-            return self.all_scores(logits, uniform=uniform) <= self.quantile + _ROUNDING
+            return self.all_scores(logits, uniform=uniform) <= _widen(self.quantile)
         if torch.compiler.is_compiling():
-            return self.all_scores(logits, uniform=uniform) <= limit[:, None] + _ROUNDING
+            return self.all_scores(logits, uniform=uniform) <= _widen(limit)[:, None]
         u = None if self.score == "lac" else self._uniform(logits, uniform)
         sets = torch.empty(logits.shape, dtype=torch.bool, device=logits.device)
         for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
             p = torch.softmax(upcast_half(logits[at]), dim=1)
             q = limit[at]
             if u is None:
-                sets[at] = 1 - p.double() <= q[:, None] + _ROUNDING
+                torch.ge(p, (-q[:, None]).to(p.dtype), out=sets[at])
                 continue
             first_out = self._first_excluded(p, u[at], q)
             torch.gt(p, first_out[:, None], out=sets[at])
         return sets
 
     def label_scores(self, logits: Any, labels: Any, *, uniform: Any = None) -> np.ndarray:
-        """The score of each row's own label, (n,), in float64."""
+        """The score of each row's own label, less 1, (n,), in float64."""
         z, y = as_tensors(logits, labels)
         u = self._uniform(z, uniform)
         parts = []
@@ -181,28 +183,28 @@ class PredictionSets(ParametricModule):
             p = torch.softmax(upcast_half(z[at]), dim=1)
             own = p.gather(1, y[at, None])
             if self.score == "lac":
-                parts.append(1 - own[:, 0].double())
+                parts.append(-own[:, 0].double())
                 continue
-            above = p >= own
-            mass = (p * above).sum(dim=1, dtype=torch.float64)
-            score = mass - u[at] * own[:, 0]
+            below = p < own
+            score = -(p * below).sum(dim=1, dtype=torch.float64) - u[at] * own[:, 0]
             if self.penalty:
-                score = score + self.penalty * (above.sum(dim=1) - self.rank).clamp(min=0)
+                score = score + self.penalty * (p.shape[1] - below.sum(dim=1) - self.rank).clamp(min=0)
             parts.append(score)
         return torch.cat(parts).cpu().numpy()
 
     def all_scores(self, logits: Tensor, *, uniform: Any = None) -> Tensor:
-        """The score of every class, (n, classes), in float64."""
+        """The score of every class, less 1, (n, classes), in float64."""
         p = torch.softmax(upcast_half(logits), dim=1)
         if self.score == "lac":
-            return 1 - p.double()
+            return -p.double()
         ordered, index = p.sort(dim=1, descending=True)
-        mass = ordered.double().cumsum(dim=1)
+        tail = ordered.double().flip(1).cumsum(dim=1).flip(1)
+        after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1)
         place = torch.arange(1, p.shape[1] + 1, device=p.device).expand_as(p)
         # Equal probabilities share the mass and the rank at the end of their run.
         ends = torch.cat([ordered[:, 1:] != ordered[:, :-1], torch.ones_like(ordered[:, :1], dtype=torch.bool)], dim=1)
         last = torch.where(ends, place, p.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-        score = mass.gather(1, last - 1) - self._uniform(logits, uniform)[:, None] * ordered
+        score = -after.gather(1, last - 1) - self._uniform(logits, uniform)[:, None] * ordered
         if self.penalty:
             score = score + self.penalty * (last - self.rank).clamp(min=0)
         return torch.empty_like(score).scatter(1, index, score)
@@ -216,11 +218,18 @@ class PredictionSets(ParametricModule):
         while len(rows):
             part = p if len(rows) == len(p) else p[rows]
             top = part.topk(width, dim=1).values if width < classes else part.sort(dim=1, descending=True).values
-            score = top.double().cumsum(dim=1) - u[rows, None] * top
+            # The mass below each place, from the small end: what is at or below the last value, then what is above it.
+            least = top[:, -1:]
+            below = (part * (part < least)).sum(dim=1, keepdim=True, dtype=torch.float64)
+            equal = (part == least).sum(dim=1, keepdim=True) * least.double()
+            inner = torch.where(top > least, top, 0.0).double()
+            tail = inner.flip(1).cumsum(dim=1).flip(1)
+            mass = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1) + equal + below
+            score = -torch.where(top > least, mass, below) - u[rows, None] * top
             if self.penalty:
                 place = torch.arange(1, width + 1, device=p.device)
                 score = score + self.penalty * (place - self.rank).clamp(min=0)
-            inside = (score <= limit[rows, None] + _ROUNDING).sum(dim=1)
+            inside = (score <= _widen(limit[rows])[:, None]).sum(dim=1)
             first = top.gather(1, inside.clamp(max=width - 1)[:, None])[:, 0]
             out[rows] = torch.where(inside < width, first, -torch.ones_like(first))
             rows = rows[inside == width] if width < classes else rows[:0]
@@ -250,6 +259,11 @@ class PredictionSets(ParametricModule):
             at = np.searchsorted(mass, (1 - self.alpha) * (mass[-1] + own) * (1 - 1e-12), side="left")
             return torch.from_numpy(np.append(self.scores.cpu().numpy(), math.inf)[at]).to(device)
         return self.quantile.to(device).expand(n) if self.quantile.ndim == 0 else self.quantile
+
+
+def _widen(limit: Tensor) -> Tensor:
+    """A limit that rounding cannot turn round."""
+    return limit + _ROUNDING * limit.abs()
 
 
 def _tune(z: Tensor, y: Tensor, penalty: float | None, rank: int | None, options: dict[str, Any]) -> tuple[float, int]:
@@ -385,9 +399,9 @@ def save_prediction_sets(rule: PredictionSets, path: str | os.PathLike[str], *, 
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     save_prediction_sets(PredictionSets("lac", 0.7, 0.1), f"{folder}/sets.safetensors")
+    ...     save_prediction_sets(PredictionSets("lac", -0.3, 0.1), f"{folder}/sets.safetensors")
     ...     load_prediction_sets(f"{folder}/sets.safetensors").quantile.item()
-    0.7
+    -0.3
     """
     require_safetensors_suffix(path)
     if type(rule) is not PredictionSets:

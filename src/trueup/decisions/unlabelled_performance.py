@@ -17,16 +17,15 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.identity import Identity
-from trueup.core.arrays import as_logits, as_tensors, take_rows
+from trueup.core.arrays import as_logits, as_tensors
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
+from trueup.decisions.refits import Refits
 from trueup.decisions.thresholds import check_share
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import check_resamples
-from trueup.registry import METHODS
 
 ESTIMATES = ("accuracy", "error_above", "f1", "roc_auc")
 ASSUMPTION = "This holds as long as calibration does; a change in what the classes look like shows only with labels."
@@ -104,7 +103,7 @@ def estimate_performance(
     Estimated without labels on 2,000 rows, calibrated on 2,000 labelled rows
     <BLANKLINE>
     metric    estimate     95 % interval
-    accuracy    0.5990  [0.5727, 0.6200]
+    accuracy    0.5990  [0.5712, 0.6200]
     <BLANKLINE>
     This holds as long as calibration does; a change in what the classes look like shows only with labels.
     >>> f"{(z[2000:].argmax(axis=1) == y[2000:]).mean():.4f}"
@@ -131,9 +130,9 @@ def estimate_performance(
         pair = as_tensors(*val, at_least=2)
         labelled = len(pair[0])
         name = calibrate or (CALIBRATION if shift else "temperature")
-        fit: Callable[..., Calibrator] = METHODS[name] if isinstance(name, str) else name
-        p, prior = _calibrated(fit, *pair, z, shift, None, None)
-        draws = (_resampled(fit, *pair, z, shift, prior, rng) for _ in range(n_resamples))
+        refits = Refits(name, *pair)
+        p, prior = _calibrated(refits.calibrator, pair[0], z, shift, None, None)
+        draws = (_resampled(refits, z, shift, prior, rng) for _ in range(n_resamples))
     reader = _Reader(p, threshold, event)
     point = {name: reader.expected(name, p) for name in wanted}
     seen: dict[str, list[float]] = {name: [] for name in wanted}
@@ -193,16 +192,14 @@ def soft_roc_auc(scores: np.ndarray, chance: np.ndarray) -> float:
 
 
 def _calibrated(
-    fit: Callable[..., Calibrator],
+    calibrator: Calibrator,
     val_z: Tensor,
-    val_y: Tensor,
     z: Tensor,
     shift: bool,
     weights: np.ndarray | None,
     start: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Probabilities by a fit to labelled rows, and the class frequencies that they were corrected for."""
-    calibrator = fit(val_z, val_y) if fit is not None else Identity()
+    """Calibrated probabilities, and the class frequencies that they were corrected for."""
     p = softmax(calibrator(z))
     if not shift:
         return p, None
@@ -212,17 +209,13 @@ def _calibrated(
 
 
 def _resampled(
-    fit: Callable[..., Calibrator],
-    val_z: Tensor,
-    val_y: Tensor,
-    z: Tensor,
-    shift: bool,
-    start: np.ndarray | None,
-    rng: np.random.Generator,
+    refits: Refits, z: Tensor, shift: bool, start: np.ndarray | None, rng: np.random.Generator
 ) -> np.ndarray:
-    rows = torch.from_numpy(rng.integers(0, len(val_z), len(val_z))).to(val_z.device)
+    calibrator, rows = refits.draw(rng)
+    val_z = refits.pair[0]
     weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
-    return _calibrated(fit, *take_rows(val_z, val_y, rows), z, shift, weights, start)[0]
+    part = val_z[torch.from_numpy(rows).to(val_z.device)] if shift else val_z
+    return _calibrated(calibrator, part, z, shift, weights, start)[0]
 
 
 def _draw(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
