@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import warnings
@@ -131,7 +132,8 @@ def sets(small: bool) -> None:
         n = len(y) // 2
         target = np.ceil((n + 1) * (1 - ALPHA)) / (n + 1)
         options: dict[str, dict[str, Any]] = {
-            "lac": {}, "aps": {}, "aps randomised": {"randomised": True}, "raps": {"penalty": 0.01, "rank": 2},
+            "lac": {}, "aps": {"randomised": False}, "aps randomised": {"randomised": True},
+            "raps": {"penalty": 0.01, "rank": 2, "randomised": False},
         }  # fmt: skip
         for title, extra in options.items():
             score: Any = title.split()[0]
@@ -161,16 +163,21 @@ def sets(small: bool) -> None:
 def compare_sizes(z: np.ndarray, y: np.ndarray, new: np.ndarray, options: dict[str, dict[str, Any]]) -> None:
     """The same split, the same options, without randomness."""
     from trueup.decisions import PredictionSets
+    from trueup.registry import METHODS
 
-    z32, new32 = torch.from_numpy(z).float(), torch.from_numpy(new).float()
+    # Softened, for sums near 1 lose their digits in TorchCP; ours are summed from the small end.
+    soften = METHODS["temperature"](z, y)
+    z, new = soften(z), soften(new)
+    z64, new64, y64 = torch.from_numpy(z), torch.from_numpy(new), torch.from_numpy(y)
     for score in ("lac", "aps", "raps"):
-        ours = PredictionSets.fit(z32, torch.from_numpy(y), score=score, alpha=ALPHA, **options[score])(new32)  # type: ignore[arg-type]
+        ours = PredictionSets.fit(z64, y64, score=score, alpha=ALPHA, **options[score])(new64)  # type: ignore[arg-type]
         words = [f"ours {ours.double().sum(dim=1).mean():.4f}"]
-        theirs = torchcp_sets(score, z32, torch.from_numpy(y), new32, options[score])
+        theirs = torchcp_sets(score, z64, y64, new64, options[score])
         if theirs is not None:
             same = (ours == theirs.bool()).all(dim=1).double().mean()
             words.append(f"TorchCP {theirs.double().sum(dim=1).mean():.4f} (the same sets in {same:.4f} of the rows)")
-        mapie = mapie_sets(score, z, y, new) if score != "raps" else None
+        # MAPIE's APS draws at random when it calibrates and not when it predicts: no option of ours is the same.
+        mapie = mapie_sets(score, z, y, new) if score == "lac" else None
         if mapie is not None:
             same = (ours.numpy() == mapie).all(axis=1).mean()
             words.append(f"MAPIE {mapie.sum(axis=1).mean():.4f} (the same in {same:.4f})")
@@ -179,17 +186,15 @@ def compare_sizes(z: np.ndarray, y: np.ndarray, new: np.ndarray, options: dict[s
 
 def torchcp_sets(score: str, z: torch.Tensor, y: torch.Tensor, new: torch.Tensor, options: dict[str, Any]) -> Any:
     """TorchCP's sets; None if it is not there."""
-    try:
-        from torchcp.classification.predictor import SplitPredictor
-        from torchcp.classification.score import APS, LAC, RAPS
-    except ModuleNotFoundError:
+    predictors, scores = (import_peer(f"torchcp.classification.{part}") for part in ("predictor", "score"))
+    if predictors is None or scores is None:
         return None
     makers: dict[str, Callable[[], Any]] = {
-        "lac": LAC,
-        "aps": lambda: APS(randomized=False),
-        "raps": lambda: RAPS(randomized=False, penalty=options["penalty"], kreg=options["rank"]),
+        "lac": scores.LAC,
+        "aps": lambda: scores.APS(randomized=False),
+        "raps": lambda: scores.RAPS(randomized=False, penalty=options["penalty"], kreg=options["rank"]),
     }
-    predictor = SplitPredictor(makers[score](), alpha=ALPHA)
+    predictor = predictors.SplitPredictor(makers[score](), alpha=ALPHA)
     predictor.calculate_threshold(z, y)
     return predictor.predict_with_logits(new)
 
@@ -238,7 +243,7 @@ def speed(small: bool) -> None:
     val, labels, new = z[:calibration], y[:calibration], z[calibration:]
 
     def ours() -> Any:
-        return PredictionSets.fit(val, labels, score="aps", alpha=ALPHA)(new)
+        return PredictionSets.fit(val, labels, score="aps", alpha=ALPHA, randomised=False)(new)
 
     def torchcp() -> Any:
         return torchcp_sets("aps", val, labels, new, {})
@@ -329,7 +334,7 @@ def unlabelled(small: bool) -> None:
     p = np.random.default_rng(0).beta(0.5, 0.8, 5000)
     logits = np.stack([np.log1p(-p), np.log(p)], axis=1)
     ours = estimate_performance(logits, metrics=("accuracy", "f1", "roc_auc"), n_resamples=2 if small else 20)
-    theirs = nannyml_metrics()
+    theirs = import_peer("nannyml.performance_estimation.confidence_based.metrics")
     if theirs is None:
         print("  NannyML is not there")
         return
@@ -352,16 +357,19 @@ def corrected_classes(z: np.ndarray, val_z: np.ndarray, val_y: np.ndarray) -> np
     return classes
 
 
-def nannyml_metrics() -> ModuleType | None:
-    """NannyML's module of estimates; what else it would import is not needed for them."""
-    if importlib.util.find_spec("nannyml") is None:
+def import_peer(module: str) -> ModuleType | None:
+    """A module of a peer, or None where it is not installed; what it imports besides and is missing is not needed."""
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
         return None
     for _ in range(30):
         try:
-            return importlib.import_module("nannyml.performance_estimation.confidence_based.metrics")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return importlib.import_module(module)
         except ImportError as error:
             sys.modules[str(error.name)] = MagicMock()
-            for name in [name for name in sys.modules if name.startswith("nannyml")]:
+            for name in [name for name in sys.modules if name.partition(".")[0] == package]:
                 del sys.modules[name]
     return None
 

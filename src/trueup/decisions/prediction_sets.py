@@ -32,7 +32,7 @@ SCORES = ("lac", "aps", "raps")
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """Of RAPS, among which the smallest sets decide."""
 _ROUNDING = 1e-12  # of itself: sums of the same probabilities in another order
-_FEW = 32  # the largest probabilities of a row, which nearly always hold its set
+_FEW = 64  # the largest probabilities of a row, which nearly always hold its set
 
 
 def conformal_quantile(scores: Any, alpha: float) -> float:
@@ -105,7 +105,7 @@ class PredictionSets(ParametricModule):
         by_class: bool = False,
         groups: Any = None,
         weights: Any = None,
-        randomised: bool = False,
+        randomised: bool = True,
         penalty: float | None = None,
         rank: int | None = None,
         seed: int = 0,
@@ -115,7 +115,9 @@ class PredictionSets(ParametricModule):
         `by_class` takes a limit for each class, so that each is covered; one with fewer than 1/α − 1 rows is in every
         set. `groups` (n,) does so for groups. `weights` (n,), ratios of the new population's density to that of the
         rows, cover under a shift of the inputs; then the new rows need their weights too. RAPS without a `penalty`
-        chooses it and the rank on a fifth of the rows, which then do not calibrate.
+        chooses it and the rank on a fifth of the rows, which then do not calibrate. The U of a row follows from its
+        logits and the seed, so that its set is the same wherever it stands; without it (`randomised=False`) the sets of
+        a sharp network are empty or large. For export say `randomised=False`, or give `uniform`.
         """
         z, y = as_tensors(logits, labels, at_least=1)
         if sum((by_class, groups is not None, weights is not None)) > 1:
@@ -170,8 +172,8 @@ class PredictionSets(ParametricModule):
             if u is None:
                 torch.ge(p, (-q[:, None]).to(p.dtype), out=sets[at])
                 continue
-            first_out = self._first_excluded(p, u[at], q)
-            torch.gt(p, first_out[:, None], out=sets[at])
+            first_out = self._first_excluded(*(part.cpu().numpy() for part in (p, u[at], _widen(q))))
+            torch.gt(p, torch.from_numpy(first_out).to(p.device)[:, None], out=sets[at])
         return sets
 
     def label_scores(self, logits: Any, labels: Any, *, uniform: Any = None) -> np.ndarray:
@@ -188,7 +190,7 @@ class PredictionSets(ParametricModule):
             below = p < own
             score = -(p * below).sum(dim=1, dtype=torch.float64) - u[at] * own[:, 0]
             if self.penalty:
-                score = score + self.penalty * (p.shape[1] - below.sum(dim=1) - self.rank).clamp(min=0)
+                score = score + self.penalty * (p.shape[1] - below.sum(dim=1) - self.rank).clamp(min=0).double()
             parts.append(score)
         return torch.cat(parts).cpu().numpy()
 
@@ -206,33 +208,34 @@ class PredictionSets(ParametricModule):
         last = torch.where(ends, place, p.shape[1]).flip(1).cummin(dim=1).values.flip(1)
         score = -after.gather(1, last - 1) - self._uniform(logits, uniform)[:, None] * ordered
         if self.penalty:
-            score = score + self.penalty * (last - self.rank).clamp(min=0)
+            score = score + self.penalty * (last - self.rank).clamp(min=0).double()
         return torch.empty_like(score).scatter(1, index, score)
 
-    def _first_excluded(self, p: Tensor, u: Tensor, limit: Tensor) -> Tensor:
-        """The largest probability of each row that is not in its set: scores grow as probabilities fall."""
+    def _first_excluded(self, p: np.ndarray, u: np.ndarray, limit: np.ndarray) -> np.ndarray:
+        """The largest probability of each row that is not in its set: scores grow as probabilities fall.
+
+        Only the largest few are sorted, and more where they all are in the set. Sums run from the small end.
+        """
         classes = p.shape[1]
-        out = torch.empty(len(p), dtype=p.dtype, device=p.device)
-        rows = torch.arange(len(p), device=p.device)
+        out = np.full(len(p), -1.0, p.dtype)
+        rows = np.arange(len(p))
         width = min(_FEW, classes)
         while len(rows):
             part = p if len(rows) == len(p) else p[rows]
-            top = part.topk(width, dim=1).values if width < classes else part.sort(dim=1, descending=True).values
-            # The mass below each place, from the small end: what is at or below the last value, then what is above it.
-            least = top[:, -1:]
-            below = (part * (part < least)).sum(dim=1, keepdim=True, dtype=torch.float64)
-            equal = (part == least).sum(dim=1, keepdim=True) * least.double()
-            inner = torch.where(top > least, top, 0.0).double()
-            tail = inner.flip(1).cumsum(dim=1).flip(1)
-            mass = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1) + equal + below
-            score = -torch.where(top > least, mass, below) - u[rows, None] * top
+            low, top = np.zeros((len(rows), 1)), part
+            if width < classes:
+                part = np.partition(part, classes - width, axis=1)
+                low = part[:, : classes - width].sum(axis=1, dtype=np.float64, keepdims=True)
+                top = part[:, classes - width :]
+            top = np.sort(top, axis=1)
+            mass = np.concatenate([low, top[:, :-1]], axis=1, dtype=np.float64).cumsum(axis=1)
+            score = -(mass + u[rows, None] * top)
             if self.penalty:
-                place = torch.arange(1, width + 1, device=p.device)
-                score = score + self.penalty * (place - self.rank).clamp(min=0)
-            inside = (score <= _widen(limit[rows])[:, None]).sum(dim=1)
-            first = top.gather(1, inside.clamp(max=width - 1)[:, None])[:, 0]
-            out[rows] = torch.where(inside < width, first, -torch.ones_like(first))
-            rows = rows[inside == width] if width < classes else rows[:0]
+                score += self.penalty * np.maximum(np.arange(width, 0, -1) - self.rank, 0)
+            outside = (score > limit[rows, None]).sum(axis=1)
+            found = np.flatnonzero(outside)
+            out[rows[found]] = top[found, outside[found] - 1]
+            rows = rows[outside == 0] if width < classes else rows[:0]
             width = min(8 * width, classes)
         return out
 

@@ -144,7 +144,7 @@ class Threshold:
             if self.labels_needed is not None:
                 lines.append(f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like.")
             else:
-                lines.append("More labels would not help: the risk of the highest scores themselves looks too large.")
+                lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
             return " ".join([*lines, self.note]).rstrip()
         done = "answered" if self.event is None else "flagged"
         lines = [
@@ -389,6 +389,7 @@ class _Problem(NamedTuple):
         bound = self.bound
         # Of few rows an error rate of zero shows little: half an error is added.
         risk = (steps.losses / self.largest + 0.5) / (steps.trials + 1.0)
+        risk = np.where(steps.losses == 0, np.minimum(risk, bound / 2), risk)
         enough = steps.kept >= min(n, max(20.0, 0.02 * n))
         hopeful = np.flatnonzero(enough & (risk < 0.9 * bound))
         if not len(hopeful):
