@@ -16,7 +16,22 @@ from typer.testing import CliRunner
 from trueup.cli import app
 
 VERBS = (
-    *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan", "clamp", "train", "study", "serve", "demo"),
+    *(
+        "evaluate",
+        "compare",
+        "report",
+        "monitor",
+        "fit",
+        "apply",
+        "decide",
+        "sets",
+        "plan",
+        "clamp",
+        "train",
+        "study",
+        "serve",
+        "demo",
+    ),
     *("methods", "metrics", "losses", "networks", "datasets"),
 )
 HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")

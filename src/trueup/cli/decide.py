@@ -15,7 +15,8 @@ from trueup.core.warning_capture import silence_warnings
 
 def decide(
     val: Annotated[
-        Path, typer.Argument(metavar="VAL", help="Logits and labels that neither the network nor a calibrator has seen.")
+        Path,
+        typer.Argument(metavar="VAL", help="Logits and labels that neither the network nor a calibrator has seen."),
     ],
     new: Annotated[
         Path | None,

@@ -16,7 +16,8 @@ from trueup.core.warning_capture import silence_warnings
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Some logits and labels, to plan with.")],
     rows: Annotated[
-        int | None, typer.Option("--rows", metavar="N", help="What could so many rows show? (those of FILE, if not given)")
+        int | None,
+        typer.Option("--rows", metavar="N", help="What could so many rows show? (those of FILE, if not given)"),
     ] = None,
     error: Annotated[
         float | None, typer.Option("--error", metavar="ECE", help="Rows to detect this calibration error.")
@@ -34,7 +35,8 @@ def plan(
         float | None, typer.Option("--certainty", metavar="SHARE", help="Certainty of the promise (default 0.95).")
     ] = None,
     beside: Annotated[
-        Path | None, typer.Option("--beside", metavar="FILE", help="Rows to tell another method, of the same rows, apart.")
+        Path | None,
+        typer.Option("--beside", metavar="FILE", help="Rows to tell another method, of the same rows, apart."),
     ] = None,
     probs: o.Probs = False,
     logits: o.Logits = None,

@@ -15,7 +15,8 @@ from trueup.core.warning_capture import silence_warnings
 
 def sets(
     val: Annotated[
-        Path, typer.Argument(metavar="VAL", help="Logits and labels that neither the network nor a calibrator has seen.")
+        Path,
+        typer.Argument(metavar="VAL", help="Logits and labels that neither the network nor a calibrator has seen."),
     ],
     test: Annotated[
         Path | None, typer.Argument(metavar="TEST", help="Logits and labels on which the sets are judged.")

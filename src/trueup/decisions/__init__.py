@@ -9,8 +9,8 @@ from trueup.registry import lazy_attribute
 
 if TYPE_CHECKING:
     from trueup.decisions.conformal_regression import ConformalQuantiles, ConformalResiduals
-    from trueup.decisions.label_shift import PriorEstimate, estimate_prior, shift_prior
     from trueup.decisions.decision_curve import NetBenefit, net_benefit
+    from trueup.decisions.label_shift import PriorEstimate, estimate_prior, shift_prior
     from trueup.decisions.planning import Plan, plan
     from trueup.decisions.prediction_sets import (
         PredictionSets,

@@ -59,14 +59,26 @@ class PriorEstimate:
         """Plain data, ready for JSON."""
         arrays = {name: getattr(self, name).tolist() for name in ("prior", "low", "high", "old")}
         p_value = None if math.isnan(self.p_value) else self.p_value
-        return {"schema": 1, "method": self.method, "rows": self.rows, "level": self.level, "p_value": p_value, **arrays}
+        return {
+            "schema": 1,
+            "method": self.method,
+            "rows": self.rows,
+            "level": self.level,
+            "p_value": p_value,
+            **arrays,
+        }
 
     def __str__(self) -> str:
         change = np.argsort(-np.abs(self.prior - self.old), kind="stable")
         shown = np.sort(change[:20])
         table = [["class", "before", "now", f"{format_percent(self.level)} interval"]]
         table += [
-            [str(k), format_number(self.old[k]), format_number(self.prior[k]), format_interval(self.low[k], self.high[k])]
+            [
+                str(k),
+                format_number(self.old[k]),
+                format_number(self.prior[k]),
+                format_interval(self.low[k], self.high[k]),
+            ]
             for k in shown.tolist()
         ]
         lines = [text_table(table)]
@@ -163,9 +175,7 @@ def estimate_prior(
         drawn.append(estimate(again if method == "em" else calibrator, z, weight, *part, prior)[0])
     low, high = _ends(np.array(drawn), prior, level)
     shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
-    return PriorEstimate(
-        prior, low, high, level, before, method, len(z), _moved(z, val_z), Chain([calibrator, shift])
-    )
+    return PriorEstimate(prior, low, high, level, before, method, len(z), _moved(z, val_z), Chain([calibrator, shift]))
 
 
 def em_prior(

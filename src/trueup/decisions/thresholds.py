@@ -142,7 +142,9 @@ class Threshold:
         if not self.promised:
             lines = [f"Nothing can be promised from {self.rows:,} rows: no threshold keeps the risk down ({promise})."]
             if self.labels_needed is not None:
-                lines.append(f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like.")
+                lines.append(
+                    f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
+                )
             else:
                 lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
             return " ".join([*lines, self.note]).rstrip()
@@ -342,7 +344,8 @@ class _Problem(NamedTuple):
         """The place of the lowest threshold that passes; −1 where none does."""
         best, budget = -1, 0.0
         places = self.starts(steps, n, alpha)
-        for (place, share), (end, _) in zip(places, [*places[1:], (len(steps.score), 0.0)], strict=True):
+        ends = [place for place, _ in places[1:]] + [len(steps.score)]
+        for (place, share), end in zip(places, ends, strict=False):
             fresh = budget == 0
             budget += share
             p = steps.p_value[place:end].copy()
@@ -469,9 +472,7 @@ class Recheck:
         # A crossing inside the batch counts too: it was valid to look then.
         log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + errors)
         crossed = bool((log_wealth >= -math.log(1 - self.certainty)).any())
-        return replace(
-            self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed
-        )
+        return replace(self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed)
 
     @property
     def wealth(self) -> float:
@@ -553,7 +554,7 @@ def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[st
         raise InputError("costs", f"have shape ({classes}, {classes}), true class by predicted class", str(cost.shape))
     if not np.isfinite(cost).all() or cost.min() < 0:
         raise InputError("costs", "be finite and not negative", f"{cost.min():g}..{cost.max():g}")
-    if not (isinstance(at_most, (int, float)) and 0 < at_most):
+    if not (isinstance(at_most, (int, float)) and at_most > 0):
         raise InputError("at_most", "be positive", repr(at_most))
     return "cost", cost
 
@@ -582,7 +583,9 @@ def _calibrate(
         note = f"Half of the rows fitted the calibrator; the other {int(kept.sum()):,} carry the promise."
         return as_logits(calibrator(z[kept])), y[kept], kept.cpu().numpy(), calibrator, note
     out = torch.from_numpy(cross_fit(fit, folds=folds)(z, y)).to(z.device)
-    note = f"Cross-fitted in {folds} folds: the promise is approximate, since the calibrator is then fitted on all rows."
+    note = (
+        f"Cross-fitted in {folds} folds: the promise is approximate, since the calibrator is then fitted on all rows."
+    )
     return as_logits(out), y, np.ones(len(z), bool), fit(z, y), note
 
 

@@ -228,7 +228,9 @@ def detectable_error_of_tally(
             return math.nan
         for _ in range(14):
             middle = (low + high) / 2
-            low, high = (low, middle) if float((statistics(truth(middle)) > critical).mean()) >= power else (middle, high)
+            low, high = (
+                (low, middle) if float((statistics(truth(middle)) > critical).mean()) >= power else (middle, high)
+            )
         return float(share @ np.abs(truth(high) - mean))
 
     over, under = find(-1.0), find(1.0)
