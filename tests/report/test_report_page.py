@@ -19,7 +19,7 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"co\" 'x'"
 CHARTS = {
     "reliability-before", "reliability-after", "confidence-before", "confidence-after", "methods-chart", "sweep-chart",
-    "risk-chart", "classes-before", "classes-after",
+    "risk-chart", "promise-chart", "classes-before", "classes-after",
 }  # fmt: skip
 
 

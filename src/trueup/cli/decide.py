@@ -100,9 +100,8 @@ def decide(
 def _without_labels(reader: Reader, new: Path, pair: Any, seed: int | None, quiet: bool) -> tuple[Any, Any]:
     from trueup.decisions import estimate_performance, estimate_prior
 
-    rows = reader.load_unlabelled(new)
-    if rows is None:
-        rows = reader.load_half(new, "test").logits
+    unlabelled = reader.load_unlabelled(new)
+    rows = reader.load_half(new, "test").logits if unlabelled is None else unlabelled
     options = o.drop_unset(seed=seed)
     prior = estimate_prior(rows, val=tuple(pair), **options, progress=not quiet)
     performance = estimate_performance(rows, val=tuple(pair), shift=prior.moved, **options, progress=not quiet)

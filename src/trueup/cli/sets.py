@@ -68,9 +68,8 @@ def sets(
         )  # fmt: skip
         return
     kind = f"{rule.score.upper()}{', a limit for each class' if by_class else ''}"
-    print(
-        f"{kind}: a set misses the truth in at most {100 * rule.alpha:g} % of rows like the {len(pair.labels):,} of {val}."
-    )
+    share = f"at most {100 * rule.alpha:g} %"
+    print(f"{kind}: a set misses the truth in {share} of rows like the {len(pair.labels):,} of {val}.")
     print(f"\n{scores}" if scores is not None else f"\nThey have {sizes.mean():.2f} classes on average on those rows.")
     if out is not None and not quiet:
         print(f"\nWritten: {out}")

@@ -81,7 +81,8 @@ def net_benefit(
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=2000)
-    >>> z, y = np.stack([np.zeros(2000), 2 * x - 1], axis=1), (rng.random(2000) < 1 / (1 + np.exp(1 - 2 * x))).astype(int)
+    >>> z = np.stack([np.zeros(2000), 2 * x - 1], axis=1)
+    >>> y = (rng.random(2000) < 1 / (1 + np.exp(1 - 2 * x))).astype(int)
     >>> curve = net_benefit(z, y, thresholds=[0.1, 0.5])
     >>> curve.value.round(3), curve.treat_all.round(3), curve.useful
     (array([0.3  , 0.154]), array([ 0.282, -0.293]), [(0.1, 0.5)])

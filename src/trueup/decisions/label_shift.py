@@ -46,7 +46,7 @@ class PriorEstimate:
     method: str
     rows: int
     p_value: float
-    """Of the hypothesis that nothing moved: predicted classes counted in both populations; NaN without labelled rows."""
+    """Of the hypothesis that nothing moved, by counts of predicted classes; NaN without labelled rows."""
     calibrator: Calibrator = field(repr=False)
     """Maps the network's logits to corrected ones: calibrates, then shifts the prior."""
 

@@ -52,8 +52,8 @@ class PredictionSets(ParametricModule):
     "lac": 1 − p_k, the smallest sets on average; "aps": the mass of all classes at least as probable as k, less U·p_k
     if randomised, sets that grow with the difficulty of a row; "raps": + λ·max(0, rank − k_reg), which trims long
     tails. Equally probable classes enter together. A set may be empty.
-    Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would lose
-    the digits that tell a sure row from a very sure one.
+    Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would
+    lose the digits that tell a sure row from a very sure one.
     Sadinle et al. (2019); Romano et al. (2020); Angelopoulos et al. (2021).
 
     >>> rng = np.random.default_rng(0)

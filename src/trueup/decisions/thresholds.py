@@ -363,7 +363,8 @@ class _Problem(NamedTuple):
             return []
         if self.risk == "false_positive_rate":  # falls with every threshold: one chain, from the top
             return [(0, alpha)]
-        shares, count, left = [], n / FIRST_START, alpha
+        shares: list[tuple[float, float]] = []
+        count, left = n / FIRST_START, alpha
         while count / FIRST_START > least_rows(self.bound, left / 2) and len(shares) < 8:
             shares.append((count, left / 2))
             left /= 2
@@ -443,9 +444,10 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
 class Recheck:
     """A promise checked again as labels arrive: valid whenever it is looked at.
 
-    `update` adds rows that were answered and whose outcome is known, and returns a new check. The promise is refuted once the wealth of bets against it reaches 1/α: were it kept, that would happen with probability
-    α at most, however often and whenever one looks (Ville). Bets are a mixture over all risks above the bound, in closed
-    form: M = ∫_r^1 (q/r)^k ((1−q)/(1−r))^(m−k) dπ(q), π a Beta law beyond r.
+    `update` adds rows that were answered and whose outcome is known, and returns a new check. The promise is refuted
+    once the wealth of bets against it reaches 1/α: were it kept, that would happen with probability α at most, however
+    often and whenever one looks (Ville). Bets are a mixture over all risks above the bound, in closed form:
+    M = ∫_r^1 (q/r)^k ((1−q)/(1−r))^(m−k) dπ(q), π a Beta law beyond r.
 
     >>> check = Recheck(at_most=0.02).update(np.zeros(500)).update(np.ones(30))
     >>> check.refuted, round(check.low, 4)

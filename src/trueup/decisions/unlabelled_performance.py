@@ -92,9 +92,10 @@ def estimate_performance(
 
     accuracy: the mean confidence. error_above: 1 − the mean confidence of the rows whose confidence is at least
     `threshold`. f1 and roc_auc are of class `event` against the others: TP is the sum of P(event) over the rows
-    predicted as the event, and so on. With labelled rows `val`, `calibrate` (temperature scaling unless named) is fitted
-    to them; the intervals come from fits to resamples of `val` and labels drawn from what each says, so that they are
-    intervals of what labels would show. `shift=True` first estimates the new class frequencies and corrects for them.
+    predicted as the event, and so on. With labelled rows `val`, `calibrate` (temperature scaling unless named) is
+    fitted to them; the intervals come from fits to resamples of `val` and labels drawn from what each says, so that
+    they are intervals of what labels would show. `shift=True` first estimates the new class frequencies and corrects
+    for them.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3))

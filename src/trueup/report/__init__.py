@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.class_errors import class_errors
     from trueup.report.figures.comparison import comparison
     from trueup.report.figures.confidence_histogram import confidence_histogram
+    from trueup.report.figures.promise import promise
     from trueup.report.figures.reliability import reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
@@ -27,6 +28,7 @@ _MODULES = {
     "draw": "figures",
     "method_title": "audit",
     "numbers": "figures",
+    "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
     "risk_coverage": "figures.risk_coverage",
@@ -44,6 +46,7 @@ __all__ = [
     "draw",
     "method_title",
     "numbers",
+    "promise",
     "reliability",
     "report",
     "risk_coverage",

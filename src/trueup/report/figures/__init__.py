@@ -10,6 +10,7 @@ from trueup.report.figures import (
     class_errors,
     comparison,
     confidence_histogram,
+    promise,
     reliability,
     risk_coverage,
     temperature_sweep,
@@ -29,6 +30,7 @@ FIGURES: Mapping[type, ModuleType] = MappingProxyType(
         comparison.Comparison: comparison,
         temperature_sweep.TemperatureSweep: temperature_sweep,
         risk_coverage.RiskCoverage: risk_coverage,
+        promise.Promise: promise,
         class_errors.ClassErrors: class_errors,
     }
 )
