@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -392,7 +393,7 @@ def _size_bands(classes: int) -> list[tuple[str, int, int]]:
     ends = [0, 1, 2, 3, 5, 10, 30, 100, 300, 1000]
     ends = [*[end for end in ends if end < classes], classes]
     bands = [("0", 0, 0)]
-    for low, high in zip(ends[:-1], ends[1:], strict=True):
+    for low, high in pairwise(ends):
         bands.append((f"{high}" if high == low + 1 else f"{low + 1}–{high}", low + 1, high))
     return bands
 

@@ -170,8 +170,8 @@ def detectable_error(
     """The smallest calibration error that the consistency test of `rows` rows detects with this power.
 
     Truth is distorted from the file's own confidences c by a temperature, σ(s·logit c), s below 1 for overconfidence
-    and above for underconfidence, until the test at level α rejects in the share `power` of simulated data sets; the error
-    is the mean |c − σ(s·logit c)| there. Only the confidences matter, not the labels.
+    and above for underconfidence, until the test at level α rejects in the share `power` of simulated data sets; the
+    error is the mean |c − σ(s·logit c)| there. Only the confidences matter, not the labels.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
