@@ -308,7 +308,7 @@ def unlabelled(small: bool) -> None:
     z, y = pair
     rng = np.random.default_rng(0)
     for title, splits, resamples, shifted in (
-        ("in distribution", 500, 60, False), ("label shift, corrected", 200, 60, True),
+        ("in distribution", 500, 100, False), ("label shift, corrected", 200, 100, True),
     ):  # fmt: skip
         splits = 3 if small else splits
         held, width = 0, []

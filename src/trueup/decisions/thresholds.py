@@ -3,9 +3,9 @@
 Candidate thresholds are the distinct scores, tested from the highest to the lowest: at each the hypothesis "the risk of
 what lies at or above it exceeds the bound" has an exact binomial p-value (for a matrix of costs one by betting), and
 the first that cannot be rejected ends the sequence. No correction for many thresholds is needed, since a threshold is
-only tested when all before it passed. A test of few rows can fail by bad luck even where nearly everything is right, which
-would end the sequence at its first step; so there are several starts, which share the error budget, and the budget of a
-chain that arrives at the next start is added to it (the fallback procedure).
+only tested when all before it passed. A test of few rows can fail by bad luck even where nearly everything is right,
+which would end the sequence at its first step; so there are several starts, which share the error budget, and the
+budget of a chain that arrives at the next start is added to it (the fallback procedure).
 """
 
 from __future__ import annotations
