@@ -51,8 +51,10 @@ def promise(
     """
     found = [threshold(logits, labels, at_most=share, certainty=certainty) for share in allowed]
     least = detectable_error(logits, labels, n_resamples=400, seed=seed).error
-    columns = ([getattr(one, name) for one in found] for name in ("threshold", "coverage", "observed"))
-    return Promise(np.array(allowed), *map(np.array, columns), certainty, found[0].rows, least)
+    limit, coverage, observed = (
+        np.array([getattr(one, name) for one in found]) for name in ("threshold", "coverage", "observed")
+    )
+    return Promise(np.array(allowed), limit, coverage, observed, certainty, found[0].rows, least)
 
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
