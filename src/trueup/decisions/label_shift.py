@@ -168,12 +168,17 @@ def estimate_prior(
     prior, base = estimate(calibrator, z, None, val_z, val_y, None)
     rng = np.random.default_rng(seed)
     drawn = []
+    true = val_y.cpu().numpy()
+    # Labelled rows drawn with the frequencies found play the new population: what the estimate makes of them shows its
+    # noise, and its bias where the calibrated probabilities are not exact.
+    chance = prior[true] / np.maximum(np.bincount(true, minlength=z.shape[1])[true], 1)
+    chance = chance / chance.sum() if chance.sum() > 0 else np.full(len(true), 1 / len(true))
     for _ in track(range(n_resamples), label="resampling", enabled=progress):
         again, rows = refits.draw(rng)
         part = take_rows(val_z, val_y, torch.from_numpy(rows).to(val_z.device))
-        weight = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64)
-        drawn.append(estimate(again if method == "em" else calibrator, z, weight, *part, prior)[0])
-    low, high = _ends(np.array(drawn), prior, level)
+        weight = rng.multinomial(len(z), chance).astype(np.float64)
+        drawn.append(estimate(again if method == "em" else calibrator, val_z, weight, *part, prior)[0])
+    low, high = _ends(np.array(drawn), prior, level, len(z))
     shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
     return PriorEstimate(prior, low, high, level, before, method, len(z), _moved(z, val_z), Chain([calibrator, shift]))
 
@@ -242,14 +247,20 @@ def _from_calibrated(z: Tensor, old: np.ndarray, level: float, n_resamples: int,
         em_prior(p, old, weights=rng.multinomial(len(p), chance).astype(np.float64), start=prior)
         for _ in range(n_resamples)
     ]
-    low, high = _ends(np.array(drawn), prior, level)
+    low, high = _ends(np.array(drawn), prior, level, len(z))
     return PriorEstimate(prior, low, high, level, old, "em", len(z), math.nan, shift_prior(prior, old))
 
 
-def _ends(drawn: np.ndarray, prior: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The basic interval, which turns a bias round, joined with the percentiles, which it needs near 0.
+
+    So many rows cannot show that a class is rarer than some three in them, whatever was found.
+    """
     tail = (1 - level) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
-    return np.minimum(low, prior), np.maximum(high, prior)
+    low, high = np.minimum(low, 2 * prior - high), np.maximum(high, 2 * prior - low)
+    high = np.maximum(high, -math.expm1(math.log(tail) / rows))
+    return np.clip(np.minimum(low, prior), 0.0, 1.0), np.clip(np.maximum(high, prior), 0.0, 1.0)
 
 
 def _moved(z: Tensor, val_z: Tensor) -> float:
