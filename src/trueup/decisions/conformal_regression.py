@@ -15,7 +15,18 @@ from trueup.decisions.prediction_sets import conformal_quantile
 from trueup.decisions.thresholds import check_share
 
 
-class ConformalResiduals(ParametricModule):
+class _Conformal(ParametricModule):
+    """A rule that is one quantile of calibration scores, and how often it may miss."""
+
+    quantile: Tensor
+
+    def __init__(self, quantile: Any, alpha: float) -> None:
+        super().__init__()
+        self.keep("quantile", quantile)
+        self.alpha = check_share(alpha, "alpha")
+
+
+class ConformalResiduals(_Conformal):
     """Intervals μ ± q·σ, q the conformal quantile of |y − μ|/σ: wide where the forecast is unsure.
 
     Any forecast (μ, σ) will do, recalibrated ones too, as long as its fit has not seen the calibration rows.
@@ -25,13 +36,6 @@ class ConformalResiduals(ParametricModule):
     >>> rule.interval([10.0], [0.5])
     (array([6.]), array([14.]))
     """
-
-    quantile: Tensor
-
-    def __init__(self, quantile: Any, alpha: float) -> None:
-        super().__init__()
-        self.keep("quantile", quantile)
-        self.alpha = check_share(alpha, "alpha")
 
     @classmethod
     def fit(cls, mean: Any, std: Any, targets: Any, *, alpha: float = 0.1) -> Self:
@@ -50,7 +54,7 @@ class ConformalResiduals(ParametricModule):
         return m - reach, m + reach
 
 
-class ConformalQuantiles(ParametricModule):
+class ConformalQuantiles(_Conformal):
     """Intervals [low − q, high + q] around predicted quantiles, q the conformal quantile of max(low − y, y − high).
 
     Where the quantiles are too wide q is negative and narrows them; ends that would cross meet in the middle.
@@ -60,13 +64,6 @@ class ConformalQuantiles(ParametricModule):
     >>> rule.interval([10.0], [11.0])
     (array([3.]), array([18.]))
     """
-
-    quantile: Tensor
-
-    def __init__(self, quantile: Any, alpha: float) -> None:
-        super().__init__()
-        self.keep("quantile", quantile)
-        self.alpha = check_share(alpha, "alpha")
 
     @classmethod
     def fit(cls, low: Any, high: Any, targets: Any, *, alpha: float = 0.1) -> Self:
