@@ -39,8 +39,8 @@ RISKS: Mapping[str, str] = {
 }
 """Risk → how a sentence on it goes on after the number."""
 
-FIRST_START = 4
-"""The first start, and the best paid one, is at a quarter of the rows; the others at a sixteenth, a 64th …"""
+FIRST_START = 8
+"""The first start, and the best paid one, is at an eighth of the rows; the others at a 64th, a 512th …"""
 _POINTS = 200
 _BETS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
 """Shares of the largest bet that betting on a mean cost may place, each with the same part of the money."""
