@@ -29,6 +29,7 @@ FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 MANY_CLASSES = 200
 """With more of them, whole matrices are left out."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "every row right": ("identity", "temperature"),
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
     "few rows, two classes": ("identity", "temperature", "platt"),
     "few rows": ("identity", "temperature", "svs"),
@@ -47,9 +48,10 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     ),
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
-"""What `auto` pools, by the size of the problem, the simplest first. The first list is for problems where the argmax
-must stay, or a class has no rows and promised hardly any, whose odds then stay."""
-CAUTIOUS = ("the same for all classes", "few rows, two classes", "few rows")
+"""What `auto` pools, by the size of the problem, the simplest first. Where every row is right nothing shows how often
+one is wrong. The second list is for problems where the argmax must stay, or a class has no rows and promised hardly
+any, whose odds then stay."""
+CAUTIOUS = ("every row right", "the same for all classes", "few rows, two classes", "few rows")
 """Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
@@ -127,7 +129,8 @@ def auto(
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
-        fits = _candidates(z, y, w, "the same for all classes" if keep_argmax else size)
+        class_blind = keep_argmax and size != "every row right"
+        fits = _candidates(z, y, w, "the same for all classes" if class_blind else size)
         trial = _Trial(z, y, w, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
         trial.run(progress)
         return trial.conclude()
@@ -135,6 +138,8 @@ def auto(
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
     classes = z.shape[1]
+    if bool((z.argmax(dim=1) == y).all()):
+        return "every row right"
     rows = torch.bincount(y, weights=w, minlength=classes).double()
     # Rows that were to be expected of a class say as much of it by their absence.
     known = torch.maximum(rows, _expected_rows(z, w)) if bool((rows < FEW_ROWS_OF_CLASS).any()) else rows
@@ -150,7 +155,7 @@ def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
 def _expected_rows(z: Tensor, w: Tensor | None) -> Tensor:
     """How many rows of each class the probabilities promise."""
     total = torch.zeros(z.shape[1], dtype=torch.float64, device=z.device)
-    for at in chunks.row_chunks(*z.shape, chunks.BLOCK):
+    for at in chunks.row_chunks(len(z), z.shape[1], chunks.BLOCK):
         probs = torch.softmax(upcast_half(z[at]), dim=1).double()
         total += probs.sum(dim=0) if w is None else w[at] @ probs
     return total
@@ -165,6 +170,8 @@ def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, 
 
 
 def _method(name: str) -> Fit:
+    if name == "temperature":
+        return partial(METHODS[name], smooth=1.0)
     if name in PENALTIES:
         return partial(METHODS["sms_cv"], penalties=(PENALTIES[name],))
     method: Fit = METHODS["residual" if name in BASES else name]
@@ -226,7 +233,7 @@ class _Trial:
             loss = losses[names[0]]
         if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each):
             names, loss = ["temperature"], losses["temperature"]
-        if not self.cautious and not _is_less(loss, losses["identity"], 0.0, each):
+        if not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _prior(names))
         # What could be seen is a difference from the identity, or of the identity from the best of the others.

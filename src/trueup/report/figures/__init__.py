@@ -11,6 +11,7 @@ from trueup.report.figures import (
     comparison,
     confidence_histogram,
     method_choice,
+    promise,
     reliability,
     risk_coverage,
     temperature_sweep,
@@ -31,6 +32,7 @@ FIGURES: Mapping[type, ModuleType] = MappingProxyType(
         method_choice.MethodChoice: method_choice,
         temperature_sweep.TemperatureSweep: temperature_sweep,
         risk_coverage.RiskCoverage: risk_coverage,
+        promise.Promise: promise,
         class_errors.ClassErrors: class_errors,
     }
 )
