@@ -141,8 +141,8 @@ def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
     if bool((z.argmax(dim=1) == y).all()):
         return "every row right"
     rows = torch.bincount(y, weights=w, minlength=classes).double()
-    # Rows that were to be expected of a class say as much of it by their absence.
-    known = torch.maximum(rows, _expected_rows(z, w)) if bool((rows < FEW_ROWS_OF_CLASS).any()) else rows
+    # Of a class without any, the rows that were to be expected say as much by their absence.
+    known = rows if bool(rows.all()) else torch.where(rows > 0, rows, _expected_rows(z, w))
     if bool(((rows == 0) & (known < FEW_ROWS_OF_CLASS)).any()):
         return "the same for all classes"
     if float(rows.sum()) < FEW_ROWS or int((known < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
