@@ -153,6 +153,7 @@ def report(
     correct: o.Correct = None,
     event: o.Event = None,
     classes: o.Classes = None,
+    weight: o.Weight = None,
     by: o.By = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -176,7 +177,7 @@ def report(
 
     from trueup.report import report as make_report
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, None, by, storage)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
     audit = _audit(
         reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
@@ -331,5 +332,6 @@ def register(app: typer.Typer) -> None:
             "trueup report val.npz test.npz -o report.html",
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+            "trueup report risk.csv --probs --by ward --by sex --weight w",
         ),
     )(report)

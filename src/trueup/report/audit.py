@@ -107,6 +107,8 @@ class Audit:
     folds: int
     bins: int
     seed: int
+    weights: np.ndarray | None = None
+    """Of the rows that were scored, with a mean of 1."""
 
     @cached_property
     def predictions(self) -> Mapping[str, Predictions]:
@@ -218,6 +220,7 @@ def audit(
         folds=folds,
         bins=bins,
         seed=seed,
+        weights=None if scored_weights is None else scored_weights / scored_weights.mean(),
     )
 
 

@@ -79,7 +79,8 @@ class _Page:
     def __init__(self, report: Report) -> None:
         self.title, self.audit = report.title, report.audit
         self.charts: dict[str, str] = {}
-        evidence = [self.section(figure.section(report.audit, report.names)) for figure in FIGURES.values()]
+        sections = (figure.section(report.audit, report.names) for figure in FIGURES.values())
+        evidence = [self.section(section) for section in sections if section is not None]
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
             for k, (heading, inner) in enumerate(report.sections)
@@ -139,10 +140,16 @@ class _Page:
             facts.append(("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}"))
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
+        worth = ""
+        if scores.effective_rows is not None:
+            worth = paragraph(
+                "Rows count by their weights, which have a mean of 1, in every figure of this page: "
+                f"{scores.rows:,} rows tell as much as {scores.effective_rows:,.0f} of equal weight."
+            )
         title = escape(self.title)
         heading = title if self.title == DEFAULT_TITLE else f"<span>Calibration of</span> {title}"
         return (
-            f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{definition_list(facts, 'facts')}"
+            f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{definition_list(facts, 'facts')}{worth}"
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )
