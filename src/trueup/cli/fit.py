@@ -117,8 +117,8 @@ def _fit_shards(
 ) -> tuple[Calibrator, int, int]:  # fmt: skip
     from trueup.calibrators.sharded import FITS, fit_shards
 
-    if event is not None or reader.weight is not None:
-        # Only sums over plain pairs are there for shards; what needs more is fitted in memory.
+    if event is not None or (reader.weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
+        # Only sums over plain pairs and their weights are there for shards; what needs more is fitted in memory.
         table = reader.load_shards(source)
         calibrator = _fit(methods, table, event)
         return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2

@@ -117,9 +117,13 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
         else "the accuracy and the mean confidence"
     )
     panels = []
-    first = tables[shown[0].method]
-    for k, column in enumerate(dict.fromkeys(row.column for row in first.rows)):
-        order = group_errors(first, column).names
+    evidence: dict[tuple[str, str], float] = {}  # the strongest, before or after
+    for stage in shown:
+        for row in tables[stage.method].rows:
+            key = row.column, str(row.group)
+            evidence[key] = min(row.p_value, evidence.get(key, 1.0))
+    for k, column in enumerate(dict.fromkeys(row.column for row in tables[shown[0].method].rows)):
+        order = [group for of, group in sorted(evidence, key=evidence.__getitem__) if of == column]
         records = [group_errors(tables[stage.method], column, event=event, order=order) for stage in shown]
         ends = [np.abs([record.low[:MOST], record.high[:MOST]]).max() for record in records]
         for stage, record in zip(shown, records, strict=True):
@@ -221,7 +225,7 @@ def chart(record: GroupErrors, *, most: int = MOST, reach: float | None = None, 
         legend=legend,
     )
     figure.update_layout(margin_r=58)
-    figure.update_xaxes(range=[-far, far], showgrid=True, tickformat="+.1~%", nticks=6)
+    figure.update_xaxes(range=[-far, far], showgrid=True, tickformat=".1~%", nticks=6)
     ticks = {"tickvals": at, "ticktext": names, "showgrid": False, "range": [max(shown, 1) - 0.4, -1.3]}
     return figure.update_yaxes(**ticks)
 
@@ -285,9 +289,9 @@ def summary(record: GroupErrors) -> str:
         told = f"None of {many:,} groups is shown to be wrong on average."
     small, large = int(record.detectable.argmax()), int(record.detectable.argmin())
     least = f"an error below {percent(record.detectable[large])} could have been missed"
-    if many > 1 and record.detectable[small] > record.detectable[large]:
-        least += f" in {record.names[large]} ({_rows(record, large)}), below {percent(record.detectable[small])} in "
-        least += f"{record.names[small]} ({_rows(record, small)})"
+    if many > 1 and percent(record.detectable[small]) != percent(record.detectable[large]):
+        least += f" in {record.names[large]} ({_rows(record, large)}), one below {percent(record.detectable[small])} "
+        least += f"in {record.names[small]} ({_rows(record, small)})"
     told += f" {least[0].upper()}{least[1:]}."
     p = record.heterogeneity
     if not np.isnan(p):
