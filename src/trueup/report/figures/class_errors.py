@@ -59,9 +59,12 @@ def class_errors(
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
-    """The classes before and after calibration, on the same scale."""
-    records = [class_errors(*stage.pair, bins=audit.bins, names=names, weights=audit.weights) for stage in stages(audit)]
+def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
+    """The classes before and after calibration, on the same scale; an event is one class, and stands above."""
+    if audit.scores.is_event:
+        return None
+    how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
+    records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
     options = {"top": max(float(record.error.max()) for record in records), "legend": False}
     return Section(
         name="classes",

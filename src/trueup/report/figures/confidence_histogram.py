@@ -70,11 +70,13 @@ def confidence_histogram(
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The histogram before and after calibration, on the same scale."""
     records = [confidence_histogram(*stage.pair, weights=audit.weights) for stage in stages(audit)]
-    top = max(float((record.right + record.wrong).max()) for record in records) / audit.scores.rows
+    total = float((records[0].right + records[0].wrong).sum())
+    top = max(float((record.right + record.wrong).max()) for record in records) / total
     options = {"top": top, "legend": False}
     _, right, wrong, rate = records[0].words
     event = records[0].event
-    about = "How many rows have which predicted probability of class 1, and in how many of them it happened."
+    named = audit.scores.event_name
+    about = f"How many rows have which predicted probability of {named}, and in how many of them it happened."
     return Section(
         name="confidence",
         title="What does it predict?" if event else "How confident is it?",

@@ -101,7 +101,7 @@ _TEXT = (
     "than chance would put a calibrated network."
 )
 _EVENT_TEXT = (
-    "Rows are put into bins by the predicted probability of class 1, the event; each dot shows how often it happens in "
+    "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
     "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
     "the grey band are no further off than chance would put calibrated predictions."
 )
@@ -109,14 +109,18 @@ _EVENT_TEXT = (
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The diagram before and after calibration."""
-    options: dict[str, Any] = {"bins": audit.bins, "level": audit.scores.level, "seed": audit.seed}
-    options["weights"] = audit.weights
+    options: dict[str, Any] = {
+        "bins": audit.bins,
+        "level": audit.scores.level,
+        "seed": audit.seed,
+        "weights": audit.weights,
+    }
     event = audit.scores.is_event
     words = _EVENT_WORDS if event else _WORDS
     return Section(
         name="reliability",
         title="Are its probabilities right?" if event else "Is its confidence right?",
-        text=_EVENT_TEXT if event else _TEXT,
+        text=_EVENT_TEXT.format(audit.scores.event_name) if event else _TEXT,
         legend=(
             ("dot", f"{words.outcome}; the larger, the more rows"),
             ("over", words.over),

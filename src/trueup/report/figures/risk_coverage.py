@@ -54,8 +54,10 @@ def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any =
     return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
-    """The curves before and after calibration in one chart."""
+def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
+    """The curves before and after calibration in one chart; of an event no class is predicted, so nothing is."""
+    if audit.scores.is_event:
+        return None
     first, *others = (risk_coverage(*stage.pair, weights=audit.weights) for stage in stages(audit))
     options = {"after": others[0]} if others else {}
     return Section(

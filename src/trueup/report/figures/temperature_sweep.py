@@ -89,12 +89,14 @@ def temperature_sweep(
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The sweep of the uncalibrated network."""
     record = temperature_sweep(*audit.pairs[RAW], bins=audit.bins, weights=audit.weights)
+    above = "above 1 the network becomes less confident, below 1 more confident"
+    if audit.scores.is_event:
+        above = "above 1 every probability moves towards a half, below 1 away from it"
     return Section(
         name="sweep",
         title="What would a single temperature do?",
-        text="Temperature scaling divides all logits by one number: above 1 the network becomes less confident, below "
-        "1 more confident. The curves show what each temperature would do to the rows of this page; the fitted "
-        "temperature comes from the calibration rows alone.",
+        text=f"Temperature scaling divides all logits by one number: {above}. The curves show what each "
+        "temperature would do to the rows of this page; the fitted temperature comes from the calibration rows alone.",
         panels=(Panel("sweep-chart", "Log-loss and calibration error by temperature", record),),
     )
 
