@@ -77,7 +77,7 @@ def group_errors(
     >>> table = evaluate_groups([0.2, 0.2, 0.3, 0.9], [0, 0, 1, 1], ["a", "a", "b", "b"])
     >>> record = group_errors(table)
     >>> record.names, record.difference.round(2)
-    (('b', 'a'), array([ 0.4, -0.2]))
+    (('a', 'b'), array([-0.2,  0.4]))
     """
     columns = list(dict.fromkeys(row.column for row in table.rows))
     if column is None and len(columns) > 1:
