@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         study,
         training,
     )
-    from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
+    from trueup.calibrators.compose import chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, save_clamped
     from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
-    from trueup.core.events import as_event
+    from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, load, save, stream
@@ -70,8 +70,10 @@ _NAMES = {
     "cross_fit": "calibrators.compose",
     "evaluate": "metrics.table",
     "evaluate_shards": "metrics.sharded",
+    "event_logits": "core.events",
     "fit_shards": "calibrators.sharded",
     "flatten": "core.arrays",
+    "for_event": "calibrators.compose",
     "from_binary": "core.arrays",
     "from_confidence": "core.arrays",
     "from_probs": "core.arrays",
@@ -113,8 +115,10 @@ __all__ = [
     "decisions",
     "evaluate",
     "evaluate_shards",
+    "event_logits",
     "fit_shards",
     "flatten",
+    "for_event",
     "from_binary",
     "from_confidence",
     "from_probs",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
+from trueup.core.events import as_event, event_logits
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -120,6 +121,26 @@ def one_vs_rest(fit: Fit | str) -> Fit:
         return OneVsRest([method(_binary(odds[:, k]), (y == k).long(), **given(w)) for k in range(z.shape[1])])
 
     return fitted
+
+
+def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None = None) -> Fit:
+    """Fit a method to the probability of one class, a number or with `names` one of them.
+
+    The calibrator takes what `event_logits` makes of logits, and gives (ln(1 − p), ln p).
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> calibrator = for_event("beta", 2)(3 * z, y)
+    >>> calibrator(event_logits(3 * z, 2)).shape
+    (2000, 2)
+    """
+    method = _resolve(fit)
+
+    def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+        return method(*as_event(logits, labels, event, names=names), **options)
+
+    return fit_event
 
 
 def _log_odds(logits: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from trueup.cli.output import print_json, print_remarks, print_table, require_ou
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
-    from trueup.io.predictions import Predictions
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
 
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
 """The metrics of a table of many methods, which fits a terminal of 80 columns."""
+NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
+"""Those of an event."""
 
 Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
@@ -84,6 +85,7 @@ def evaluate(
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
+            options |= o.drop_unset(names=reader.names(pair.classes))
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
@@ -119,10 +121,10 @@ def compare(
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds.
     """
-    from trueup.metrics.table import DEFAULT
+    from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
 
     for name in metric or ():
-        o.require_name("metric of the comparison", DEFAULT, name)
+        o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
     audit = _audit(
         Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
         quiet, event, bins=bins, level=level, folds=folds, seed=seed,
@@ -153,6 +155,7 @@ def report(
     correct: o.Correct = None,
     event: o.Event = None,
     classes: o.Classes = None,
+    weight: o.Weight = None,
     by: o.By = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -176,7 +179,7 @@ def report(
 
     from trueup.report import report as make_report
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, None, by, storage)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
     audit = _audit(
         reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
@@ -217,6 +220,7 @@ def _print_groups(scores: Scores, quiet: bool) -> None:
 
 def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
     """Print the table of methods, the chosen one and the verdict."""
+    from trueup.metrics.table import default_metrics
     from trueup.report.audit import method_title
 
     scores = audit.scores
@@ -224,7 +228,13 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     if not quiet:
         how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
         print(f"{scores.caption()}; {how}\n")
-    print_table(_select_metrics(scores, metrics or (NARROW if many else scores.metrics)).table())
+    if metrics is None or not metrics:
+        event = scores.is_event
+        metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.classes, not event))
+    absent = [metric for metric in metrics if metric not in scores.metrics]
+    if absent:
+        raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
+    print_table(_select_metrics(scores, metrics).table())
     legend = scores.notes()[0] if many else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
@@ -267,12 +277,12 @@ def _audit(
     with silence_warnings(enabled=quiet):
         tables = reader.load_val_and_test(val, test)
         number = reader.event_number(event, tables[0].classes)
-        pair = _event_pair(tables[0].pair, number)
-        test_pair = None if tables[1] is None else _event_pair(tables[1].pair, number)
-        n_rows, n_classes = pair[0].shape
-        if pooled and options["methods"] is None and n_rows * n_classes <= POOLED:
-            options["methods"] = [*methods_for(n_rows, n_classes), "auto"]
-        given = o.drop_unset(**options)
+        pair, test_pair = tables[0].pair, tables[1] and tables[1].pair
+        rows, classes = pair.logits.shape
+        classes = classes if number is None else 2
+        if pooled and options["methods"] is None and rows * classes <= POOLED:
+            options["methods"] = [*methods_for(rows, classes), "auto"]
+        given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
         if scored_groups := (tables[1] or tables[0]).groups:
@@ -285,12 +295,6 @@ def _audit(
             for message in messages:
                 print_stderr(f"warning: {name}: {message}")
     return result
-
-
-def _event_pair(pair: Predictions, event: int | None) -> tuple[Any, Any]:
-    from trueup.core.events import as_event
-
-    return pair if event is None else as_event(*pair, event)
 
 
 def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
@@ -331,5 +335,6 @@ def register(app: typer.Typer) -> None:
             "trueup report val.npz test.npz -o report.html",
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+            "trueup report risk.csv --probs --by ward --by sex --weight w",
         ),
     )(report)

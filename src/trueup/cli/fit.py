@@ -101,13 +101,12 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
-    from trueup.calibrators.compose import choose
-    from trueup.core.events import as_event
+    from trueup.calibrators.compose import choose, for_event
     from trueup.registry import METHODS
 
-    pair = table.pair if event is None else as_event(*table.pair, event)
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
-    calibrator: Calibrator = fit(*pair) if table.weights is None else fit(*pair, weights=table.weights)
+    fit = fit if event is None else for_event(fit, event)
+    calibrator: Calibrator = fit(*table.pair) if table.weights is None else fit(*table.pair, weights=table.weights)
     return calibrator
 
 
@@ -117,8 +116,8 @@ def _fit_shards(
 ) -> tuple[Calibrator, int, int]:  # fmt: skip
     from trueup.calibrators.sharded import FITS, fit_shards
 
-    if event is not None or reader.weight is not None:
-        # Only sums over plain pairs are there for shards; what needs more is fitted in memory.
+    if event is not None or (reader.weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
+        # Only sums over plain pairs and their weights are there for shards; what needs more is fitted in memory.
         table = reader.load_shards(source)
         calibrator = _fit(methods, table, event)
         return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2
@@ -205,15 +204,9 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
     event = (header.summary or {}).get("event")
     if event is None:
         return fitted
-    from trueup.core.events import as_event
+    from trueup.core.events import event_logits
 
-    def calibrate(logits: Any) -> Any:
-        import numpy as np
-
-        two, _ = as_event(logits, np.zeros(len(logits), int), int(event))
-        return fitted(two)
-
-    return calibrate
+    return lambda logits: fitted(event_logits(logits, int(event)))
 
 
 def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:

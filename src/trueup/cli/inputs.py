@@ -52,6 +52,10 @@ class Reader:
             names = self.classes.split(",")
         return tuple(str(name).strip() for name in names if str(name).strip())
 
+    def names(self, found: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+        """The names of the classes: those that the user gave, of a confidence its two, or those of the file."""
+        return ("wrong", "right") if self.confidence is not None else self.class_names or found
+
     def event_number(self, event: str | None, names: tuple[str, ...] | None = None) -> int | None:
         """The class that --event means, by its name or its number."""
         if event is None:

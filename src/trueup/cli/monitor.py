@@ -46,6 +46,8 @@ def monitor(
     correct: o.Correct = None,
     event: o.Event = None,
     classes: o.Classes = None,
+    weight: o.Weight = None,
+    by: o.By = None,
     storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -63,14 +65,20 @@ def monitor(
     running = load_monitor(state) if state is not None and state.exists() else None
     if running is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    reader = Reader(probs, logits, labels, confidence, correct, classes, storage=storage)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    number = reader.event_number(event)
+    if running is not None and number is not None and running.event != number:
+        watched = "no event" if running.event is None else f"the event {running.event}"
+        raise ValueError(f"--state {state} watches {watched}, got --event {event}")
     with silence_warnings(enabled=quiet):
-        running, seen = _replay(reader, files, running, settings, quiet, reader.event_number(event))
+        running, seen = _replay(reader, files, running, settings, quiet, number)
     if state is not None:
         save_monitor(running, state)
     status = running.status()
     if as_json:
-        print_json("monitor", files=seen, state=state, status=status.to_dict())
+        groups = running.by_group()
+        found = {} if groups is None else {"groups": groups.to_dict()}
+        print_json("monitor", files=seen, state=state, status=status.to_dict(), **found)
     else:
         _print(status, running, quiet)
     if status.alarm is not None:
@@ -81,7 +89,6 @@ def _replay(
     reader: Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool,
     event: int | None,
 ) -> tuple[Monitor, list[str]]:  # fmt: skip
-    from trueup.core.events import as_event
     from trueup.core.progress import track
     from trueup.io.predictions import warn_of_skipped
     from trueup.monitor import Monitor
@@ -92,10 +99,9 @@ def _replay(
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
             for part in shards.read(path):
-                z, y = part.pair if event is None else as_event(*part.pair, event)
                 if running is None:
-                    running = Monitor(z.shape[1], **settings)
-                running.update(z, y)
+                    running = Monitor(part.logits.shape[1], event=event, **settings)
+                running.update(*part.pair, weights=part.weights, groups=part.groups or None)
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
             seen.append(path)
@@ -109,13 +115,18 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
     rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
-        print(f"{status.rows:,} rows, {running.classes} classes, {running.bins} bins\n")
+        event = "" if running.event is None else f", the event is class {running.event}"
+        print(f"{status.rows:,} rows, {running.classes} classes{event}, {running.bins} bins\n")
     print_table(rows)
     held = f"evidence against calibration {status.evidence:.3g}, p ≤ {status.p_value:.2g} at any time"
     if status.alarm is None:
         print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
     else:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
+    if (groups := running.by_group()) is not None:
+        print()
+        print_table(groups.table())
+        print_remarks(groups.verdict(), quiet=quiet)
 
 
 def register(app: typer.Typer) -> None:
@@ -126,5 +137,6 @@ def register(app: typer.Typer) -> None:
             "trueup monitor monday.npz tuesday.npz",
             "trueup monitor 'logs/*.parquet' --alpha 0.001",
             "trueup monitor today.npz --state watch.safetensors --json",
+            "trueup monitor 'logs/*.parquet' --by region",
         ),
     )(monitor)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
 from trueup.core.errors import InputError
-from trueup.core.events import as_event
+from trueup.core.events import as_event, event_name
 from trueup.core.row_scores import score_rows
 from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import PredictionTable, take_rows
@@ -26,7 +26,7 @@ def evaluate_shards(
     shards: Shards,
     *,
     metrics: Iterable[str] | None = None,
-    event: int | None = None,
+    event: int | str | None = None,
     fold: bool = False,
     bins: int = BINS,
     level: float = 0.95,
@@ -39,7 +39,8 @@ def evaluate_shards(
     """The table of `trueup.evaluate` for shards, in one pass and the memory of one chunk a worker.
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
-    Columns that the shards name as weights or as groups are those of `trueup.evaluate`.
+    Columns that the shards name as weights or as groups are those of `trueup.evaluate`; `event` is a class, or one of
+    the names that the shards have as `classes`.
     """
     wanted = () if metrics is None else tuple(metrics)
     unknown = [metric for metric in wanted if not has_interval(metric)]
@@ -47,7 +48,7 @@ def evaluate_shards(
         known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
         raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
     sums, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins, event=event, fold=fold),
+        functools.partial(_tally_rows, bins=bins, event=event, names=shards.classes, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -65,9 +66,9 @@ def evaluate_shards(
     classes = len(tally.classes.count)
     worth = None if shards.weights is None else tally.effective_rows
     groups = {} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)}
-    return Scores(
-        tally.n, classes, bins, level, {"network": found}, {"network": test}, {}, means, tally.is_event, worth, groups
-    )
+    title = event_name(event, sums.classes, shards.classes)
+    found_in = {"network": found}, {"network": test}, {}, means, tally.is_event, worth, groups, title
+    return Scores(tally.n, classes, bins, level, *found_in)
 
 
 @dataclass(frozen=True)
@@ -76,18 +77,23 @@ class _Sums:
 
     tally: Tally
     groups: GroupTally | None
+    classes: int
+    """Of the logits."""
 
     def __add__(self, other: _Sums) -> _Sums:
         groups = None if self.groups is None or other.groups is None else self.groups + other.groups
-        return _Sums(self.tally + other.tally, groups)
+        return _Sums(self.tally + other.tally, groups, self.classes)
 
 
-def _tally_rows(part: PredictionTable, *, bins: int, event: int | None, fold: bool) -> _Sums:
+def _tally_rows(
+    part: PredictionTable, *, bins: int, event: int | str | None, names: tuple[str, ...] | None, fold: bool
+) -> _Sums:
     if part.weights is not None and not part.weights.all():
         part = take_rows(part, part.weights > 0)
-    z, y = part.pair if event is None else as_event(*part.pair, event)
+    z, y = part.pair if event is None else as_event(*part.pair, event, names=names)
     tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights)
     if not part.groups:
-        return _Sums(tally, None)
+        return _Sums(tally, None, part.logits.shape[1])
     rows = score_rows(*as_tensors(z, y), fold=fold)
-    return _Sums(tally, GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights))
+    groups = GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights)
+    return _Sums(tally, groups, part.logits.shape[1])

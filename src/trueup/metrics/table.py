@@ -6,7 +6,7 @@ import html
 import inspect
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.events import as_event
+from trueup.core.events import as_event, event_name
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
@@ -66,6 +66,8 @@ class Scores:
     """(Σw)²/Σw², where the rows have weights."""
     group_tables: Mapping[str, GroupTable] = field(default_factory=dict)
     """By method: observed against predicted rate in groups of rows, where groups were given."""
+    event_name: str = "class 1"
+    """Which class the event is."""
 
     @property
     def groups(self) -> GroupTable | None:
@@ -126,6 +128,7 @@ class Scores:
             "classes": self.classes,
             "bins": self.bins,
             "event": self.is_event,
+            "event_name": self.event_name if self.is_event else None,
             "effective_rows": self.effective_rows,
             "level": self.level,
             "methods": {
@@ -174,7 +177,7 @@ class Scores:
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        what = "the event is class 1" if self.is_event else f"{self.classes} classes"
+        what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
         return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
 
     def table(self) -> list[Row]:
@@ -233,7 +236,8 @@ def evaluate(
     labels: Any,
     *,
     metrics: Iterable[str] | None = None,
-    event: int | None = None,
+    event: int | str | None = None,
+    names: Sequence[str] | None = None,
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
@@ -245,8 +249,8 @@ def evaluate(
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
 
     `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
-    as the probability of an event, class 1; of more classes `event` names one. `fold=True` takes the predicted one of
-    two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows. `groups`,
+    as the probability of an event, class 1; of more classes `event` is one, a number or with `names` a name. `fold=True`
+    takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows. `groups`,
     one value a row or a mapping of columns of them, adds a table of where it is wrong, as `.groups`.
 
     >>> rng = np.random.default_rng(0)
@@ -266,6 +270,7 @@ def evaluate(
         {"network": (logits, labels)},
         metrics=metrics,
         event=event,
+        names=names,
         fold=fold,
         weights=weights,
         groups=groups,
@@ -281,7 +286,8 @@ def compare(
     /,
     *,
     metrics: Iterable[str] | None = None,
-    event: int | None = None,
+    event: int | str | None = None,
+    names: Sequence[str] | None = None,
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
@@ -314,10 +320,14 @@ def compare(
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, means, group_tables = {}, {}, {}, {}
-    labels = None
+    labels, title = None, ""
     classes = 0
     for name, pair in named.items():
-        z, y = _pair(name, pair, event)
+        z, y = _pair(name, pair)
+        if first is None:
+            title = event_name(event, z.shape[1], names)
+        if event is not None:
+            z, y = as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
@@ -348,7 +358,7 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    found_in = means, first.tally.is_event, worth, group_tables
+    found_in = means, first.tally.is_event, worth, group_tables, title
     return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
 
 
@@ -384,16 +394,15 @@ def _value(metric: str, z: Any, y: Any, fold: bool, weights: Any) -> float:
     return float(function(z, y, **{k: v for k, v in options.items() if k in inspect.signature(function).parameters}))
 
 
-def _pair(name: str, pair: Any, event: int | None) -> tuple[Any, Any]:
+def _pair(name: str, pair: Any) -> tuple[Any, Any]:
     try:
         logits, labels = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
     try:
-        z, y = as_tensors(logits, labels)
+        return as_tensors(logits, labels)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return (z, y) if event is None else as_event(z, y, event)
 
 
 def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray) -> None:

@@ -14,8 +14,9 @@ import torch
 from trueup.core.bins import Bins, equal_width
 from trueup.io.artifacts import open_artifact, require_safetensors_suffix, write_artifact
 from trueup.io.atomic import shorten
+from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import Evidence
-from trueup.monitor.monitor import Alarm, Monitor
+from trueup.monitor.monitor import MOST_GROUPS, Alarm, Monitor
 from trueup.monitor.windows import WeightedTally, Window
 
 
@@ -36,6 +37,7 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "wealth": monitor.evidence.wealth,
         "tallies": np.stack([np.stack([t.bins.count, t.bins.confidence, t.bins.hits]) for t in tallies]),
         "nll": np.array([t.nll for t in tallies]),
+        "rows": np.array([t.seen for t in tallies]),
         "peak": np.array([monitor.peak]),
     }
     evidence = monitor.evidence
@@ -44,6 +46,8 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
+    if monitor.groups is not None:
+        header["groups"], arrays["group_cells"], arrays["group_sums"] = monitor.groups.pack()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     write_artifact(path, "monitor", header, tensors)
 
@@ -80,14 +84,19 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         monitor = Monitor(**settings)
         if wealth.shape != monitor.evidence.wealth.shape:
             raise ValueError("its arrays do not fit its settings")
-        _check(arrays, seen, monitor.evidence.block)
+        rows = _check(arrays, seen, monitor.evidence.block)
         monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
         edges = equal_width(monitor.bins)
-        tallies = [WeightedTally(Bins(edges, *each), float(loss)) for each, loss in zip(sums, nll, strict=True)]
+        each = zip(sums, nll, rows, strict=True)
+        tallies = [WeightedTally(Bins(edges, *s), float(loss), float(n)) for s, loss, n in each]
         monitor.total, monitor.fading, *pieces = tallies
         monitor.recent = Window(monitor.recent.size, tuple(pieces))
         monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
         monitor.peak = float(arrays["peak"][0])
+        if "groups" in header:
+            if len(header["groups"]) > MOST_GROUPS:
+                raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
+            monitor.groups = GroupTally.unpack(header["groups"], arrays["group_cells"], arrays["group_sums"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no whole monitor ({error})") from None
     return monitor
@@ -107,8 +116,11 @@ def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
     return alarm
 
 
-def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> None:
-    """Refuse numbers that no rows could have led to."""
+def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> np.ndarray:
+    """Refuse numbers that no rows could have led to; how many rows each tally has seen.
+
+    Checkpoints from before rows had weights hold no such numbers: their tallies count rows.
+    """
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise ValueError("its arrays must be finite")
     least = {"rows": 0, "begun": 1, "streams": 1}
@@ -120,5 +132,8 @@ def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> N
     counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
     within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()
     losses = (nll > -1e-6).all() and (nll < hair * nll[0] + 1e-6).all()  # that of a row may round to just below 0
-    if not (within and losses and total[0].sum() == seen["rows"]):
+    rows = arrays["rows"] if "rows" in arrays else sums[:, 0].sum(axis=1)
+    counted = rows.shape == nll.shape and (rows >= 0).all() and (rows <= seen["rows"]).all() and rows[0] == seen["rows"]
+    if not (within and losses and counted):
         raise ValueError("its tallies contradict each other")
+    return rows

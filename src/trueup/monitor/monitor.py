@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from threading import RLock
@@ -12,9 +13,12 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS
+from trueup.core.events import as_event, event_class
+from trueup.core.errors import InputError
 from trueup.core.row_scores import score_rows
+from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
     CLASS_BETS,
     GLOBAL_BETS,
@@ -29,6 +33,8 @@ from trueup.monitor.windows import WeightedTally, Window
 
 MOST_CLASSES = 100
 """Up to so many classes, each is tested on its own by default."""
+MOST_GROUPS = 1000
+"""A monitor keeps the sums of so many groups, all columns together."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class Alarm:
 class Status:
     """The metrics and the evidence so far; what has no rows yet is NaN.
 
-    Of two classes, unless they are folded, `confidence` is the mean probability of class 1 and `accuracy` how often it
-    happened: `event` says so.
+    Of an event, and of two classes unless they are folded, `confidence` is the mean probability of the event (class 1)
+    and `accuracy` how often it happened: `event` says so.
     """
 
     rows: int
@@ -82,8 +88,9 @@ class Monitor:
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
     probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of the
-    predicted class where there are more, or with `fold`, and with `classwise` of every class. Threads may share one:
-    each batch goes in whole, one after the other.
+    predicted class where there are more, or with `fold`, and with `classwise` of every class. `event`, a class or with
+    `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in whole,
+    one after the other.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -107,6 +114,8 @@ class Monitor:
         block: int = 100,
         classwise: bool | None = None,
         fold: bool = False,
+        event: int | str | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         for name, value, least in (
             ("classes", classes, 2),
@@ -122,12 +131,15 @@ class Monitor:
             raise ValueError(f"half_life must be positive, got {half_life!r}")
         self.classes, self.bins = int(classes), int(bins)
         self.alpha, self.half_life = float(alpha), float(half_life)
-        self.classwise = self.classes <= MOST_CLASSES if classwise is None else bool(classwise)
+        self.event = None if event is None else event_class(event, self.classes, names)
+        self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
         self.fold = bool(fold)
         self.evidence = Evidence.initial(len(self.shares), int(block))
         self.total = WeightedTally.empty(self.bins)
         self.recent = Window(int(window), ())
         self.fading = WeightedTally.empty(self.bins)
+        self.groups: GroupTally | None = None
+        """Of the rows that came with groups."""
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
@@ -158,7 +170,7 @@ class Monitor:
         )
         if not self.classwise:
             return of_rows
-        bettors = self.classes * len(CLASS_BETS)
+        bettors = self.judged_classes * len(CLASS_BETS)
         return np.concatenate([0.5 * of_rows, np.full(bettors, 0.5 / bettors)])
 
     def settings(self) -> dict[str, Any]:
@@ -176,30 +188,64 @@ class Monitor:
             "block": self.evidence.block,
             "classwise": self.classwise,
             "fold": self.fold,
+            "event": self.event,
         }
 
     @property
-    def is_event(self) -> bool:
-        """Whether it is about the probability of class 1: of two classes, unless they are folded."""
-        return self.classes == 2 and not self.fold
+    def judged_classes(self) -> int:
+        """How many classes are told apart: two of an event, which happens or does not."""
+        return self.classes if self.event is None else 2
 
-    def update(self, logits: Any, labels: Any) -> Status:
+    @property
+    def is_event(self) -> bool:
+        """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
+        return self.judged_classes == 2 and not self.fold
+
+    def update(self, logits: Any, labels: Any, *, weights: Any = None, groups: Any = None) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
-        What is wrong raises a `ValueError` and changes nothing.
+        `weights`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row once,
+        whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and only so
+        is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
+        `by_group` tells apart. What is wrong raises a `ValueError` and changes nothing.
         """
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        w = as_weights(weights, len(z))
+        columns = None if groups is None else _plain_columns(groups, len(z))
+        if w is not None and not w.all():
+            some = torch.from_numpy(w > 0).to(z.device)
+            columns = columns and {name: values[w > 0] for name, values in columns.items()}
+            z, y, w = z[some], y[some], w[w > 0]
+        if self.event is not None:
+            z, y = as_event(z, y, self.event)
         rows = score_rows(z, y, fold=self.fold)
         at, n = 0, len(y)
+        found = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
         with self._lock:
+            if found is not None:
+                self.groups = _add_groups(self.groups, found)
             while at < n:
                 step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
                 part = slice(at, at + step)
-                self._update(rows.score[part], rows.outcome[part], rows.nll[part], z[part], y[part])
+                claims = rows.score[part], rows.outcome[part], rows.nll[part]
+                self._update(*claims, z[part], y[part], None if w is None else w[part])
                 at += step
             return self._status()
+
+    def by_group(self, *, level: float = 0.95) -> GroupTable | None:
+        """Where it is wrong: what was predicted and what happened in each group so far; None without groups.
+
+        Unlike the alarm its intervals are made for one look: who looks often will find a group now and then.
+
+        >>> monitor = Monitor(2)
+        >>> _ = monitor.update([[1.0, 0.0], [0.0, 0.0]], [0, 1], groups=["a", "b"])
+        >>> monitor.by_group()["b"].observed
+        1.0
+        """
+        groups = self.groups
+        return None if groups is None else groups.table(level=level)
 
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""
@@ -212,7 +258,7 @@ class Monitor:
         return Status(
             self.rows,
             *summaries[0],
-            int(recent.rows),
+            int(recent.seen),
             *summaries[1],
             *summaries[2],
             evidence=_exp(log_wealth),
@@ -228,7 +274,7 @@ class Monitor:
         """
         if not isinstance(other, Monitor):
             return NotImplemented
-        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life, m.fold) for m in (self, other))
+        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life, m.fold, m.event) for m in (self, other))
         if mine != theirs:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
@@ -237,22 +283,29 @@ class Monitor:
         merged.total = one.total + two.total
         merged.recent = replace(one.recent, pieces=())
         merged.fading = one.fading + two.fading
+        merged.groups = one.groups if two.groups is None else _add_groups(one.groups, two.groups)
         merged._check_alarm()
         return merged
 
     def _update(
-        self, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, z: torch.Tensor, y: torch.Tensor
+        self,
+        confidence: np.ndarray,
+        correct: np.ndarray,
+        nll: np.ndarray,
+        z: torch.Tensor,
+        y: torch.Tensor,
+        weights: np.ndarray | None,
     ) -> None:
         n = len(nll)
         payoffs = log_payoffs_of_rows(confidence, correct)
         if self.classwise:
             probs = torch.softmax(z.double(), dim=1).cpu().numpy()
             payoffs = np.concatenate([payoffs, log_payoffs_of_classes(probs, y.cpu().numpy())])
-        piece = WeightedTally.of(confidence, correct, nll, self.bins)
+        piece = WeightedTally.of(confidence, correct, nll, self.bins, weights)
         self.total = self.total + piece
         self.recent = self.recent.append(piece)
         self.fading = self.fading * 0.5 ** (n / self.half_life) + WeightedTally.with_half_life(
-            confidence, correct, nll, self.bins, self.half_life
+            confidence, correct, nll, self.bins, self.half_life, weights
         )
         self.evidence = self.evidence.update(payoffs, n)
         self._check_alarm()
@@ -265,6 +318,21 @@ class Monitor:
             mean = recent.mean(recent.bins.confidence.sum())
             reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
+
+
+def _plain_columns(groups: Any, rows: int) -> dict[str, np.ndarray]:
+    """Groups as a checkpoint holds them, so that they are the same after a restart."""
+    return {
+        name: np.array([plain_group(group) for group in values], dtype=object)
+        for name, values in as_groups(groups, rows).items()
+    }
+
+
+def _add_groups(one: GroupTally | None, two: GroupTally) -> GroupTally:
+    total = two if one is None else one + two
+    if len(total.sums) > MOST_GROUPS:
+        raise InputError("groups", f"be at most {MOST_GROUPS:,} in all batches and columns", f"{len(total.sums):,}")
+    return total
 
 
 def _summary(tally: WeightedTally) -> tuple[float, float, float, float]:
@@ -306,5 +374,7 @@ def _reason(bettor: int, mean: float, *, event: bool) -> str:
     slope, shift = CLASS_BETS[belief]
     if shift == 0:
         how = "too extreme" if slope < 1 else "not extreme enough"
-        return f"What it says of class {number} is {how}."
+        return f"What it says of {'the event' if event else f'class {number}'} is {how}."
+    if event:  # class 0 is that it does not happen
+        return f"The event happens {'less' if (shift < 0) == (number == 1) else 'more'} often than it says."
     return f"Class {number} comes {'less' if shift < 0 else 'more'} often than it says."

@@ -19,24 +19,47 @@ class WeightedTally:
     bins: Bins
     nll: float
     """Summed over the rows."""
+    seen: float
+    """How many rows there were, whatever they weigh."""
 
     @classmethod
-    def of(cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int) -> WeightedTally:
+    def of(
+        cls,
+        confidence: np.ndarray,
+        correct: np.ndarray,
+        nll: np.ndarray,
+        bins: int,
+        weights: np.ndarray | None = None,
+    ) -> WeightedTally:
         """Tally trusted arrays, one number a row."""
-        return cls(Bins.from_scores(confidence, correct, equal_width(bins)), float(nll.sum()))
+        if weights is not None:
+            return cls._of_weights(confidence, correct, nll, bins, weights)
+        return cls(Bins.from_scores(confidence, correct, equal_width(bins)), float(nll.sum()), float(len(nll)))
+
+    @classmethod
+    def _of_weights(
+        cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, weights: np.ndarray
+    ) -> WeightedTally:
+        edges = equal_width(bins)
+        index = bin_index(confidence, edges)
+        sums = (
+            np.bincount(index, weights=weights * x, minlength=bins) for x in (np.ones(len(nll)), confidence, correct)
+        )
+        return cls(Bins(edges, *sums), float(weights @ nll), float(len(nll)))
 
     @classmethod
     def with_half_life(
-        cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, half_life: float
+        cls,
+        confidence: np.ndarray,
+        correct: np.ndarray,
+        nll: np.ndarray,
+        bins: int,
+        half_life: float,
+        weights: np.ndarray | None = None,
     ) -> WeightedTally:
-        """Tally with the weight ½ for what is `half_life` rows older than the last."""
-        weight = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
-        edges = equal_width(bins)
-        index = bin_index(confidence, edges)
-        count, confidences, hits = (
-            np.bincount(index, weights=weight * w, minlength=bins) for w in (np.ones(len(nll)), confidence, correct)
-        )
-        return cls(Bins(edges, count, confidences, hits), float(weight @ nll))
+        """Tally with the weight ½ for what is `half_life` rows older than the last, times a row's own."""
+        fading = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
+        return cls._of_weights(confidence, correct, nll, bins, fading if weights is None else fading * weights)
 
     @classmethod
     def empty(cls, bins: int) -> WeightedTally:
@@ -45,20 +68,17 @@ class WeightedTally:
         return cls.of(none, none, none, bins)
 
     def __add__(self, other: WeightedTally) -> WeightedTally:
-        return WeightedTally(self.bins + other.bins, self.nll + other.nll)
+        return WeightedTally(self.bins + other.bins, self.nll + other.nll, self.seen + other.seen)
 
     def __mul__(self, weight: float) -> WeightedTally:
         b = self.bins
-        return WeightedTally(Bins(b.edges, weight * b.count, weight * b.confidence, weight * b.hits), weight * self.nll)
-
-    @property
-    def rows(self) -> float:
-        """How many rows, by weight."""
-        return self.bins.n
+        faded = Bins(b.edges, weight * b.count, weight * b.confidence, weight * b.hits)
+        return WeightedTally(faded, weight * self.nll, self.seen)
 
     def mean(self, total: float) -> float:
         """A sum over the rows as a mean; NaN of nothing."""
-        return float(total / self.rows) if self.rows else float("nan")
+        weight = float(self.bins.count.sum())
+        return float(total / weight) if weight else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +91,7 @@ class Window:
     def append(self, piece: WeightedTally) -> Window:
         """The window with one piece more, of at most `free_rows` rows; pieces that are too old are dropped."""
         last = self.pieces[-1] if self.pieces else None
-        if last is not None and last.rows + piece.rows <= self.piece_size:
+        if last is not None and last.seen + piece.seen <= self.piece_size:
             return replace(self, pieces=(*self.pieces[:-1], last + piece))
         return replace(self, pieces=(*self.pieces, piece)[-(PIECES + 1) :])
 
@@ -82,7 +102,7 @@ class Window:
 
     def free_rows(self) -> int:
         """How many rows fit into the piece that is being filled."""
-        last = int(self.pieces[-1].rows) if self.pieces else 0
+        last = int(self.pieces[-1].seen) if self.pieces else 0
         return self.piece_size - last if last < self.piece_size else self.piece_size
 
     def total(self, bins: int) -> WeightedTally:

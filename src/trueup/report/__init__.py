@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.class_errors import class_errors
     from trueup.report.figures.comparison import comparison
     from trueup.report.figures.confidence_histogram import confidence_histogram
+    from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
     from trueup.report.figures.promise import promise
     from trueup.report.figures.reliability import reliability
@@ -27,6 +28,7 @@ _MODULES = {
     "comparison": "figures.comparison",
     "confidence_histogram": "figures.confidence_histogram",
     "draw": "figures",
+    "group_errors": "figures.groups",
     "method_choice": "figures.method_choice",
     "method_title": "audit",
     "numbers": "figures",
@@ -46,6 +48,7 @@ __all__ = [
     "comparison",
     "confidence_histogram",
     "draw",
+    "group_errors",
     "method_choice",
     "method_title",
     "numbers",

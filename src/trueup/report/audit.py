@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
@@ -18,12 +18,14 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
+from trueup.core.events import as_event, event_name
 from trueup.core.formatting import format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
+from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
 from trueup.metrics.table import Scores, compare, event_direction
 from trueup.registry import METHODS
 
@@ -107,6 +109,8 @@ class Audit:
     folds: int
     bins: int
     seed: int
+    weights: np.ndarray | None = None
+    """Of the rows that were scored, with a mean of 1."""
 
     @cached_property
     def predictions(self) -> Mapping[str, Predictions]:
@@ -144,6 +148,8 @@ def audit(
     test: tuple[Any, Any] | None = None,
     *,
     methods: Iterable[str] | Mapping[str, Fit] | None = None,
+    event: int | str | None = None,
+    names: Sequence[str] | None = None,
     bins: int = BINS,
     folds: int = 5,
     level: float = 0.95,
@@ -160,7 +166,9 @@ def audit(
     Without a test pair every row is scored by a calibrator fitted on the other folds. The choice is that of
     `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
     error of the least. A method that fails is recorded, and the others go on. `extra` adds test predictions that were
-    made elsewhere to the same table. `on_step(name, done, total)` is called before each method is fitted. `weights` and
+    made elsewhere to the same table. `event`, a class or with `names` of the classes one of them, makes it an audit of
+    the probability of that class, and two classes are always one of class 1: the methods are then fitted to the pairs
+    of `as_event`. `on_step(name, done, total)` is called before each method is fitted. `weights` and
     `test_weights` have one number a row of each pair; `groups`, of the rows that are scored, are those of `compare`.
 
     >>> rng = np.random.default_rng(0)
@@ -175,10 +183,13 @@ def audit(
     """
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds must be a whole number of at least 2, got {folds!r}")
-    val_pair = _as_pair(val, at_least=2 * folds)
+    val_pair = _as_pair(val, event, names, at_least=2 * folds)
     classes = val_pair[0].shape[1]
-    fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, extra or {})
-    test_pair = val_pair if test is None else _as_pair(test, at_least=1)
+    others = dict(extra or {})
+    if event is not None:
+        others = {name: as_event(*pair, event, names=names) for name, pair in others.items()}
+    fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, others)
+    test_pair = val_pair if test is None else _as_pair(test, event, names, at_least=1)
     if test_pair[0].shape[1] != classes:
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {test_pair[0].shape[1]}")
     w = as_weights(weights, len(val_pair[0]))
@@ -190,17 +201,12 @@ def audit(
         if on_step is not None:
             on_step(name, done, len(fits))
         runs.add(name, fit)
-    wanted = (*TABLE, "predicted", "observed") if classes == 2 else TABLE
-    scores = compare(
-        {**runs.pairs, **(extra or {})},
-        metrics=wanted,
-        weights=scored_weights,
-        groups=groups,
-        bins=bins,
-        level=level,
-        seed=seed,
-    )
-    for name, pair in (extra or {}).items():
+    wanted = tuple(dict.fromkeys((*EVENT_TABLE, *TABLE))) if classes == 2 else TABLE
+    options: dict[str, Any] = {"bins": bins, "level": level, "seed": seed}
+    scores = compare({**runs.pairs, **others}, metrics=wanted, weights=scored_weights, groups=groups, **options)
+    if scores.is_event:
+        scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
+    for name, pair in others.items():
         runs.pairs[name] = trusted_tensors(*pair)
     chosen = simplest(runs.losses, weights=w)
     return Audit(
@@ -218,6 +224,7 @@ def audit(
         folds=folds,
         bins=bins,
         seed=seed,
+        weights=None if scored_weights is None else scored_weights / scored_weights.mean(),
     )
 
 
@@ -290,10 +297,11 @@ def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None) -> tuple[flo
     return mean, float(spread / np.sqrt(effective_rows(weights, len(losses))))
 
 
-def _as_pair(pair: tuple[Any, Any], *, at_least: int) -> Pair:
+def _as_pair(pair: tuple[Any, Any], event: int | str | None, names: Sequence[str] | None, *, at_least: int) -> Pair:
     """Checked tensors, half precision as float32; the labels a copy, since they are indices and outlast the call."""
     z, y = as_tensors(*pair, at_least=at_least)
-    return as_tensors(upcast_half(z), y.clone())
+    z, y = upcast_half(z), y.clone()
+    return as_tensors(*((z, y) if event is None else as_event(z, y, event, names=names)))
 
 
 def _reason(error: Exception) -> str:
@@ -311,7 +319,7 @@ def _verdict(audit: Audit) -> str:
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
     shares = (format_percent(share, digits) for share in (confidence, accuracy))
-    about = "it predicts {} on average, the event happens {} of the time"
+    about = f"it predicts {scores.event_name} with {{}} on average, and it happens {{}} of the time"
     means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
     if scores.tests[RAW].p_value > 0.05:
         opening = f"No miscalibration of this network is statistically significant: {means}."

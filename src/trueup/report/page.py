@@ -79,7 +79,8 @@ class _Page:
     def __init__(self, report: Report) -> None:
         self.title, self.audit = report.title, report.audit
         self.charts: dict[str, str] = {}
-        evidence = [self.section(figure.section(report.audit, report.names)) for figure in FIGURES.values()]
+        sections = (figure.section(report.audit, report.names) for figure in FIGURES.values())
+        evidence = [self.section(section) for section in sections if section is not None]
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
             for k, (heading, inner) in enumerate(report.sections)
@@ -130,19 +131,28 @@ class _Page:
 
     def header(self) -> str:
         scores, chosen = self.audit.scores, self.audit.chosen
+        said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+        heads = ("Mean predicted", "Observed rate") if scores.is_event else ("Mean confidence", "Accuracy")
         facts = [
-            ("Mean confidence", format_percent(scores[RAW, "confidence"].value, 1)),
-            ("Accuracy", format_percent(scores[RAW, "accuracy"].value, 1)),
+            (heads[0], format_percent(scores[RAW, said].value, 1)),
+            (heads[1], format_percent(scores[RAW, seen].value, 1)),
             ("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"),
         ]
         if chosen == RAW:
             facts.append(("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}"))
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
+        worth = ""
+        if scores.effective_rows is not None:
+            worth = paragraph(
+                "Rows count by their weights, which have a mean of 1, in every figure of this page: "
+                f"{scores.rows:,} rows tell as much as {scores.effective_rows:,.0f} of equal weight."
+            )
         title = escape(self.title)
         heading = title if self.title == DEFAULT_TITLE else f"<span>Calibration of</span> {title}"
         return (
             f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{definition_list(facts, 'facts')}"
+            f"{worth}"
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )
@@ -173,15 +183,21 @@ class _Page:
         else:
             counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "plotly"))
+        what = ("Event", scores.event_name) if scores.is_event else ("Classes", f"{scores.classes:,}")
+        drawn = (
+            "the event happens with its predicted probability"
+            if scores.is_event
+            else ("each prediction is right with the probability of its confidence")
+        )
         items = [
             *counts,
-            ("Classes", f"{scores.classes:,}"),
+            what,
             ("Bins", f"{audit.bins} of equal width"),
             ("Choice", f"least log-loss over {audit.folds} folds of the calibration rows; of those within one standard "
              "error of it, the simplest. The test rows were not used." if not audit.cross_fitted else
              f"least log-loss over {audit.folds} folds; of those within one standard error of it, the simplest."),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
-            ("Bands", "from 1,000 resamples in which each prediction is right with the probability of its confidence"),
+            ("Bands", f"from 1,000 resamples in which {drawn}"),
             ("Seed", str(audit.seed)),
             ("Seconds of fitting", f"{sum(audit.seconds.values()):.1f} in total"),
             ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),

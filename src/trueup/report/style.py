@@ -82,6 +82,10 @@ LABELS = {
     "aurc": "AURC",
     "eaurc": "Excess AURC",
     "auroc": "AUROC",
+    "event_auroc": "AUROC of the event",
+    "event_brier": "Brier score of the event",
+    "predicted": "Mean predicted",
+    "observed": "Observed rate",
     "aupr": "AUPR",
 }
 _HIGHER = frozenset({"accuracy", "top_k", "auroc", "aupr"})

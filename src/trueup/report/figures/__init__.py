@@ -10,6 +10,7 @@ from trueup.report.figures import (
     class_errors,
     comparison,
     confidence_histogram,
+    groups,
     method_choice,
     promise,
     reliability,
@@ -28,6 +29,7 @@ FIGURES: Mapping[type, ModuleType] = MappingProxyType(
     {
         reliability.Reliability: reliability,
         confidence_histogram.ConfidenceHistogram: confidence_histogram,
+        groups.GroupErrors: groups,
         comparison.Comparison: comparison,
         method_choice.MethodChoice: method_choice,
         temperature_sweep.TemperatureSweep: temperature_sweep,

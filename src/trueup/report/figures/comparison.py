@@ -13,7 +13,7 @@ from trueup.core.formatting import TableCell, format_interval, format_number, fo
 from trueup.metrics.intervals import Interval
 from trueup.metrics.table import Scores
 from trueup.report import style
-from trueup.report.audit import Audit, method_title
+from trueup.report.audit import RAW, Audit, method_title
 from trueup.report.figures.base import Panel, Section, Table
 from trueup.report.html import paragraph, table
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _SAME = "not significant"
-_HEAD = [
-    "Method",
-    "Accuracy",
-    "ECE",
-    "Change of ECE",
-    "Log‑loss",
-    "Brier score",
-    "Class‑wise error",
-    "Held‑out log‑loss",
-    "Seconds",
-]
+_COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
+_EVENT_COLUMNS = {
+    "nll": "Log‑loss",
+    "event_brier": "Brier score",
+    "miscalibration": "Miscalibration",
+    "discrimination": "Discrimination",
+    "event_auroc": "AUROC",
+    "calibration_slope": "Slope",
+    "calibration_intercept": "Intercept",
+}
+"""Metric → its head, behind the method's mean and its ECE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,7 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The table of methods, and their calibration errors as a chart."""
     rows = "held-out rows" if audit.cross_fitted else "the test rows"
+    event = audit.scores.is_event
     methods = audit.scores.methods
     panels: tuple[Panel, ...] = ()
     if len(methods) > 1:
@@ -89,9 +90,10 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
             f"network. It is statistically significant where its {format_percent(audit.scores.level)} interval "
             "excludes 0; by chance alone, one method in twenty would be."
         ),
+        *([paragraph(_about_event(audit))] if event else []),
         table(
             f"Methods on {rows}",
-            _HEAD,
+            _head(event),
             [_cells(audit, name) for name in methods],
             sortable=True,
             chosen=methods.index(audit.chosen),
@@ -111,17 +113,33 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
     )
 
 
+def _about_event(audit: Audit) -> str:
+    observed = format_percent(audit.scores[RAW, "observed"].value, 1)
+    return (
+        f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
+        "uncertainty plus miscalibration minus discrimination. A slope below 1 says that predictions are too extreme; "
+        "where the slope is 1, an intercept below 0 that they are too high."
+    )
+
+
+def _head(event: bool) -> list[str]:
+    columns = _EVENT_COLUMNS if event else _COLUMNS
+    mean = "Mean predicted" if event else "Accuracy"
+    return ["Method", mean, "ECE", "Change of ECE", *columns.values(), "Held‑out log‑loss", "Seconds"]
+
+
 def _cells(audit: Audit, name: str) -> list[TableCell]:
     values, change = audit.scores.values[name], audit.scores.changes.get(name, {}).get("ece")
     loss = audit.losses.get(name, (math.nan, math.nan))[0]
     seconds = audit.seconds.get(name, math.nan)
     ece = values["ece"]
+    columns, mean = (_EVENT_COLUMNS, "predicted") if audit.scores.is_event else (_COLUMNS, "accuracy")
     return [
         TableCell(method_title(name), note="chosen" if name == audit.chosen else ""),
-        TableCell(format_percent(values["accuracy"].value, 2), values["accuracy"].value),
+        TableCell(format_percent(values[mean].value, 2), values[mean].value),
         TableCell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
         TableCell("–", 0.0) if change is None else _change(change),
-        *(TableCell(format_number(values[metric].value), values[metric].value) for metric in ("nll", "brier", "sce")),
+        *(TableCell(format_number(values[metric].value), values[metric].value) for metric in columns),
         TableCell(format_number(loss), loss),
         TableCell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
     ]

@@ -28,7 +28,7 @@ class ConfidenceHistogram:
     edges: np.ndarray
     right: np.ndarray
     wrong: np.ndarray
-    """Numbers of rows, as are those of `right`."""
+    """Numbers of rows, or their weights, as are those of `right`."""
     mean: float
     """Mean confidence."""
     accuracy: float
@@ -48,17 +48,20 @@ class ConfidenceHistogram:
         return "mean predicted" if self.event else "mean confidence"
 
 
-def confidence_histogram(logits: Any, labels: Any, *, bins: int = 20, fold: bool = False) -> ConfidenceHistogram:
+def confidence_histogram(
+    logits: Any, labels: Any, *, bins: int = 20, fold: bool = False, weights: Any = None
+) -> ConfidenceHistogram:
     """How many predictions of each confidence were right, and how many wrong.
 
     Of two classes it is the probability of class 1, and where that happened; `fold=True` takes the predicted class.
+    With `weights`, one a row, they are sums of weights.
 
     >>> record = confidence_histogram(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), [0, 1, 1], bins=4)
     >>> record.right, record.wrong, f"{record.mean:.4f} {record.accuracy:.4f}"
     (array([1., 0., 1., 0.]), array([1., 0., 0., 0.]), '0.3333 0.6667')
     """
     z, y = as_tensors(logits, labels)
-    tally = Bins.of(z, y, bins=bins, fold=fold)
+    tally = Bins.of(z, y, bins=bins, fold=fold, weights=weights)
     n = tally.n or np.nan
     mean, accuracy = float(tally.confidence.sum() / n), float(tally.hits.sum() / n)
     return ConfidenceHistogram(tally.edges, tally.hits, tally.count - tally.hits, mean, accuracy, is_event(z, fold))
@@ -66,12 +69,14 @@ def confidence_histogram(logits: Any, labels: Any, *, bins: int = 20, fold: bool
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The histogram before and after calibration, on the same scale."""
-    records = [confidence_histogram(*stage.pair) for stage in stages(audit)]
-    top = max(float((record.right + record.wrong).max()) for record in records) / audit.scores.rows
+    records = [confidence_histogram(*stage.pair, weights=audit.weights) for stage in stages(audit)]
+    total = float((records[0].right + records[0].wrong).sum())
+    top = max(float((record.right + record.wrong).max()) for record in records) / total
     options = {"top": top, "legend": False}
     _, right, wrong, rate = records[0].words
     event = records[0].event
-    about = "How many rows have which predicted probability of class 1, and in how many of them it happened."
+    named = audit.scores.event_name
+    about = f"How many rows have which predicted probability of {named}, and in how many of them it happened."
     return Section(
         name="confidence",
         title="What does it predict?" if event else "How confident is it?",
@@ -98,7 +103,7 @@ def chart(record: ConfidenceHistogram, *, height: int = 300, top: float | None =
             "width": 0.86 * width,
             "customdata": count,
             "marker": {"color": colour, "line": {"width": 0}},
-            "hovertemplate": f"{score} near %{{x:.0%}}<br>{name}: %{{customdata:,}} rows<extra></extra>",
+            "hovertemplate": f"{score} near %{{x:.0%}}<br>{name}: %{{customdata:,.0f}} rows<extra></extra>",
         }
         for name, count, colour in ((right, record.right, style.BLUE), (wrong, record.wrong, style.VERMILION))
     ]

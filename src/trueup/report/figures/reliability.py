@@ -101,7 +101,7 @@ _TEXT = (
     "than chance would put a calibrated network."
 )
 _EVENT_TEXT = (
-    "Rows are put into bins by the predicted probability of class 1, the event; each dot shows how often it happens in "
+    "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
     "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
     "the grey band are no further off than chance would put calibrated predictions."
 )
@@ -109,13 +109,18 @@ _EVENT_TEXT = (
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The diagram before and after calibration."""
-    options: dict[str, Any] = {"bins": audit.bins, "level": audit.scores.level, "seed": audit.seed}
+    options: dict[str, Any] = {
+        "bins": audit.bins,
+        "level": audit.scores.level,
+        "seed": audit.seed,
+        "weights": audit.weights,
+    }
     event = audit.scores.is_event
     words = _EVENT_WORDS if event else _WORDS
     return Section(
         name="reliability",
         title="Are its probabilities right?" if event else "Is its confidence right?",
-        text=_EVENT_TEXT if event else _TEXT,
+        text=_EVENT_TEXT.format(audit.scores.event_name) if event else _TEXT,
         legend=(
             ("dot", f"{words.outcome}; the larger, the more rows"),
             ("over", words.over),
@@ -123,8 +128,8 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
             ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
         ),
         panels=tuple(
-            Panel(f"reliability-{name}", title, reliability(*pair, **options), {"legend": False})
-            for name, title, pair in stages(audit)
+            Panel(f"reliability-{stage.name}", stage.title, reliability(*stage.pair, **options), {"legend": False})
+            for stage in stages(audit)
         ),
     )
 
@@ -176,7 +181,7 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
             | {"opacity": 1, "line": {"width": 1, "color": style.PAPER}},
             "cliponaxis": False,
             "hovertemplate": f"{record.words.score} %{{x:.1%}}, {record.words.outcome} %{{y:.1%}}<br>"
-            "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
+            "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,.0f} rows<extra></extra>",
         }
     )
     if record.event:
@@ -209,7 +214,7 @@ def _count_bars(record: Reliability, full: np.ndarray, middle: np.ndarray, width
         "width": 0.8 * width,
         "customdata": count,
         "marker": {"color": style.MUTED, "line": {"width": 0}},
-        "hovertemplate": "%{customdata:,} rows<extra></extra>",
+        "hovertemplate": "%{customdata:,.0f} rows<extra></extra>",
     }
 
 
