@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trueup import (
         calibrators,
         clamping,
+        decisions,
         integrations,
         io,
         losses,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _PACKAGES = (
     "calibrators",
     "clamping",
+    "decisions",
     "integrations",
     "io",
     "losses",
@@ -110,6 +112,7 @@ __all__ = [
     "collect",
     "compare",
     "cross_fit",
+    "decisions",
     "evaluate",
     "evaluate_shards",
     "event_logits",

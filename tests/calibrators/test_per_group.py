@@ -39,7 +39,7 @@ def test_mixtures_by_hand():
 
 
 def test_files_pickles_and_copies(tmp_path):
-    path = tmp_path / "map.json"
+    path = tmp_path / "map.safetensors"
     save_calibrator(MIXED, path)
     wanted = MIXED(Z, groups=SITE)
     for other in (

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from strategies import calibrated
 from trueup import METHODS, metrics
+from trueup.calibrators.beta import Beta
 from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, simplest
 from trueup.calibrators.isotonic import Isotonic
 from trueup.calibrators.platt import Platt
@@ -39,6 +40,16 @@ def test_platt_with_plain_targets_equals_logistic_regression():
     fitted = Platt.fit(Z, Y, targets="plain", weights=W)
     assert float(fitted.slope[1]) == pytest.approx(peer.coef_[0, 0], abs=1e-8)
     assert float(fitted.offset[1]) == pytest.approx(peer.intercept_[0], abs=1e-8)
+
+
+def test_beta_with_plain_targets_equals_logistic_regression_on_both_logarithms():
+    p = RNG.beta(1, 2, 1000)
+    y, w = (RNG.random(1000) < p**1.5).astype(int), RNG.gamma(2.0, size=1000)
+    x = np.stack([np.log(p), -np.log1p(-p)], axis=1)
+    peer = LogisticRegression(C=np.inf, tol=1e-12, solver="newton-cholesky").fit(x, y, sample_weight=w)
+    z = np.stack([np.log1p(-p), np.log(p)], axis=1)
+    found = np.exp(Beta.fit(z, y, targets="plain", weights=w)(z))[:, 1]
+    np.testing.assert_allclose(found, peer.predict_proba(x)[:, 1], atol=1e-8)
 
 
 @pytest.mark.parametrize("classes", [2, 5, 200])

@@ -1,5 +1,6 @@
 """Pages say what the code says, and their commands run."""
 
+import json
 import re
 import runpy
 import shlex
@@ -72,6 +73,13 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     z = 3 * rng.normal(size=(600, 3))
     y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
     trueup.save("val.npz", (z[:300], y[:300]))
+    rows = "\n".join(f"0.{5 + i % 5},{i % 3 % 2},{'ab'[i % 2]}" for i in range(300))
+    Path("answers.csv").write_text(f"stated,right,category\n{rows}\n")
+    samples = [
+        {"doc": {"category": "law"}, "target": str(i % 2), "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]}
+        for i in range(40)
+    ]
+    Path("samples_arc_challenge.jsonl").write_text("\n".join(map(json.dumps, samples)))
     trueup.save("test.npz", (z[300:], y[300:]))
     np.savez("both.npz", val_logits=z[:300], val_labels=y[:300], test_logits=z[300:], test_labels=y[300:])
     np.savez("probs.npz", probs=np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), labels=y)

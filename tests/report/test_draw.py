@@ -47,6 +47,7 @@ RECORDS = {
     "confidences of one bin": lambda: r.confidence_histogram(*SURE),
     "confidences of nothing": lambda: r.confidence_histogram(*NOTHING),
     "risk": lambda: r.risk_coverage(LOGITS, LABELS),
+    "promise": lambda: r.promise(LOGITS, LABELS),
     "risk of one row": lambda: r.risk_coverage(LOGITS[:1], LABELS[:1]),
     "risk of no errors": lambda: r.risk_coverage(LOGITS, LOGITS.argmax(axis=1)),
     "risk of nothing": lambda: r.risk_coverage(*NOTHING),

@@ -9,7 +9,7 @@ from trueup.calibrators.auto import CANDIDATES
 from trueup.calibrators.compose import DETECTED, Choice, choose
 from trueup.report import audit as audits
 from trueup.report import chart, method_choice, numbers, report, summary
-from trueup.report.figures.method_choice import more_rows, section, why
+from trueup.report.figures.method_choice import candidate_title, more_rows, section, why
 
 MIXED = Choice(
     "mixture",
@@ -64,6 +64,13 @@ def test_methods_left_out_for_want_of_rows_are_named(classes):
     assert set(record.too_few_rows) <= set(CANDIDATES["two classes" if classes == 2 else "up to 30 classes"])
     assert "With 500 rows" in summary(record)
     assert "With 500 rows" not in summary(method_choice(few))
+
+
+def test_every_candidate_has_a_title_of_its_own():
+    names = {name for candidates in CANDIDATES.values() for name in candidates}
+    titles = {name: candidate_title(name) for name in names}
+    assert len(set(titles.values())) == len(names)
+    assert not [name for name, title in titles.items() if title == name or "_" in title]
 
 
 def test_a_choice_carries_errors_and_what_could_have_been_seen():

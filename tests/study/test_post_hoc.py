@@ -189,7 +189,7 @@ def test_another_process_finds_the_same(tmp_path):
 
 def test_auto_tells_what_it_chose(tmp_path):
     [row] = results(tmp_path, Options(data="overconfident", seeds=1, methods=("auto",)))
-    assert row["chosen"] == "temperature"
+    assert row["chosen"] == "mixture"
 
 
 @given(st.integers(2, 7), st.integers(1, 12), st.booleans(), st.integers(0, 999))

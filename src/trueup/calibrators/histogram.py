@@ -15,11 +15,10 @@ from trueup.calibrators.per_class import (
     one_vs_rest,
     row_weights,
     step,
-    weighted_bins,
 )
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
-from trueup.core.row_scores import class_probs, scores_and_outcomes, top_label_tally
+from trueup.core.row_scores import scores_and_outcomes, top_label_tally
 
 Empty = Literal["midpoint", "zero", "mean"]
 
@@ -75,7 +74,7 @@ class Histogram(TopLabel):
         else:
             scores, outcomes = scores_and_outcomes(z, y, quick=True)
             places = equal_mass(scores, bins, each) if edges == "mass" else slack_edges(bins, z)
-            tally = weighted_bins(scores, outcomes, places, each)
+            tally = Bins.from_scores(scores, outcomes, places, weights=each)
             count, hits = tally.count, tally.hits
         return cls.from_counts(count, hits, places, empty, event=event)
 
@@ -134,16 +133,7 @@ class HistogramOvR(Calibrator):
         """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         places, each = slack_edges(bins, z), row_weights(w)
-        if each is None:
-            return cls.from_counts(Bins.of(z, y, bins=bins, classwise=True), places, empty)
-        answers = y.cpu().numpy()
-        tallies = [
-            weighted_bins(scores, answers == k, places, each)
-            for first, block in class_probs(z)
-            for k, scores in enumerate(block, first)
-        ]
-        parts = (np.stack([getattr(tally, name) for tally in tallies]) for name in ("count", "confidence", "hits"))
-        return cls.from_counts(Bins(places, *parts), places, empty)
+        return cls.from_counts(Bins.of(z, y, bins=bins, classwise=True, weights=each), places, empty)
 
     @classmethod
     def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:

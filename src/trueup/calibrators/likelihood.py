@@ -236,8 +236,7 @@ class Problem:
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            options = {"scale": self.scale, "shift": shift, "weights": self.w, "quick": quick}
-            return vector_sums(self.z, self.y, weight, bias, **options)
+            return vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift, weights=self.w, quick=quick)
 
         return likelihood
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
-from trueup.core.bins import Bins, bin_index
 from trueup.core.onnx_ops import count_below
 
 ORDER_WEIGHT = 1e-9
@@ -66,16 +65,6 @@ def rows_by_class(y: Tensor, classes: int) -> list[np.ndarray]:
     labels = y.cpu().numpy()
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
-
-
-def weighted_bins(
-    scores: np.ndarray, hits: np.ndarray, edges: np.ndarray, weights: np.ndarray | None, *, rounding: float = 0.0
-) -> Bins:
-    """Tally trusted arrays; rows may have weights, whose sums then are the counts."""
-    if weights is None:
-        return Bins.from_scores(scores, hits, edges, rounding=rounding)
-    index, size = bin_index(scores, edges, rounding=rounding), len(edges) - 1
-    return Bins(edges, *(np.bincount(index, x, size) for x in (weights, weights * scores, weights * hits)))
 
 
 def row_weights(w: Tensor | None) -> np.ndarray | None:

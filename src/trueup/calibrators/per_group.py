@@ -106,8 +106,8 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
         rows = len(torch.as_tensor(labels))
         names = group_names(groups, rows)
-        if len(z) < rows:
-            names = names[as_weights(weights, rows) > 0]
+        if (each := as_weights(weights, rows)) is not None:
+            names = names[each > 0]
         codes, known = encode_groups(names)
         code = torch.from_numpy(codes).to(z.device)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
@@ -115,8 +115,7 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
             part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
             at = test.cpu().numpy()
             pooled[at], losses[:, at] = part.held_out(z[test], y[test], code[test], strengths)
-        each = np.ones(len(z)) if w is None else w.cpu().numpy()
-        best = int((losses @ each).argmin())
+        best = int((losses @ (np.ones(len(z)) if w is None else w.cpu().numpy())).argmin())
         whole = _Fitted.of(method, z, y, w, code)
         if not exceeds_error(pooled - losses[best], w, errors=_ERRORS) or not whole.own:
             return PerGroup(whole.base, [], [], [])

@@ -261,8 +261,9 @@ def _check(
     if features is None:
         return z, y, w, centre_rows(upcast_half(z).double())
     rows = len(as_logits(logits))
+    each = as_weights(weights, rows)
     x = as_matrix(features, "features", rows=rows).to(z.device)
-    return z, y, w, x if len(z) == rows else x[torch.from_numpy(as_weights(weights, rows) > 0).to(z.device)]
+    return z, y, w, x if each is None else x[torch.from_numpy(each > 0).to(z.device)]
 
 
 def _score(z: Tensor, y: Tensor, x: Tensor, neighbours: int, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:

@@ -102,8 +102,8 @@ class Residual(Calibrator):
         if len(z) < max(_FEW_ROWS, 2 * folds):
             return method(z, y, **given(w))
         z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
-        options = {"epochs": epochs, "patience": patience, "seed": seed}
-        models = fit_folds(z, y, k_fold(z, y, folds), w=w, base=method, **options)
+        parts = k_fold(z, y, folds)
+        models = fit_folds(z, y, parts, w=w, base=method, epochs=epochs, patience=patience, seed=seed)
         return average_folds(models, method(z, y, **given(w)))
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import keep_curve, step, weighted_bins
+from trueup.calibrators.per_class import keep_curve, step
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_logits, as_weighted, match_kind, upcast_half
-from trueup.core.bins import equal_mass
+from trueup.core.bins import Bins, equal_mass
 from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.splits import random_order
 
@@ -75,7 +75,7 @@ class ScalingBinning(TopLabel):
         scaled, _ = scores_and_outcomes(scaler(upcast_half(z)), y)
         cut, count = ((scaled[at], None if w is None else w[at].cpu().numpy()) for at in parts[1:])
         edges = equal_mass(cut[0], bins, cut[1])
-        tally = weighted_bins(count[0], np.zeros_like(count[0]), edges, count[1])
+        tally = Bins.from_scores(count[0], np.zeros_like(count[0]), edges, weights=count[1])
         filled = tally.count > 0
         values = np.where(filled, tally.confidence / np.where(filled, tally.count, 1.0), (edges[1:] + edges[:-1]) / 2)
         return cls(scaler.temperature, edges, values, z.shape[1] == 2).with_certificate(scaler.certificate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +19,12 @@ from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
 from trueup.core.arrays import as_tensors, trusted_tensors
 from trueup.core.bins import BINS, Bins
+from trueup.core.errors import InputError
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.tally import Tally
-from trueup.io.predictions import Predictions
+from trueup.io.predictions import Predictions, PredictionTable, take_rows
 from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
 _FTOL = 1e-12
@@ -43,7 +44,8 @@ def fit(
 ) -> Calibrator:
     """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
 
-    The same to 1e-9 in its temperature or what it minimises; weights along which that is flat, to about 1e-5.
+    The same to 1e-9 in its temperature or what it minimises; weights along which that is flat, to about 1e-5. Rows
+    count by the column that the shards name as weights.
 
     >>> import tempfile, trueup
     >>> rng = np.random.default_rng(0)
@@ -97,7 +99,7 @@ class _Sample:
     max_rows: int
 
     @classmethod
-    def of(cls, part: Predictions, *, max_rows: int) -> _Sample:
+    def of(cls, part: PredictionTable, *, max_rows: int) -> _Sample:
         """Of a chunk."""
         return cls(np.asarray(part.logits), np.asarray(part.labels), 1, max_rows)._thin(max_rows)
 
@@ -126,6 +128,7 @@ class _Data:
     def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
         self._shards, self._executor, self._skip_bad, self._progress = shards, executor, skip_bad, progress
         self._rows: int | None = None
+        self._weight: np.ndarray | None = None
         self._sample: Predictions | None = None
         self.bad: tuple[str, ...] = ()
         """Shards that were left out, once all were read."""
@@ -159,11 +162,36 @@ class _Data:
         assert self._rows is not None
         return self._rows
 
-    def sum(self, task: Callable[[Predictions], Any], label: str) -> Any:
-        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow."""
+    @property
+    def total(self) -> float:
+        """How many rows there are, or what they are worth by their weights: (Σw)²/Σw²."""
+        if self._shards.weights is None:
+            return self.rows
+        weight, squares = self._weights()
+        return float(weight**2 / squares)
+
+    def sum(self, task: Callable[[PredictionTable], Any], label: str) -> Any:
+        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow.
+
+        Weights come to the task scaled so that they add up to `total`, as those of a fit in memory do.
+        """
+        if self._shards.weights is not None:
+            weight, squares = self._weights()
+            task = partial(_scale_weights, task=task, factor=weight / squares)
         total, rows, bad = self._map(task, self._shards, label)
         self._note(rows, bad)
         return total
+
+    def _weights(self) -> np.ndarray:
+        """Σw and Σw²."""
+        if self._weight is None:
+            self.read_all()  # so that the sample is of all shards
+            found, rows, bad = self._map(_weight_sums, self._shards, "weights of shards")
+            if not found[0] > 0:
+                raise InputError(str(self._shards.weights), "not all be zero", "zeros")
+            self._note(rows, bad)
+            self._weight = found
+        return self._weight
 
     def _note(self, rows: int, bad: tuple[str, ...]) -> None:
         if self._rows is None:
@@ -179,7 +207,7 @@ class _Data:
         )
         return found
 
-    def _map(self, task: Callable[[Predictions], Any], shards: Shards, label: str, **options: Any) -> Any:
+    def _map(self, task: Callable[[PredictionTable], Any], shards: Shards, label: str, **options: Any) -> Any:
         return map_shards(
             task,
             shards,
@@ -205,19 +233,37 @@ def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
     def loss(beta: float, quick: bool = False) -> tuple[float, float, float]:
         task = partial(_temperature_sums, beta=beta, quick=quick)
         sums = data.sum(task, f"temperature {1 / beta:.4f}, shards")
-        value, slope, curvature = (sums / data.rows).tolist()
+        value, slope, curvature = (sums / data.total).tolist()
         return value, slope, curvature
 
     quick = None if z.dtype == torch.float64 else partial(loss, quick=True)
     return *search_beta(loss, quick, subsample_estimate(z, y, scale), scale), scale
 
 
-def _spread(part: Predictions) -> float:
+def _weight_sums(part: PredictionTable) -> np.ndarray:
+    w = part.weights
+    assert w is not None
+    return np.array([w.sum(), w @ w])
+
+
+def _scale_weights(part: PredictionTable, *, task: Callable[[PredictionTable], Any], factor: float) -> Any:
+    assert part.weights is not None
+    if not part.weights.all():
+        part = take_rows(part, part.weights > 0)
+    assert part.weights is not None
+    return task(replace(part, weights=part.weights * factor))
+
+
+def _row_weights(part: PredictionTable) -> torch.Tensor | None:
+    return None if part.weights is None else torch.from_numpy(part.weights)
+
+
+def _spread(part: PredictionTable) -> float:
     return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
 
 
-def _temperature_sums(part: Predictions, *, beta: float, quick: bool) -> np.ndarray:
-    return np.array(temperature_sums(*trusted_tensors(*part), beta, quick=quick))
+def _temperature_sums(part: PredictionTable, *, beta: float, quick: bool) -> np.ndarray:
+    return np.array(temperature_sums(*trusted_tensors(*part), beta, _row_weights(part), quick=quick))
 
 
 def _vector(data: _Data) -> Linear:
@@ -231,7 +277,7 @@ def _matrix(data: _Data) -> Linear:
 
 
 def _structured(data: _Data, *, vector: bool) -> Linear:
-    n, classes = data.rows, data.sample.logits.shape[1]
+    n, classes = data.total, data.sample.logits.shape[1]
     beta, _, _ = _inverse_temperature(data)
     penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
     return _linear(data, partial(Structured, 1 / beta), penalty, vector=vector, on="log_probs", scale=beta)
@@ -247,7 +293,7 @@ def _linear(
     scale: float = 1.0,
 ) -> Linear:
     """Solve on some rows, and go on from there with sums over all."""
-    rows = data.rows  # all shards are read now, unless they were
+    rows = data.total  # all shards are read now, unless they were
     z, y = as_tensors(*data.sample)
     few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
     weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
@@ -270,8 +316,8 @@ def _linear(
     return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
 
 
-def _linear_sums(part: Predictions, *, x: np.ndarray, **options: Any) -> np.ndarray:
-    return Problem(*trusted_tensors(*part), **options).likelihood()(x)
+def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
+    return Problem(*trusted_tensors(*part), **options, w=_row_weights(part)).likelihood()(x)
 
 
 def _histogram(data: _Data) -> Histogram:
@@ -292,16 +338,17 @@ def _histogram_mass(data: _Data) -> Histogram:
     return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=data.sample.logits.shape[1] == 2)
 
 
-def _bins(part: Predictions, *, edges: np.ndarray) -> Bins:
-    return Bins.from_scores(*scores_and_outcomes(*trusted_tensors(*part), quick=True), edges)
+def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
+    found = scores_and_outcomes(*trusted_tensors(*part), quick=True)
+    return Bins.from_scores(*found, edges, weights=part.weights)
 
 
-def _class_bins(part: Predictions) -> Bins:
-    return Bins.of(*part, classwise=True)
+def _class_bins(part: PredictionTable) -> Bins:
+    return Bins.of(*part, classwise=True, weights=part.weights)
 
 
-def _tally(part: Predictions) -> Tally:
-    return Tally.of(*part)
+def _tally(part: PredictionTable) -> Tally:
+    return Tally.of(*part, weights=part.weights)
 
 
 FITS: Mapping[str, Callable[[_Data], Calibrator]] = {

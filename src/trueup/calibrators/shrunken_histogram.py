@@ -18,10 +18,9 @@ from trueup.calibrators.per_class import (
     row_count,
     row_weights,
     step,
-    weighted_bins,
 )
 from trueup.core.arrays import as_weighted
-from trueup.core.bins import BINS, cut_points, equal_mass
+from trueup.core.bins import BINS, Bins, cut_points, equal_mass
 from trueup.core.row_scores import class_probs
 
 STRENGTHS = np.geomspace(0.1, 1e6, 57)
@@ -100,7 +99,7 @@ def _curve_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cuts, the frequency in each bin, and the weight m/(n_b + m) of the network's own probability there."""
     edges = equal_mass(p, bins, weights)
-    tally = weighted_bins(p, positive, edges, weights)
+    tally = Bins.from_scores(p, positive, edges, weights=weights)
     count, hits = tally.count, tally.hits
     strength = choose_strength(count, hits, tally.mean_confidence)
     return cut_points(edges), hits / count, strength / (count + strength)

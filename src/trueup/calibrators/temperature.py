@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import weighted_bins
 from trueup.calibrators.temperature_search import (
     bound_reason,
     brier_inverse_temperature,
@@ -20,7 +19,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
 )
 from trueup.core.arrays import as_weighted
-from trueup.core.bins import BINS, equal_width, rounding_error
+from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.optimize import Certificate, warn_at_bound
 from trueup.core.row_scores import confidences, confidences_and_hits
 
@@ -62,10 +61,16 @@ class Temperature(Calibrator):
         return logits / self.temperature.to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
-        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
+    def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, weights: Any = None) -> Self:
+        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum.
+
+        `smooth` rows more are taken to have all classes alike, as in Platt's targets, so that rows whose labels are all
+        right do not make it infinitely sure.
+        """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        beta, certificate = inverse_temperature(z, y, w)
+        if not 0 <= smooth < math.inf:
+            raise ValueError(f"smooth must be a number from 0 on, got {smooth}")
+        beta, certificate = inverse_temperature(z, y, w, smooth=smooth)
         return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod
@@ -140,7 +145,7 @@ def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Te
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        tally = weighted_bins(confidence, correct, edges, weights, rounding=unit)
+        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, weights=weights)
         errors[order[place]] = tally.ece()
         return float(np.average(confidence, weights=weights) - accuracy)
 

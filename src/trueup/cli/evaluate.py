@@ -86,7 +86,7 @@ def evaluate(
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
-            scores = table.evaluate(pair.logits, pair.labels, **pair.options(), **options)
+            scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
         print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -206,7 +206,8 @@ def print_scores(scores: Scores, *, quiet: bool = False) -> None:
     if not quiet:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
-    print_remarks(*scores.notes(), quiet=quiet)
+    notes = scores.notes()
+    print_remarks(*notes[: len(notes) - len(scores.group_tables)], quiet=quiet)  # the groups have a table of their own
     _print_groups(scores, quiet)
 
 
@@ -274,19 +275,19 @@ def _audit(
     from trueup.report.audit import POOLED, audit, methods_for
 
     with silence_warnings(enabled=quiet):
-        calibration, scored = reader.load_val_and_test(val, test)
-        number = reader.event_number(event, calibration.classes)
-        rows, classes = calibration.logits.shape
+        tables = reader.load_val_and_test(val, test)
+        number = reader.event_number(event, tables[0].classes)
+        pair, test_pair = tables[0].pair, tables[1] and tables[1].pair
+        rows, classes = pair.logits.shape
         classes = classes if number is None else 2
         if pooled and options["methods"] is None and rows * classes <= POOLED:
             options["methods"] = [*methods_for(rows, classes), "auto"]
-        given = o.drop_unset(**options, event=number, names=reader.names(calibration.classes))
-        if calibration.weights is not None:
-            given |= {"weights": calibration.weights, "test_weights": scored and scored.weights}
-        if scored_groups := (scored or calibration).groups:
+        given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
+        if tables[0].weights is not None:
+            given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if scored_groups := (tables[1] or tables[0]).groups:
             given["groups"] = dict(scored_groups)
-        held_back = None if scored is None else scored.pair
-        result = audit(calibration.pair, held_back, **given, progress=not quiet)
+        result = audit(pair, test_pair, **given, progress=not quiet)
     if not quiet:
         for name, reason in result.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")
@@ -334,5 +335,6 @@ def register(app: typer.Typer) -> None:
             "trueup report val.npz test.npz -o report.html",
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+            "trueup report risk.csv --probs --by ward --by sex --weight w",
         ),
     )(report)

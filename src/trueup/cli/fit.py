@@ -106,7 +106,7 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
-    calibrator: Calibrator = fit(*table) if table.weights is None else fit(*table, weights=table.weights)
+    calibrator: Calibrator = fit(*table.pair) if table.weights is None else fit(*table.pair, weights=table.weights)
     return calibrator
 
 
@@ -116,8 +116,8 @@ def _fit_shards(
 ) -> tuple[Calibrator, int, int]:  # fmt: skip
     from trueup.calibrators.sharded import FITS, fit_shards
 
-    if event is not None or reader.weight is not None:
-        # Only sums over plain pairs are there for shards; what needs more is fitted in memory.
+    if event is not None or (reader.weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
+        # Only sums over plain pairs and their weights are there for shards; what needs more is fitted in memory.
         table = reader.load_shards(source)
         calibrator = _fit(methods, table, event)
         return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2

@@ -47,6 +47,7 @@ def monitor(
     event: o.Event = None,
     classes: o.Classes = None,
     weight: o.Weight = None,
+    by: o.By = None,
     storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -64,7 +65,7 @@ def monitor(
     running = load_monitor(state) if state is not None and state.exists() else None
     if running is not None and settings:
         raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
     number = reader.event_number(event)
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
@@ -75,7 +76,9 @@ def monitor(
         save_monitor(running, state)
     status = running.status()
     if as_json:
-        print_json("monitor", files=seen, state=state, status=status.to_dict())
+        groups = running.by_group()
+        found = {} if groups is None else {"groups": groups.to_dict()}
+        print_json("monitor", files=seen, state=state, status=status.to_dict(), **found)
     else:
         _print(status, running, quiet)
     if status.alarm is not None:
@@ -98,7 +101,7 @@ def _replay(
             for part in shards.read(path):
                 if running is None:
                     running = Monitor(part.logits.shape[1], event=event, **settings)
-                running.update(*part, weights=part.weights)
+                running.update(*part.pair, weights=part.weights, groups=part.groups or None)
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
             seen.append(path)
@@ -121,6 +124,10 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
         print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
     else:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
+    if (groups := running.by_group()) is not None:
+        print()
+        print_table(groups.table())
+        print_remarks(groups.verdict(), quiet=quiet)
 
 
 def register(app: typer.Typer) -> None:
@@ -131,5 +138,6 @@ def register(app: typer.Typer) -> None:
             "trueup monitor monday.npz tuesday.npz",
             "trueup monitor 'logs/*.parquet' --alpha 0.001",
             "trueup monitor today.npz --state watch.safetensors --json",
+            "trueup monitor 'logs/*.parquet' --by region",
         ),
     )(monitor)

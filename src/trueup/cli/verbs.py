@@ -22,6 +22,7 @@ MODULES = {
     **dict.fromkeys(("evaluate", "compare", "report"), "evaluate"),
     "monitor": "monitor",
     **dict.fromkeys(("fit", "apply"), "fit"),
+    **{verb: verb for verb in ("decide", "sets", "plan")},
     "clamp": "clamp",
     "train": "train",
     "study": "study",

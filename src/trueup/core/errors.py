@@ -31,6 +31,7 @@ class Hint(StrEnum):
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"
     LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
+    LOAD_PREDICTION_SETS = "load_prediction_sets(path) reads it"
     LOAD_MONITOR = "load_monitor(path) reads it"
 
 

@@ -50,6 +50,7 @@ KINDS: Mapping[str, tuple[str, Hint]] = {
     "calibrator": ("calibrator", Hint.LOAD_CALIBRATOR),
     "clamped": ("clamped network", Hint.LOAD_CLAMPED),
     "recalibrator": ("recalibrator", Hint.LOAD_RECALIBRATOR),
+    "prediction_sets": ("rule of prediction sets", Hint.LOAD_PREDICTION_SETS),
     "monitor": ("monitor", Hint.LOAD_MONITOR),
 }
 """What a file may hold, by its entry in the header: its name, and what reads it."""

@@ -77,7 +77,7 @@ def _gather(chunks: Iterator[Chunk]) -> Chunk:
     parts = list(chunks)
     if len(parts) == 1:
         return parts[0]
-    labels = None if parts[0].labels is None else np.concatenate([part.labels for part in parts])  # type: ignore[misc]
+    labels = None if parts[0].labels is None else np.concatenate([part.labels for part in parts])
     others = {name: simplify([v for part in parts for v in as_list(part.others[name])]) for name in parts[0].others}
     return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
 

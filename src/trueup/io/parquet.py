@@ -164,22 +164,19 @@ def write_parquet(chunks: Iterator[Chunk], path: Path) -> None:
     first = next(chunks)
     if any(isinstance(column, np.ndarray) for column in first.others.values()):
         # Only from all rows can it be known what the values of a column have in common.
-        parts = [first, *chunks]
-        first, rest = _gather(parts), iter(())
-    else:
-        rest = chunks
+        first = _gather([first, *chunks])
     table = _table(first)
     width = first.logits.shape[1] if first.logits.ndim == 2 else 1
     group = max(1, (1 << 20) // max(1, width))  # groups of a million numbers stream in little memory
     with pq.ParquetWriter(path, table.schema, write_page_checksum=True, use_dictionary=["label"]) as file:
-        for part in chain([table], map(_table, rest)):
+        for part in chain([table], map(_table, chunks)):
             file.write_table(part.cast(table.schema), row_group_size=group)
 
 
 def _gather(parts: Sequence[Chunk]) -> Chunk:
     first = parts[0]
     others = {name: _arrow([value for part in parts for value in as_list(part.others[name])]) for name in first.others}
-    labels = None if first.labels is None else np.concatenate([part.labels for part in parts])  # type: ignore[misc]
+    labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
     return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
 
 

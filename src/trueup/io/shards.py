@@ -232,7 +232,7 @@ class _Drawn:
 
     def _thin(self) -> _Drawn:
         drawn = self
-        while sum(table.logits.size for table in drawn.tables) > drawn.most and drawn.threshold > 2**-40:
+        while sum(np.size(table.logits) for table in drawn.tables) > drawn.most and drawn.threshold > 2**-40:
             drawn = replace(drawn, tables=drawn._below(drawn.threshold / 2), threshold=drawn.threshold / 2)
         return drawn
 

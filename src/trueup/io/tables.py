@@ -34,7 +34,7 @@ _ROWS_OF_COLUMNS = 50
 def _open_text(path: Path, newline: str | None = None) -> IO[str]:
     packed = _is_packed(path)
     if packed:
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline=newline)  # type: ignore[arg-type]
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline=newline)
     return open(path, newline=newline, encoding="utf-8-sig")
 
 
@@ -51,7 +51,7 @@ def _create_text(path: Path) -> Iterator[IO[str]]:
     with (
         open(path, "wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if packed else raw as binary,
-        io.TextIOWrapper(binary, encoding="utf-8", newline="") as file,  # type: ignore[type-var]
+        io.TextIOWrapper(binary, encoding="utf-8", newline="") as file,
     ):
         yield file
 
@@ -109,7 +109,13 @@ def read_csv(path: Path) -> Iterator[Source]:
 
 def _label(text: str, parse: Callable[[str], int]) -> int:
     """Nearly all labels are whole numbers in plain digits."""
-    if isinstance(parse, LabelParser) and parse.takes_numbers and not parse.binary and text.isdecimal():
+    if (
+        isinstance(parse, LabelParser)
+        and parse.takes_numbers
+        and not parse.binary
+        and text.isdecimal()
+        and len(text) < 19
+    ):
         return int(text)
     return parse(text)
 

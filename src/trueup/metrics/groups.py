@@ -26,6 +26,8 @@ from trueup.metrics.intervals import Interval
 _STEP, _FAR = 0.1, 16.0
 _CELLS = int(2 * _FAR / _STEP)
 """Scores are tallied in cells of their log-odds this wide, up to so far."""
+MISSING = "(missing)"
+"""The group of rows whose group is not a number."""
 _POWER = 0.8
 _WIDEST = 60.0  # shifts of the log-odds that are searched
 _DRAWS = 2000  # of the heterogeneity test
@@ -135,7 +137,7 @@ class GroupTable:
         rows = [
             {
                 "column": row.column,
-                "group": row.group if isinstance(row.group, (str, int, float)) else str(row.group),
+                "group": plain_group(row.group),
                 "rows": row.rows,
                 "predicted": row.predicted,
                 "observed": row.observed,
@@ -202,6 +204,36 @@ class GroupTally:
         keys = dict.fromkeys([*self.sums, *other.sums])
         return GroupTally({key: self.sums.get(key, zero) + other.sums.get(key, zero) for key in keys})
 
+    def pack(self) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:
+        """Columns and groups, the place (group, cell) of each cell that holds rows, and its sums: for a file."""
+        keys = [[column, plain_group(group)] for column, group in self.sums]
+        if not keys:
+            return [], np.zeros((0, 2), dtype=np.int64), np.zeros((0, len(_FIELDS)))
+        table = np.stack(list(self.sums.values()))
+        places = np.argwhere(table[:, 1] > 0)
+        return keys, places, table[places[:, 0], :, places[:, 1]]
+
+    @classmethod
+    def unpack(cls, keys: Any, places: np.ndarray, sums: np.ndarray) -> GroupTally:
+        """The tally that `pack` gave; what it cannot have given is refused."""
+        named = isinstance(keys, list) and all(
+            isinstance(key, list)
+            and len(key) == 2
+            and isinstance(key[0], str)
+            and isinstance(key[1], (str, int, float, type(None)))
+            for key in keys
+        )
+        cells = len(places)
+        if not (named and places.shape == (cells, 2) and sums.shape == (cells, len(_FIELDS))):
+            raise ValueError("its groups do not fit each other")
+        within = (places >= 0).all() and (places < [len(keys), _CELLS]).all()
+        hair = 1 + 1e-9
+        if not (within and (sums >= 0).all() and (sums[:, 3:] <= hair * sums[:, 1:2]).all()):
+            raise ValueError("its groups contradict each other")
+        table = np.zeros((len(keys), len(_FIELDS), _CELLS))
+        table[places[:, 0], :, places[:, 1]] = sums
+        return cls({(column, group): each for (column, group), each in zip(keys, table, strict=True)})
+
     def table(self, *, level: float = 0.95, seed: int = 0) -> GroupTable:
         """The groups, by the evidence against them."""
         if not 0 < level < 1:
@@ -260,20 +292,38 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
         raise InputError("groups", "have at least one column", "none")
     columns = {}
     for name, values in named.items():
-        column = np.asarray(values.tolist() if hasattr(values, "tolist") else list(values), dtype=object)
         argument = f"groups[{name!r}]" if name else "groups"
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+            raise InputError(argument, "have one value for each row", f"the single value {values!r}")
+        listed = values.tolist() if hasattr(values, "tolist") else [_unwrap(value) for value in values]
+        column = np.asarray(listed, dtype=object)
         if column.ndim != 1:
             raise InputError(argument, "have one value for each row", f"shape {column.shape}")
         if len(column) != rows:
             raise InputError(argument, f"have {rows} entries, one for each row", f"{len(column)}")
+        column[column != column] = MISSING  # NaN equals nothing, and would be a group in every row
         columns[str(name)] = column
     return columns
+
+
+def _unwrap(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def plain_group(group: Hashable) -> Hashable:
+    """The group as JSON can hold it: itself, or its text."""
+    known = isinstance(group, (str, int, type(None))) or (isinstance(group, float) and math.isfinite(group))
+    return group if known else str(group)
 
 
 def encode_groups(values: np.ndarray) -> tuple[np.ndarray, list[Hashable]]:
     """The number of each row's group, and the groups as they first appear."""
     number: dict[Hashable, int] = {}
-    codes = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
+    try:
+        codes = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
+    except TypeError:
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise InputError("groups", "be numbers, text or other hashable values", kinds) from None
     return codes, list(number)
 
 

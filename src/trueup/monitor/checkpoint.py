@@ -14,8 +14,9 @@ import torch
 from trueup.core.bins import Bins, equal_width
 from trueup.io.artifacts import open_artifact, require_safetensors_suffix, write_artifact
 from trueup.io.atomic import shorten
+from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import Evidence
-from trueup.monitor.monitor import Alarm, Monitor
+from trueup.monitor.monitor import MOST_GROUPS, Alarm, Monitor
 from trueup.monitor.windows import WeightedTally, Window
 
 
@@ -40,11 +41,13 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "peak": np.array([monitor.peak]),
     }
     evidence = monitor.evidence
-    header = {
+    header: dict[str, Any] = {
         "settings": monitor.settings(),
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
+    if monitor.groups is not None:
+        header["groups"], arrays["group_cells"], arrays["group_sums"] = monitor.groups.pack()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     write_artifact(path, "monitor", header, tensors)
 
@@ -90,6 +93,10 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         monitor.recent = Window(monitor.recent.size, tuple(pieces))
         monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
         monitor.peak = float(arrays["peak"][0])
+        if "groups" in header:
+            if len(header["groups"]) > MOST_GROUPS:
+                raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
+            monitor.groups = GroupTally.unpack(header["groups"], arrays["group_cells"], arrays["group_sums"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no whole monitor ({error})") from None
     return monitor

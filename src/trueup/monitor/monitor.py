@@ -15,8 +15,10 @@ from scipy.special import expit
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS
+from trueup.core.errors import InputError
 from trueup.core.events import as_event, event_class
 from trueup.core.row_scores import score_rows
+from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
     CLASS_BETS,
     GLOBAL_BETS,
@@ -31,6 +33,8 @@ from trueup.monitor.windows import WeightedTally, Window
 
 MOST_CLASSES = 100
 """Up to so many classes, each is tested on its own by default."""
+MOST_GROUPS = 1000
+"""A monitor keeps the sums of so many groups, all columns together."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ class Monitor:
         self.total = WeightedTally.empty(self.bins)
         self.recent = Window(int(window), ())
         self.fading = WeightedTally.empty(self.bins)
+        self.groups: GroupTally | None = None
+        """Of the rows that came with groups."""
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
@@ -195,25 +201,31 @@ class Monitor:
         """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
         return self.judged_classes == 2 and not self.fold
 
-    def update(self, logits: Any, labels: Any, *, weights: Any = None) -> Status:
+    def update(self, logits: Any, labels: Any, *, weights: Any = None, groups: Any = None) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
         `weights`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row once,
         whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and only so
-        is the chance of a false alarm kept. What is wrong raises a `ValueError` and changes nothing.
+        is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
+        `by_group` tells apart. What is wrong raises a `ValueError` and changes nothing.
         """
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
         w = as_weights(weights, len(z))
+        columns = None if groups is None else _plain_columns(groups, len(z))
         if w is not None and not w.all():
             some = torch.from_numpy(w > 0).to(z.device)
+            columns = columns and {name: values[w > 0] for name, values in columns.items()}
             z, y, w = z[some], y[some], w[w > 0]
         if self.event is not None:
             z, y = as_event(z, y, self.event)
         rows = score_rows(z, y, fold=self.fold)
         at, n = 0, len(y)
+        found = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
         with self._lock:
+            if found is not None:
+                self.groups = _add_groups(self.groups, found)
             while at < n:
                 step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
                 part = slice(at, at + step)
@@ -221,6 +233,19 @@ class Monitor:
                 self._update(*claims, z[part], y[part], None if w is None else w[part])
                 at += step
             return self._status()
+
+    def by_group(self, *, level: float = 0.95) -> GroupTable | None:
+        """Where it is wrong: what was predicted and what happened in each group so far; None without groups.
+
+        Unlike the alarm its intervals are made for one look: who looks often will find a group now and then.
+
+        >>> monitor = Monitor(2)
+        >>> _ = monitor.update([[1.0, 0.0], [0.0, 0.0]], [0, 1], groups=["a", "b"])
+        >>> monitor.by_group()["b"].observed
+        1.0
+        """
+        groups = self.groups
+        return None if groups is None else groups.table(level=level)
 
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""
@@ -258,6 +283,7 @@ class Monitor:
         merged.total = one.total + two.total
         merged.recent = replace(one.recent, pieces=())
         merged.fading = one.fading + two.fading
+        merged.groups = one.groups if two.groups is None else _add_groups(one.groups, two.groups)
         merged._check_alarm()
         return merged
 
@@ -292,6 +318,21 @@ class Monitor:
             mean = recent.mean(recent.bins.confidence.sum())
             reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
+
+
+def _plain_columns(groups: Any, rows: int) -> dict[str, np.ndarray]:
+    """Groups as a checkpoint holds them, so that they are the same after a restart."""
+    return {
+        name: np.array([plain_group(group) for group in values], dtype=object)
+        for name, values in as_groups(groups, rows).items()
+    }
+
+
+def _add_groups(one: GroupTally | None, two: GroupTally) -> GroupTally:
+    total = two if one is None else one + two
+    if len(total.sums) > MOST_GROUPS:
+        raise InputError("groups", f"be at most {MOST_GROUPS:,} in all batches and columns", f"{len(total.sums):,}")
+    return total
 
 
 def _summary(tally: WeightedTally) -> tuple[float, float, float, float]:

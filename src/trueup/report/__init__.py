@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from trueup.report.figures.class_errors import class_errors
     from trueup.report.figures.comparison import comparison
     from trueup.report.figures.confidence_histogram import confidence_histogram
+    from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
+    from trueup.report.figures.promise import promise
     from trueup.report.figures.reliability import reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
@@ -26,9 +28,11 @@ _MODULES = {
     "comparison": "figures.comparison",
     "confidence_histogram": "figures.confidence_histogram",
     "draw": "figures",
+    "group_errors": "figures.groups",
     "method_choice": "figures.method_choice",
     "method_title": "audit",
     "numbers": "figures",
+    "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
     "risk_coverage": "figures.risk_coverage",
@@ -44,9 +48,11 @@ __all__ = [
     "comparison",
     "confidence_histogram",
     "draw",
+    "group_errors",
     "method_choice",
     "method_title",
     "numbers",
+    "promise",
     "reliability",
     "report",
     "risk_coverage",

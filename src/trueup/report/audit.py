@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
@@ -53,7 +54,7 @@ SLOW = ("dirichlet_odir",)
 """Tried as well if there are at most `FEW_CLASSES` classes."""
 FAST = ("temperature", "histogram", "isotonic", "svs")
 """The methods tried on `MANY` logits."""
-MANY, MANY_CLASSES = 5_000_000, 200
+MANY = 5_000_000
 
 
 def method_title(name: str) -> str:
@@ -109,7 +110,7 @@ class Audit:
     bins: int
     seed: int
     weights: np.ndarray | None = None
-    """Of the test rows."""
+    """Of the rows that were scored, with a mean of 1."""
 
     @cached_property
     def predictions(self) -> Mapping[str, Predictions]:
@@ -223,7 +224,7 @@ def audit(
         folds=folds,
         bins=bins,
         seed=seed,
-        weights=scored_weights,
+        weights=None if scored_weights is None else scored_weights / scored_weights.mean(),
     )
 
 

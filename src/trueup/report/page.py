@@ -142,10 +142,17 @@ class _Page:
             facts.append(("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}"))
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
+        worth = ""
+        if scores.effective_rows is not None:
+            worth = paragraph(
+                "Rows count by their weights, which have a mean of 1, in every figure of this page: "
+                f"{scores.rows:,} rows tell as much as {scores.effective_rows:,.0f} of equal weight."
+            )
         title = escape(self.title)
         heading = title if self.title == DEFAULT_TITLE else f"<span>Calibration of</span> {title}"
         return (
             f"<header><h1>{heading}</h1>{paragraph(self.audit.verdict(), 'verdict')}{definition_list(facts, 'facts')}"
+            f"{worth}"
             "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
             "</header>"
         )

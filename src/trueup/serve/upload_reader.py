@@ -122,8 +122,10 @@ def _read_split(source: Source, split: str | None, request: Request) -> tuple[np
         raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
     parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
     for chunk in source.read(names, label, most + 1):
-        kept, _ = drop_missing(chunk)
-        parts.append((kept.logits, kept.labels))
+        _, without = drop_missing(chunk)
+        if without:
+            raise InputError(label, "be there in each row", f"{without:,} rows without")
+        parts.append((chunk.logits, chunk.labels))
         rows += len(chunk.logits)
         if rows > most:
             raise ValueError(f"{names[0]} has too many rows; at most {most:,} of {width:,} classes are taken here")

@@ -10,7 +10,9 @@ from trueup.report.figures import (
     class_errors,
     comparison,
     confidence_histogram,
+    groups,
     method_choice,
+    promise,
     reliability,
     risk_coverage,
     temperature_sweep,
@@ -27,10 +29,12 @@ FIGURES: Mapping[type, ModuleType] = MappingProxyType(
     {
         reliability.Reliability: reliability,
         confidence_histogram.ConfidenceHistogram: confidence_histogram,
+        groups.GroupErrors: groups,
         comparison.Comparison: comparison,
         method_choice.MethodChoice: method_choice,
         temperature_sweep.TemperatureSweep: temperature_sweep,
         risk_coverage.RiskCoverage: risk_coverage,
+        promise.Promise: promise,
         class_errors.ClassErrors: class_errors,
     }
 )

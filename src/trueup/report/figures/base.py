@@ -50,16 +50,17 @@ class Stage(NamedTuple):
 
     name: str
     title: str
+    method: str
     pair: Pair
 
 
 def stages(audit: Audit) -> list[Stage]:
     """The uncalibrated network and, if a method was chosen, the calibrated one."""
-    before = Stage("before", "Uncalibrated", audit.pairs[RAW])
+    before = Stage("before", "Uncalibrated", RAW, audit.pairs[RAW])
     if audit.chosen == RAW:
         return [before]
     after = f"After {_lower_title(method_title(audit.chosen))}"
-    return [before, Stage("after", after, audit.pairs[audit.chosen])]
+    return [before, Stage("after", after, audit.chosen, audit.pairs[audit.chosen])]
 
 
 def percent(share: float, digits: int = 1) -> str:

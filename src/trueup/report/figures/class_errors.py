@@ -34,8 +34,12 @@ class ClassErrors:
     """How often the class occurred, as a share of the rows."""
 
 
-def class_errors(logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[str] | None = None) -> ClassErrors:
+def class_errors(
+    logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[str] | None = None, weights: Any = None
+) -> ClassErrors:
     """The calibration error of each class's probability: Σ_b (n_kb/n) |acc_kb − conf_kb| for class k.
+
+    With `weights`, one a row, n is their sum.
 
     >>> record = class_errors(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]]), [0, 0, 1], names=["cat", "dog"])
     >>> for row in zip(record.names, record.error, record.probability, record.frequency):
@@ -45,7 +49,7 @@ def class_errors(logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[
 
     Nixon et al., "Measuring calibration in deep learning" (2019), called static calibration error there.
     """
-    tally = Bins.of(logits, labels, bins=bins, classwise=True)
+    tally = Bins.of(logits, labels, bins=bins, classwise=True, weights=weights)
     classes = len(tally.count)
     named = tuple(str(k) for k in range(classes)) if names is None else tuple(map(str, names))
     if len(named) != classes:
@@ -59,7 +63,8 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
     """The classes before and after calibration, on the same scale; an event is one class, and stands above."""
     if audit.scores.is_event:
         return None
-    records = [class_errors(*stage.pair, bins=audit.bins, names=names) for stage in stages(audit)]
+    how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
+    records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
     options = {"top": max(float(record.error.max()) for record in records), "legend": False}
     return Section(
         name="classes",

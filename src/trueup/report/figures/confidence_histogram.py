@@ -28,7 +28,7 @@ class ConfidenceHistogram:
     edges: np.ndarray
     right: np.ndarray
     wrong: np.ndarray
-    """Numbers of rows, as are those of `right`."""
+    """Numbers of rows, or their weights, as are those of `right`."""
     mean: float
     """Mean confidence."""
     accuracy: float
@@ -54,6 +54,7 @@ def confidence_histogram(
     """How many predictions of each confidence were right, and how many wrong.
 
     Of two classes it is the probability of class 1, and where that happened; `fold=True` takes the predicted class.
+    With `weights`, one a row, they are sums of weights.
 
     >>> record = confidence_histogram(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), [0, 1, 1], bins=4)
     >>> record.right, record.wrong, f"{record.mean:.4f} {record.accuracy:.4f}"
@@ -61,7 +62,7 @@ def confidence_histogram(
     """
     z, y = as_tensors(logits, labels)
     tally = Bins.of(z, y, bins=bins, fold=fold, weights=weights)
-    n = float(tally.count.sum()) or np.nan
+    n = tally.n or np.nan
     mean, accuracy = float(tally.confidence.sum() / n), float(tally.hits.sum() / n)
     return ConfidenceHistogram(tally.edges, tally.hits, tally.count - tally.hits, mean, accuracy, is_event(z, fold))
 
@@ -102,7 +103,7 @@ def chart(record: ConfidenceHistogram, *, height: int = 300, top: float | None =
             "width": 0.86 * width,
             "customdata": count,
             "marker": {"color": colour, "line": {"width": 0}},
-            "hovertemplate": f"{score} near %{{x:.0%}}<br>{name}: %{{customdata:,}} rows<extra></extra>",
+            "hovertemplate": f"{score} near %{{x:.0%}}<br>{name}: %{{customdata:,.0f}} rows<extra></extra>",
         }
         for name, count, colour in ((right, record.right, style.BLUE), (wrong, record.wrong, style.VERMILION))
     ]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.calibrators.auto import CANDIDATES, FEW_ROWS, FEW_ROWS_OF_CLASS
+from trueup.calibrators.auto import BASES, CANDIDATES, FEW_ROWS, FEW_ROWS_OF_CLASS, PENALTIES
 from trueup.calibrators.compose import Choice
 from trueup.core.formatting import format_number, format_percent
+from trueup.registry import METHODS
 from trueup.report import style
 from trueup.report.audit import RAW, Audit, method_title
 from trueup.report.figures.base import Panel, Section, Table
@@ -267,7 +268,12 @@ def candidate_title(name: str) -> str:
     if name in _UNCALIBRATED:
         return method_title(RAW)
     if name.startswith(_MIXED):
-        return f"{method_title(name.removeprefix(_MIXED))} after a share of the uniform"
+        return f"{candidate_title(name.removeprefix(_MIXED))} after a share of the uniform"
+    if name in PENALTIES:
+        return f"Structured matrix scaling at {PENALTIES[name]:g} of its penalty"
+    if name in BASES and name not in METHODS:
+        base = candidate_title(BASES[name][0])
+        return f"{method_title('residual')} on {base[:1].lower()}{base[1:]}"
     return method_title(name)
 
 

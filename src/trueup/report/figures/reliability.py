@@ -128,8 +128,8 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
             ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
         ),
         panels=tuple(
-            Panel(f"reliability-{name}", title, reliability(*pair, **options), {"legend": False})
-            for name, title, pair in stages(audit)
+            Panel(f"reliability-{stage.name}", stage.title, reliability(*stage.pair, **options), {"legend": False})
+            for stage in stages(audit)
         ),
     )
 
@@ -181,7 +181,7 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
             | {"opacity": 1, "line": {"width": 1, "color": style.PAPER}},
             "cliponaxis": False,
             "hovertemplate": f"{record.words.score} %{{x:.1%}}, {record.words.outcome} %{{y:.1%}}<br>"
-            "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,} rows<extra></extra>",
+            "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,.0f} rows<extra></extra>",
         }
     )
     if record.event:
@@ -214,7 +214,7 @@ def _count_bars(record: Reliability, full: np.ndarray, middle: np.ndarray, width
         "width": 0.8 * width,
         "customdata": count,
         "marker": {"color": style.MUTED, "line": {"width": 0}},
-        "hovertemplate": "%{customdata:,} rows<extra></extra>",
+        "hovertemplate": "%{customdata:,.0f} rows<extra></extra>",
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trueup.calibrators.temperature_search import inverse_temperature
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.formatting import format_number
 from trueup.core.loss_sums import temperature_sums
@@ -41,7 +41,12 @@ class TemperatureSweep:
 
 
 def temperature_sweep(
-    logits: Any, labels: Any, *, temperatures: Sequence[float] | None = None, bins: int = BINS
+    logits: Any,
+    labels: Any,
+    *,
+    temperatures: Sequence[float] | None = None,
+    bins: int = BINS,
+    weights: Any = None,
 ) -> TemperatureSweep:
     """NLL and ECE of softmax(z/T) along a range of temperatures.
 
@@ -57,8 +62,8 @@ def temperature_sweep(
 
     Guo et al., "On calibration of modern neural networks" (2017).
     """
-    z, y = as_tensors(logits, labels, at_least=1)
-    best = 1 / inverse_temperature(z, y)[0]
+    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    best = 1 / inverse_temperature(z, y, w)[0]
     if temperatures is None:
         points = _POINTS if z.numel() <= _MANY else _FEW
         grid = np.geomspace(min(1.0, best) / 3, max(1.0, best) * 3, points)
@@ -69,20 +74,21 @@ def temperature_sweep(
     hits = scores_and_outcomes(z, y, quick=True)[1]
     odds = event_log_odds(z) if is_event(z, fold=False) else None
     edges, unit = equal_width(bins), rounding_error(z)
+    each, total = (None, len(z)) if w is None else (w.cpu().numpy(), float(w.sum()))
     nll, ece = np.empty(len(grid)), np.empty(len(grid))
     for i, beta in enumerate((1 / grid).tolist()):
-        nll[i] = temperature_sums(z, y, beta, quick=True)[0] / len(z)
+        nll[i] = temperature_sums(z, y, beta, w, quick=True)[0] / total
         if odds is None:
             score, _ = confidences(z, beta=beta, quick=True)
         else:
             score = as_float64(torch.sigmoid(beta * odds))
-        ece[i] = Bins.from_scores(score, hits, edges, rounding=unit).ece()
+        ece[i] = Bins.from_scores(score, hits, edges, rounding=unit, weights=each).ece()
     return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]))
 
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The sweep of the uncalibrated network."""
-    record = temperature_sweep(*audit.pairs[RAW], bins=audit.bins)
+    record = temperature_sweep(*audit.pairs[RAW], bins=audit.bins, weights=audit.weights)
     above = "above 1 the network becomes less confident, below 1 more confident"
     if audit.scores.is_event:
         above = "above 1 every probability moves towards a half, below 1 away from it"

@@ -122,10 +122,9 @@ def _results(
     theirs: dict[str, dict[files.Experiment, files.PublishedLosses]] = {}
     for method, losses in published.items():
         known = {
-            key: loss
+            key: losses[key]
             for key in complete
-            if (loss := losses.get(key)) is not None
-            and (loss.fit_rows, loss.test_rows) == (of_each[key]["fit_rows"], of_each[key]["test_rows"])
+            if key in losses and losses[key][2:] == (of_each[key]["fit_rows"], of_each[key]["test_rows"])
         }
         if len(known) == len(complete):
             theirs[method] = known

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trueup import metrics
+from trueup.calibrators.auto import MANY_CLASSES
 from trueup.core.arrays import as_tensors
 from trueup.core.row_scores import score_rows as row_scores
 from trueup.core.warning_capture import record_warnings
 from trueup.registry import METHODS
-from trueup.report.audit import MANY_CLASSES
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.post_hoc import logit_files as logits
 from trueup.study.statistics import Ranking, ranking
