@@ -67,7 +67,7 @@ def test_compare_and_report_take_confidences_and_groups(answers, command, folder
     assert "calibration_slope" in out
     command("report", "answers.csv", *SAID, "-m", "platt", "--by", "region", "--weight", "w", "-o", "page.html", "-q")
     page = (folder / "page.html").read_text("utf-8")
-    assert "it predicts right with" in page
+    assert "its mean predicted probability of right is" in page
     assert "Where is it wrong?" in page
     assert "Which classes are miscalibrated?" not in page
 
