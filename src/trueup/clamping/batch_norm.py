@@ -1,0 +1,192 @@
+"""Batch-norm statistics of new inputs: estimated anew in evaluation mode, and a test whether the inputs have moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.network import Network
+from trueup.core.distributed import all_gather_rows, all_reduce_sum
+from trueup.core.splits import random_order
+
+CHUNK = 512
+"""Samples that go through the network at once; a layer's statistics are those of a chunk while it is estimated."""
+
+Augment = Callable[[Tensor], Tensor]
+"""A change of a batch of the network's inputs, such as those of the training."""
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The layers of batch norm with statistics of their own, by name, each once."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
+    }
+
+
+def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a model that shares all of its tensors but those that are given, by the names of `state_dict`.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    >>> other = share_copy(model, {"1.running_mean": torch.ones(2)})
+    >>> other[0].weight is model[0].weight, model[1].running_mean.tolist(), other[1].running_mean.tolist()
+    (True, [0.0, 0.0], [1.0, 1.0])
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    renewed = deepcopy(model, shared)
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        module = renewed.get_submodule(path)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+        else:
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    return renewed
+
+
+class Statistics(NamedTuple):
+    """Mean and variance of what comes into a layer, for each channel, in float64."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+def estimate(
+    network: Network, before: nn.Module | None, weight: float, *, augment: Augment | None = None, seed: int = 0
+) -> dict[str, Tensor]:
+    """Batch-norm statistics of the samples behind a map, mixed with the old ones: (1 − α) old + α new.
+
+    One pass in evaluation mode: each layer's statistics are renewed before it is applied, so that later layers see
+    inputs as they will be. Returned by the names of `state_dict`.
+    """
+    model = share_copy(network.model, _copies(network.model))
+    layers = batch_norms(model)
+    sums = {name: _Sums(layer) for name, layer in layers.items()}
+    own = copy(network)
+    own.model = model
+    chunks = max(1, math.ceil(len(network.labels) / CHUNK))
+    order = torch.from_numpy(random_order(len(network.labels), seed))
+    with _renewed_on_the_way(layers, sums, weight):
+        for chunk in range(chunks):
+            inputs = local_subset(network.inputs, order[chunk::chunks])
+            inputs._size = CHUNK  # one batch, for the layers' statistics
+            own.logits(_Then(before, augment), inputs=inputs)
+    tensors = {}
+    for name, layer in layers.items():
+        new = sums[name].statistics()
+        tensors[f"{name}.running_mean"] = _mixed(sums[name].mean, new.mean, weight, layer.running_mean)
+        tensors[f"{name}.running_var"] = _mixed(sums[name].variance, new.variance, weight, layer.running_var)
+    return tensors
+
+
+class _Sums:
+    """Sums over samples and positions of what comes into a layer; and the statistics it had."""
+
+    def __init__(self, layer: _BatchNorm) -> None:
+        assert isinstance(layer.running_mean, Tensor)
+        assert isinstance(layer.running_var, Tensor)
+        self.mean, self.variance = layer.running_mean.double().clone(), layer.running_var.double().clone()
+        self.total = torch.zeros(2 * len(self.mean) + 1, dtype=torch.float64, device=self.mean.device)
+
+    def add(self, x: Tensor) -> Statistics:
+        """Add a chunk, and return its statistics."""
+        flat = x.detach().movedim(1, 0).flatten(1)
+        count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
+        sums = all_reduce_sum(torch.cat([flat.sum(dim=1).double(), (flat * flat).sum(dim=1).double(), count]))
+        self.total += sums
+        return _statistics(sums)
+
+    def statistics(self) -> Statistics:
+        """Of all chunks."""
+        return _statistics(self.total)
+
+
+def _statistics(sums: Tensor) -> Statistics:
+    mean, square = (sums[:-1] / sums[-1].clamp(min=1)).chunk(2)
+    return Statistics(mean, (square - mean.square()).clamp(min=0))
+
+
+@contextmanager
+def _renewed_on_the_way(layers: Mapping[str, _BatchNorm], sums: Mapping[str, _Sums], weight: float) -> Iterator[None]:
+    """Each layer's buffers are set to the mixture as its input comes."""
+
+    def hook(name: str) -> Callable[[nn.Module, Any], None]:
+        def renew(module: nn.Module, inputs: Any) -> None:
+            own = sums[name]
+            new = own.add(inputs[0])
+            with torch.no_grad():
+                module.running_mean.copy_((1 - weight) * own.mean + weight * new.mean)  # type: ignore[union-attr, operator]
+                module.running_var.copy_((1 - weight) * own.variance + weight * new.variance)  # type: ignore[union-attr, operator]
+
+        return renew
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mixed(old: Tensor, new: Tensor, weight: float, like: Any) -> Tensor:
+    return ((1 - weight) * old + weight * new).to(like.dtype)
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"{name}.{which}": getattr(layer, which).detach().clone()
+        for name, layer in batch_norms(model).items()
+        for which in ("running_mean", "running_var")
+    }
+
+
+class _Then(nn.Module):
+    """A map, and then the augmentation."""
+
+    def __init__(self, before: nn.Module | None, augment: Augment | None) -> None:
+        super().__init__()
+        self.before = before
+        self.augment = augment
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.before is None else self.before(x)
+        x = x if self.augment is None else self.augment(x)
+        return x.clone(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+class Crop:
+    """Random shifts of images by up to an eighth of their side, what comes in from outside being black.
+
+    The same shifts in every call, by the seed. `black` is what a pixel of 0 is to the network.
+    """
+
+    def __init__(self, black: Tensor, *, seed: int = 0) -> None:
+        self.black = black
+        self.seed = seed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Shift a batch (n, C, H, W)."""
+        n, _, height, width = x.shape
+        by = max(1, min(height, width) // 8)
+        fill = self.black.to(x).expand(x.shape[1:])[:, :1, :1]
+        padded = nn.functional.pad(x - fill, (by, by, by, by)) + fill
+        rng = np.random.default_rng([self.seed, n])
+        corners = rng.integers(0, 2 * by + 1, size=(n, 2))
+        return torch.stack(
+            [padded[i, :, top : top + height, left : left + width] for i, (top, left) in enumerate(corners.tolist())]
+        )
+
+
+def moved_p_value(network: Network, before: nn.Module | None = None) -> float:
+    """TODO"""
+    raise NotImplementedError(all_gather_rows)
