@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
-    from trueup.clamping import clamp, load_clamped, save_clamped
+    from trueup.clamping import clamp, load_clamped, repair, save_clamped
     from trueup.core.arrays import flatten, from_binary, from_probs
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
@@ -77,6 +77,7 @@ _NAMES = {
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
     "refinement": "calibrators.compose",
+    "repair": "clamping",
     "save": "io.predictions",
     "save_calibrator": "io.artifacts",
     "save_clamped": "clamping",
@@ -123,6 +124,7 @@ __all__ = [
     "on_model",
     "one_vs_rest",
     "refinement",
+    "repair",
     "report",
     "save",
     "save_calibrator",

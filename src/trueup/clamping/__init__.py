@@ -1,8 +1,9 @@
-"""Neural Clamping: an input shift and a temperature, fitted together to a frozen network."""
+"""Neural Clamping, an input shift and a temperature fitted to a frozen network; and repair under a new camera."""
 
 from trueup.clamping.clamped_file import load_clamped, save_clamped
 from trueup.clamping.fit import RECIPES, clamp
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Affine, Shift
+from trueup.clamping.repair import Repaired, RepairRecord, repair
 
-__all__ = ["RECIPES", "Affine", "Clamped", "FitRecord", "Shift", "clamp", "load_clamped", "save_clamped"]
+__all__ = ["RECIPES", "Affine", "Clamped", "FitRecord", "RepairRecord", "Repaired", "Shift", "clamp", "load_clamped", "repair", "save_clamped"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.clamping.calibration_set import local_subset
 from trueup.clamping.network import Network
-from trueup.core.distributed import all_gather_rows, all_reduce_sum
+from trueup.core.distributed import all_reduce_sum
 from trueup.core.splits import random_order
 
 CHUNK = 512
@@ -61,19 +61,39 @@ class Statistics(NamedTuple):
     variance: Tensor
 
 
+class Estimate(NamedTuple):
+    """Statistics of new inputs."""
+
+    tensors: dict[str, Tensor]
+    """Mixed with the old ones, by the names of `state_dict`."""
+    divergences: dict[str, float]
+    """By how much the new statistics of each layer differ from the old ones; see `divergence`."""
+
+
+def divergence(new: Statistics, old: Statistics, eps: float = 0.0) -> float:
+    """Kullback and Leibler's divergence of one normal law a channel from another, the mean over channels, in nats.
+
+    >>> one, two = (Statistics(torch.tensor([m]), torch.tensor([1.0])) for m in (0.0, 1.0))
+    >>> divergence(one, two)
+    0.5
+    """
+    variance = old.variance + eps
+    ratio = (new.variance + eps) / variance
+    return float(((ratio + (new.mean - old.mean).square() / variance - 1 - ratio.log()) / 2).mean())
+
+
 def estimate(
     network: Network, before: nn.Module | None, weight: float, *, augment: Augment | None = None, seed: int = 0
-) -> dict[str, Tensor]:
+) -> Estimate:
     """Batch-norm statistics of the samples behind a map, mixed with the old ones: (1 − α) old + α new.
 
     One pass in evaluation mode: each layer's statistics are renewed before it is applied, so that later layers see
-    inputs as they will be. Returned by the names of `state_dict`.
+    inputs as they will be.
     """
     model = share_copy(network.model, _copies(network.model))
     layers = batch_norms(model)
     sums = {name: _Sums(layer) for name, layer in layers.items()}
-    own = copy(network)
-    own.model = model
+    own = network.with_model(model)
     chunks = max(1, math.ceil(len(network.labels) / CHUNK))
     order = torch.from_numpy(random_order(len(network.labels), seed))
     with _renewed_on_the_way(layers, sums, weight):
@@ -81,12 +101,14 @@ def estimate(
             inputs = local_subset(network.inputs, order[chunk::chunks])
             inputs._size = CHUNK  # one batch, for the layers' statistics
             own.logits(_Then(before, augment), inputs=inputs)
-    tensors = {}
+    tensors, divergences = {}, {}
     for name, layer in layers.items():
-        new = sums[name].statistics()
-        tensors[f"{name}.running_mean"] = _mixed(sums[name].mean, new.mean, weight, layer.running_mean)
-        tensors[f"{name}.running_var"] = _mixed(sums[name].variance, new.variance, weight, layer.running_var)
-    return tensors
+        own_sums = sums[name]
+        new = own_sums.statistics()
+        tensors[f"{name}.running_mean"] = _mixed(own_sums.mean, new.mean, weight, layer.running_mean)
+        tensors[f"{name}.running_var"] = _mixed(own_sums.variance, new.variance, weight, layer.running_var)
+        divergences[name] = divergence(new, Statistics(own_sums.mean, own_sums.variance), layer.eps)
+    return Estimate(tensors, divergences)
 
 
 class _Sums:
@@ -185,8 +207,3 @@ class Crop:
         return torch.stack(
             [padded[i, :, top : top + height, left : left + width] for i, (top, left) in enumerate(corners.tolist())]
         )
-
-
-def moved_p_value(network: Network, before: nn.Module | None = None) -> float:
-    """TODO"""
-    raise NotImplementedError(all_gather_rows)

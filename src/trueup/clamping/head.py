@@ -126,15 +126,15 @@ def features_noted(head: nn.Linear) -> Iterator[list[Tensor]]:
 
 
 def cross_fit_head(
-    folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray
+    folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray
 ) -> dict[float, np.ndarray]:
     """λ → logits of the samples, each from the fit that left it out.
 
-    A fold is (held-out mask, logits, features, temperature as an array of one), of all samples at the fold's own map.
+    A fold is (held-out mask, logits, features), of all samples at the fold's own map.
     """
     first = folds[0][1]
     found = {ridge: np.empty_like(first, dtype=np.float64) for ridge in RIDGES}
-    for out, logits, features, _ in folds:
+    for out, logits, features in folds:
         start = None
         for ridge in RIDGES:
             start = fit_correction(logits[~out], features[~out], labels[~out], ridge, start)

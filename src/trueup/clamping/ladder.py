@@ -88,7 +88,8 @@ class Climb:
     """What a ladder needs to know."""
 
     network: Network
-    labels: Tensor
+    targets: Tensor
+    """Labels (n,), or probabilities (n, classes) to come near to."""
     low: Tensor
     high: Tensor
     families: Sequence[str]
@@ -96,6 +97,12 @@ class Climb:
     budget: float
     """Forward-equivalents that may have been spent when a rung begins."""
     progress: Callable[[str], None]
+    temperature: float | None = None
+    """At which the search starts, and which temperature alone has; None fits it to the labels."""
+
+    def temperature_of(self, logits: Tensor, rows: Tensor) -> float:
+        """The temperature of some samples' logits."""
+        return Loss().temperature(logits[rows], self.targets[rows]) if self.temperature is None else self.temperature
 
     def space(self, composition: Composition) -> PixelSpace:
         """The map in front of the network."""
@@ -104,14 +111,14 @@ class Climb:
     @property
     def batch_size(self) -> int:
         """Of the search."""
-        return min(max(math.ceil(len(self.labels) / BATCHES), SMALLEST_BATCH), LARGEST_BATCH)
+        return min(max(math.ceil(len(self.targets) / BATCHES), SMALLEST_BATCH), LARGEST_BATCH)
 
     def search(self, composition: Composition, index: Tensor, temperature: float, steps: int, seed: int) -> MapFit:
         """Fit a map to some samples, from where it is."""
         return natural_gradient(
             self.network,
             self.space(composition),
-            self.labels,
+            self.targets,
             index,
             temperature=temperature,
             steps=steps,
@@ -122,25 +129,25 @@ class Climb:
 
 def climb(problem: Climb) -> Ladder:
     """Screen, extend, judge, until nothing promises a gain or two rungs in a row gave none."""
-    network, labels, loss = problem.network, problem.labels, Loss()
-    n = len(labels)
+    network, targets = problem.network, problem.targets
+    n = len(targets)
     plain = network.plain_logits()
-    order = sample_order(network, loss)
+    order = sample_order(network, Loss())
     folds = []
     scaled = torch.zeros_like(plain, dtype=torch.float64)
     for k in range(FOLDS):
         out = fold_mask(order, k, FOLDS)
-        folds.append(FoldState(out, Composition([]), loss.temperature(plain[~out], labels[~out])))
+        folds.append(FoldState(out, Composition([]), problem.temperature_of(plain, ~out)))
         scaled[out] = plain[out].double() / folds[-1].temperature
-    rung = Rung("temperature", "temperature alone", 0, 0, scaled.numpy(), row_losses(scaled.numpy(), labels))
+    rung = Rung("temperature", "temperature alone", 0, 0, scaled.numpy(), row_losses(scaled.numpy(), targets))
     ladder = Ladder([rung], 0, folds, {}, "")
     if not problem.families:
         ladder.stopped = "no map was asked for"
         return ladder
     problem.progress("screening families of input maps")
     everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
-    temperature = loss.temperature(plain, labels)
-    gradients = sample_gradients(network, problem.space(everything), labels, temperature)
+    temperature = problem.temperature_of(plain, torch.ones(n, dtype=torch.bool))
+    gradients = sample_gradients(network, problem.space(everything), targets, temperature)
     scores = _scores(gradients, everything, problem.families)
     ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
     p_values, refused, failures = dict(ladder.p_values), set[str](), 0
@@ -161,13 +168,13 @@ def climb(problem: Climb) -> Ladder:
         for state in trial:
             extended = _extended(state.composition, candidates, network.shape)
             index = state.out.nonzero()[:, 0]
-            judged = sample_gradients(network, problem.space(extended), labels, state.temperature, index)
+            judged = sample_gradients(network, problem.space(extended), targets, state.temperature, index)
             logits[state.out.numpy()] = judged.logits.double().numpy() / state.temperature
             known = [part.name for part in state.composition.parts]
             parts.append((index, _scores(judged, extended, candidates, known)))
         composition = trial[0].composition
         rung = judge(
-            ladder.rungs, ladder.current, composition.name, composition.title, len(composition.theta), logits, labels,
+            ladder.rungs, ladder.current, composition.name, composition.title, len(composition.theta), logits, targets,
             p_value=p_values[family],
         )  # fmt: skip
         ladder.rungs.append(rung)
@@ -190,12 +197,12 @@ def judge(
     title: str,
     size: int,
     logits: np.ndarray,
-    labels: Tensor,
+    targets: Tensor,
     *,
     p_value: float | None = None,
 ) -> Rung:
     """A rung beside the one it would replace: kept if the paired gain exceeds 1.64 standard errors."""
-    losses = row_losses(logits, labels)
+    losses = row_losses(logits, targets)
     gain, error = paired_gain(rungs[parent].losses, losses)
     return Rung(name, title, size, parent, logits, losses, gain, error, bool(gain > Z * error), p_value)
 
@@ -206,9 +213,11 @@ def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
-def row_losses(logits: np.ndarray, labels: Tensor) -> np.ndarray:
-    """The cross-entropy of each row."""
-    return Loss().rows(torch.from_numpy(logits), labels, 1.0).numpy()
+def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
+    """The cross-entropy of each row, of labels or of probabilities."""
+    if targets.ndim == 1:
+        return Loss().rows(torch.from_numpy(logits), targets, 1.0).numpy()
+    return -(targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)).sum(dim=1).numpy()
 
 
 def nested_rows(rungs: Sequence[Rung], outs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -232,11 +241,11 @@ def refit(problem: Climb, ladder: Ladder) -> tuple[Composition, float]:
     composition = ladder.folds[0].composition
     if not len(composition.theta):
         plain = problem.network.plain_logits()
-        return composition, Loss().temperature(plain, problem.labels)
+        return composition, problem.temperature_of(plain, torch.ones(len(plain), dtype=torch.bool))
     mean = torch.stack([state.composition.theta for state in ladder.folds]).mean(dim=0)
     temperature = math.exp(sum(math.log(state.temperature) for state in ladder.folds) / len(ladder.folds))
     problem.progress("input map on all samples")
-    index = torch.arange(len(problem.labels))
+    index = torch.arange(len(problem.targets))
     fit = problem.search(composition.with_theta(mean), index, temperature, LAST_STEPS, problem.seed + FOLDS)
     return composition.with_theta(fit.theta), fit.temperature
 

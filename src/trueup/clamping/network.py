@@ -113,6 +113,12 @@ class Network:
         network.inputs, network.labels, network._plain = inputs, all_gather_rows(inputs.labels), None
         return network
 
+    def with_model(self, model: nn.Module) -> Network:
+        """Another network over the same samples; what it costs is added to this one's."""
+        network = copy(self)
+        network.model, network._plain = model, None
+        return network
+
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
         """Note rows that went through the network outside of the passes below."""
         self._rows[0] += forward

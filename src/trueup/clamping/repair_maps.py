@@ -36,6 +36,8 @@ class InputMap(nn.Module):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    cause: ClassVar[str]
+    """What is wrong with inputs that the family repairs."""
     theta: Tensor
 
     def __init__(self, shape: Sequence[int], theta: Tensor | None = None) -> None:
@@ -92,6 +94,7 @@ class Offset(InputMap):
     """Add a constant to each channel: x_c + b_c (scale 0.1)."""
 
     name, title = "offset", "an offset a channel"
+    cause = "colour cast"
     scale = 0.1
 
     @classmethod
@@ -117,6 +120,7 @@ class ChannelAffine(InputMap):
     """Scale each channel and add a constant: e^{a_c} x_c + b_c (scales 0.3 and 0.1)."""
 
     name, title = "affine", "gain and offset a channel"
+    cause = "white balance"
     gain_scale, offset_scale = 0.3, 0.1
 
     @classmethod
@@ -152,6 +156,7 @@ class Gamma(InputMap):
     """A tone curve, the same for all channels: x^{exp g} (scale 0.3), a line below 0.002."""
 
     name, title = "gamma", "gamma"
+    cause = "tone curve"
     scale = 0.3
 
     @classmethod
@@ -179,6 +184,7 @@ class ChannelGamma(Gamma):
     """A tone curve for each channel: x_c^{exp g_c} (scale 0.3), a line below 0.002."""
 
     name, title = "channel_gamma", "gamma a channel"
+    cause = "tone curve"
 
     @classmethod
     def size(cls, shape: Shape) -> int:
@@ -190,6 +196,7 @@ class Matrix(InputMap):
     """Mix the channels: x + C x + b (scales 0.2 and 0.1)."""
 
     name, title = "colour", "colour matrix"
+    cause = "colours"
     scale, offset_scale = 0.2, 0.1
 
     @classmethod
@@ -230,6 +237,7 @@ class GreyKernel(InputMap):
     """Convolve each channel with one kernel: x + k ∗ x (scale 0.15), the border repeated."""
 
     name, title = "grey_kernel", "3×3 kernel for all channels alike"
+    cause = "sharpness"
     side, scale = 3, 0.15
 
     @classmethod
@@ -257,6 +265,7 @@ class Kernel(InputMap):
     """Convolve over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
 
     name, title = "kernel", "3×3 kernel"
+    cause = "sharpness and colours"
     side, scale, offset_scale = 3, 0.1, 0.1
 
     @classmethod
@@ -300,6 +309,7 @@ class WideKernel(Kernel):
     """Convolve with 5×5 kernels over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
 
     name, title = "kernel5", "5×5 kernel"
+    cause = "sharpness and colours"
     side = 5
 
 
@@ -307,6 +317,7 @@ class RadialGain(InputMap):
     """A gain that depends on the distance from the centre: x·exp(v₁r² + v₂r⁴) (scale 0.5), r being 1 in the corners."""
 
     name, title = "radial_gain", "gain from centre to corners"
+    cause = "vignetting"
     scale = 0.5
 
     @classmethod
@@ -333,6 +344,7 @@ class SmoothGain(InputMap):
     """A gain of low spatial frequency a channel: x·exp(Σ_f g_cf B_f) (scale 0.2), B products of cosines."""
 
     name, title = "smooth_gain", "smooth gain"
+    cause = "uneven light"
     scale: ClassVar[float] = 0.2
 
     @classmethod
@@ -362,6 +374,7 @@ class SmoothOffset(SmoothGain):
     """An offset of low spatial frequency a channel: x + Σ_f o_cf B_f (scale 0.1), B products of cosines."""
 
     name, title = "smooth_offset", "smooth offset"
+    cause = "uneven haze or stray light"
     scale = 0.1
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -377,6 +390,7 @@ class RowOffset(InputMap):
     """Add a constant to each row of pixels, the same for all channels (scale 0.08): what stripes are made of."""
 
     name, title = "row_offset", "an offset a row"
+    cause = "horizontal stripes"
     axis, scale = 1, 0.08
 
     @classmethod
@@ -398,6 +412,7 @@ class ColumnOffset(RowOffset):
     """Add a constant to each column of pixels, the same for all channels (scale 0.08)."""
 
     name, title = "column_offset", "an offset a column"
+    cause = "vertical stripes"
     axis = 2
 
 
@@ -405,6 +420,7 @@ class PixelOffset(InputMap):
     """Add a constant to each pixel: x + δ (scale 0.05); with so many numbers the prior does most of the work."""
 
     name, title = "pixel_offset", "an offset a pixel"
+    cause = "a fixed pattern"
     scale = 0.05
 
     @classmethod
