@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
-    from trueup.clamping import clamp, load_clamped, repair, save_clamped
+    from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
     from trueup.core.arrays import flatten, from_binary, from_probs
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
@@ -74,6 +74,7 @@ _NAMES = {
     "load": "io.predictions",
     "load_calibrator": "io.artifacts",
     "load_clamped": "clamping",
+    "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
     "refinement": "calibrators.compose",
@@ -81,6 +82,7 @@ _NAMES = {
     "save": "io.predictions",
     "save_calibrator": "io.artifacts",
     "save_clamped": "clamping",
+    "save_repaired": "clamping",
     "stream": "io.predictions",
 }
 
@@ -117,6 +119,7 @@ __all__ = [
     "load",
     "load_calibrator",
     "load_clamped",
+    "load_repaired",
     "losses",
     "metrics",
     "models",
@@ -129,6 +132,7 @@ __all__ = [
     "save",
     "save_calibrator",
     "save_clamped",
+    "save_repaired",
     "stream",
     "study",
     "training",

@@ -5,5 +5,20 @@ from trueup.clamping.fit import RECIPES, clamp
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Affine, Shift
 from trueup.clamping.repair import Repaired, RepairRecord, repair
+from trueup.clamping.repaired_file import load_repaired, save_repaired
 
-__all__ = ["RECIPES", "Affine", "Clamped", "FitRecord", "RepairRecord", "Repaired", "Shift", "clamp", "load_clamped", "repair", "save_clamped"]
+__all__ = [
+    "RECIPES",
+    "Affine",
+    "Clamped",
+    "FitRecord",
+    "RepairRecord",
+    "Repaired",
+    "Shift",
+    "clamp",
+    "load_clamped",
+    "load_repaired",
+    "repair",
+    "save_clamped",
+    "save_repaired",
+]

@@ -20,13 +20,12 @@ from trueup.clamping.natural_gradient import MapFit, SampleGradients, natural_gr
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, sample_order
 from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, PixelSpace
+from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.splits import fold_mask
 
 FOLDS = 3
-Z = 1.64
-"""Standard errors that a gain must exceed."""
-SIGNIFICANCE = 0.01
-"""A family is tried if its score test has a smaller p-value."""
+SIGNIFICANCE = 0.002
+"""A family is tried if its score test has a smaller p-value; about ten are tested at once."""
 STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
 """Of the search: from the identity, from a poorer map, and on all samples at the end."""
 BATCHES = 5
@@ -204,7 +203,7 @@ def judge(
     """A rung beside the one it would replace: kept if the paired gain exceeds 1.64 standard errors."""
     losses = row_losses(logits, targets)
     gain, error = paired_gain(rungs[parent].losses, losses)
-    return Rung(name, title, size, parent, logits, losses, gain, error, bool(gain > Z * error), p_value)
+    return Rung(name, title, size, parent, logits, losses, gain, error, bool(gain > STANDARD_ERRORS * error), p_value)
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
@@ -231,7 +230,7 @@ def nested_rows(rungs: Sequence[Rung], outs: Sequence[Tensor]) -> tuple[np.ndarr
             if rung.parent != current:
                 continue
             gain, error = paired_gain(rungs[current].losses[~out], rung.losses[~out])
-            current = number if gain > Z * error else current
+            current = number if gain > STANDARD_ERRORS * error else current
         losses[out], logits[out] = rungs[current].losses[out], rungs[current].logits[out]
     return losses, logits
 
@@ -313,7 +312,7 @@ def _promise(scores: np.ndarray) -> float:
 
 
 def _choose(scores: dict[str, np.ndarray], p_values: dict[str, float], refused: set[str]) -> str | None:
-    able = [name for name, p in p_values.items() if p <= SIGNIFICANCE and name not in refused]
+    able = [name for name, p in p_values.items() if p < SIGNIFICANCE and name not in refused]
     promises = {name: _promise(scores[name]) for name in able}
     promises = {name: promise for name, promise in promises.items() if promise > 0}
     if not promises:

@@ -30,7 +30,7 @@ from trueup.models.freezing import frozen, unwrap
 PARTS = ("input", "batch_norm", "head")
 """What may be repaired, in the order in which it is."""
 MAPS = (
-    "gamma", "channel_gamma", "offset", "affine", "colour", "grey_kernel", "kernel", "radial_gain", "smooth_gain",
+    "gamma", "offset", "affine", "colour", "grey_kernel", "kernel", "radial_gain", "smooth_gain",
     "smooth_offset", "row_offset", "column_offset",
 )  # fmt: skip
 """Families that are screened unless others are named."""

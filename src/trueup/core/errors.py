@@ -24,6 +24,7 @@ class Hint(StrEnum):
     SPLIT = "choose the split {}"
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"
+    LOAD_REPAIRED = "load_repaired(network, path) reads it"
     LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
     LOAD_MONITOR = "load_monitor(path) reads it"
 
