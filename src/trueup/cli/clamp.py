@@ -98,7 +98,7 @@ def clamp(
     with silence_warnings(enabled=quiet):
         clamped = clamping.clamp(network, loaders[0], **options, progress=not quiet)
         clamping.save_clamped(clamped, out)
-        scores = _compare(network, clamped, loaders, not quiet)
+        scores = compare_networks(network, {"clamping": clamped}, loaders, not quiet)
     record = clamped.fit_record
     if as_json:
         print_json(
@@ -113,7 +113,8 @@ def clamp(
     print_remarks(verdict, f"T = {record.temperature:.4f}, ‖δ‖ = {record.delta_norm:.4f}", f"Written: {out}")
 
 
-def _compare(network: Any, clamped: Any, loaders: list[Any], progress: bool) -> Any:
+def compare_networks(network: Any, others: dict[str, Any], loaders: list[Any], progress: bool) -> Any:
+    """Scores of a network on the test part: raw, with a temperature, and those of networks made of it."""
     from trueup.io.predictions import Predictions
     from trueup.metrics.table import compare
     from trueup.models.calibrated import collect
@@ -121,10 +122,10 @@ def _compare(network: Any, clamped: Any, loaders: list[Any], progress: bool) -> 
 
     val, test = (collect(network, loader, progress=progress) for loader in loaders)
     temperature = METHODS["temperature"](*val)
-    after = collect(clamped, loaders[1], progress=progress)
+    after = {name: collect(other, loaders[1], progress=progress) for name, other in others.items()}
     scaled = Predictions(temperature(test.logits), test.labels)
     metrics = ("accuracy", "nll", "brier", "ece", "aece", "sce", "confidence")
-    return compare({"raw": test, "temperature": scaled, "clamping": after}, metrics=metrics)
+    return compare({"raw": test, "temperature": scaled, **after}, metrics=metrics)
 
 
 def _number_or_name(text: str | None) -> Any:

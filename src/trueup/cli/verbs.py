@@ -23,6 +23,7 @@ MODULES = {
     "monitor": "monitor",
     **dict.fromkeys(("fit", "apply"), "fit"),
     "clamp": "clamp",
+    "repair": "repair",
     "train": "train",
     "study": "study",
     **dict.fromkeys(("serve", "demo"), "serve"),
