@@ -38,12 +38,12 @@ def repair(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", metavar="NAME", help="What to repair: input, batch_norm or head; may be repeated (default all)."
+            "--part", metavar="NAME", help="Repair only this: input, batch_norm or head; may be repeated."
         ),
     ] = None,
     maps: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="NAME", help="A family of input maps to try; may be repeated (default most)."),
+        typer.Option("--map", metavar="NAME", help="Try only this family of input maps; may be repeated."),
     ] = None,
     no_labels: Annotated[
         bool, typer.Option("--no-labels", help="Do not use the labels, but the network as its own teacher.")
