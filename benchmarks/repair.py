@@ -304,7 +304,10 @@ def page(rows: Sequence[Row]) -> str:
             methods = [name for name in METHODS if any(row.method == name for row in mine)]
             draws = len({row.draw for row in mine})
             text += [f"## {network}, {n:,} samples", "", f"{draws} draw{'s' if draws > 1 else ''} of the samples.", ""]
-            text += ["| shift | " + " | ".join(methods) + " | regained | passes |", "|---|" + "---|" * (len(methods) + 2)]
+            text += [
+                "| shift | " + " | ".join(methods) + " | regained | passes |",
+                "|---|" + "---|" * (len(methods) + 2),
+            ]
             clean = _mean(mine, "none", "temperature")
             for shift in [name for name in SHIFTS if any(row.shift == name for row in mine)]:
                 cells = [_cell(mine, shift, method) for method in methods]
@@ -324,7 +327,10 @@ def _mean(rows: Sequence[Row], shift: str, method: str) -> Row | None:
     some = [row for row in rows if (row.shift, row.method) == (shift, method)]
     if not some:
         return None
-    means = {name: math.fsum(getattr(r, name) for r in some) / len(some) for name in ("nll", "accuracy", "ece", "equivalents")}
+    means = {
+        name: math.fsum(getattr(r, name) for r in some) / len(some)
+        for name in ("nll", "accuracy", "ece", "equivalents")
+    }
     return Row(**{**asdict(some[0]), **means})
 
 

@@ -73,7 +73,10 @@ def test_repair_fits_judges_draws_and_saves(models, command, asked):
     words = ("repair", "own_models:make", "--data", "own.npz", "-o", "repaired.safetensors")
     lines = command(*words, "--figure", "ladder.png").stdout.splitlines()
     assert [line.split()[0] for line in lines[3:6]] == ["raw", "temperature", "repair"]
-    assert any(line.startswith("Was there anything to repair? Yes: channel 0 offset -") or "red offset -" in line for line in lines)
+    assert any(
+        line.startswith("Was there anything to repair? Yes: channel 0 offset -") or "red offset -" in line
+        for line in lines
+    )
     assert lines[-1] == "Written: repaired.safetensors"
     assert (models / "ladder.png").stat().st_size > 1000
     repaired = trueup.load_repaired(load_model("own_models:make"), "repaired.safetensors")

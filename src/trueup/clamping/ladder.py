@@ -28,6 +28,8 @@ SIGNIFICANCE = 0.002
 """A family is tried if its score test has a smaller p-value; about ten are tested at once."""
 STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
 """Of the search: from the identity, from a poorer map, and on all samples at the end."""
+TAUGHT_STEPS = 20
+"""Of a search for a teacher's answers."""
 BATCHES = 5
 """Mini-batches into which the samples go."""
 SMALLEST_BATCH, LARGEST_BATCH = 24, 256
@@ -249,6 +251,29 @@ def refit(problem: Climb, ladder: Ladder) -> tuple[Composition, float]:
     return composition.with_theta(fit.theta), fit.temperature
 
 
+def fit_to_teacher(problem: Climb) -> Composition:
+    """A map that brings the network near to a teacher's answers: all families with signal at once.
+
+    The answers are probabilities, which say far more than a label does, so that many parameters can be fitted in one go
+    and nothing is held out.
+    """
+    network, targets = problem.network, problem.targets
+    everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
+    start = problem.temperature_of(network.plain_logits(), torch.ones(len(targets), dtype=torch.bool))
+    problem.progress("screening families against the teacher")
+    gradients = sample_gradients(network, problem.space(everything), targets, start)
+    scores = _scores(gradients, everything, problem.families)
+    able = [name for name in problem.families if _p_value(scores[name], problem.seed) < SIGNIFICANCE]
+    able = [name for name in able if _promise(scores[name]) > 0]
+    contained = {inner for name in able for inner in CONTAINS.get(name, ())}
+    composition = Composition([FAMILIES[name](network.shape) for name in able if name not in contained])
+    if not len(composition.theta):
+        return composition
+    problem.progress("input map by the teacher's answers")
+    fit = problem.search(composition, torch.arange(len(targets)), start, TAUGHT_STEPS, problem.seed)
+    return composition.with_theta(fit.theta)
+
+
 def _fit_folds(problem: Climb, folds: Sequence[FoldState], family: str) -> list[FoldState]:
     trial = []
     for number, state in enumerate(folds):
@@ -276,7 +301,9 @@ def _scores(
 ) -> dict[str, np.ndarray]:
     """Each family's per-sample gradients, (m, r), what T and the families of the map explain of them taken out."""
     ends = np.cumsum([0, *composition.sizes])
-    columns = {part.name: gradients.theta[:, a:b] for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)}
+    columns = {
+        part.name: gradients.theta[:, a:b] for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
+    }
     nuisance = np.column_stack([gradients.log_temperature, *(columns[name] for name in known)])
     return {name: _residual(columns[name], nuisance) for name in names}
 

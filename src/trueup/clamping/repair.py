@@ -16,7 +16,18 @@ from trueup.clamping.batch_norm import Augment, Crop, batch_norms, estimate, sha
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
 from trueup.clamping.head import cross_fit_head, features_noted, find_head, fit_correction
-from trueup.clamping.ladder import Climb, FoldState, Ladder, Rung, climb, judge, nested_rows, paired_gain, refit
+from trueup.clamping.ladder import (
+    Climb,
+    FoldState,
+    Ladder,
+    Rung,
+    climb,
+    fit_to_teacher,
+    judge,
+    nested_rows,
+    paired_gain,
+    refit,
+)
 from trueup.clamping.natural_gradient import ChannelsLast
 from trueup.clamping.network import Network, extent
 from trueup.clamping.problem import Loss
@@ -87,7 +98,7 @@ class RepairRecord:
     ridge: float | None
     """Penalty of the last layer's correction."""
     baseline: float
-    """Held-out loss of temperature alone; without labels, of the network beside its teacher."""
+    """Held-out loss of temperature alone; 0, as all that follows, where there are no labels to tell."""
     held_out: float
     """Held-out loss of the repaired network, chosen without the samples it is judged on."""
     gain: float
@@ -210,14 +221,18 @@ class _FoldLogits:
 def _with_labels(job: _Job, model: nn.Module) -> Repaired:
     network, labels = job.network, job.network.labels
     if len(labels) < FEWEST:
-        job.notes.append(f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed")
+        job.notes.append(
+            f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
+        )
         job = replace(job, parts=(), families=())
     problem = job.climb(labels)
     ladder = climb(problem)
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
+    taught = _taught_rung(job, ladder, head) if weight and job.families else None
+    states, weight = (states, weight) if taught is None else (taught, 1.0)
     ridge = _head_rung(job, ladder, head, states)
-    composition, temperature = refit(problem, ladder)
+    composition, temperature = refit(problem, ladder) if taught is None else (ladder.folds[0].composition, 1.0)
     before = job.space(composition)
     changed: dict[str, Tensor] = {}
     if weight:
@@ -248,11 +263,7 @@ def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list
     for weight in WEIGHTS:
         job.progress(f"batch-norm statistics, weight {weight:g}")
         states = _fold_logits(job, ladder.folds, head, weight)
-        logits = np.empty_like(ladder.rungs[0].logits)
-        for state in states:
-            train = torch.from_numpy(~state.out)
-            temperature = Loss().temperature(state.logits[train], labels[train])
-            logits[state.out] = state.logits.double().numpy()[state.out] / temperature
+        logits = _scaled(states, labels)
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
         title = f"new batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
@@ -264,16 +275,51 @@ def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list
     return None, 0.0
 
 
+def _taught_rung(job: _Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
+    """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
+
+    Its answers say more than labels do, so that a map of many parameters can be had of them. The statistics are then
+    estimated again behind the map.
+    """
+    network, labels = job.network, job.network.labels
+    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
+    answers = _forward(job, None, taught, None)[0]
+    temperature = Loss().temperature(answers, labels)
+    targets = torch.softmax(answers.double() / temperature, dim=1)
+    composition = fit_to_teacher(job.climb(targets, temperature))
+    if not len(composition.theta):
+        return None
+    folds = [FoldState(fold.out, composition, 1.0) for fold in ladder.folds]
+    states = _fold_logits(job, folds, head, 1.0)
+    rung = judge(
+        ladder.rungs, ladder.current, "taught map + batch_norm", "a map taught by new batch-norm statistics",
+        len(composition.theta), _scaled(states, labels), labels,
+    )  # fmt: skip
+    ladder.rungs.append(rung)
+    if not rung.kept:
+        return None
+    ladder.current, ladder.folds = len(ladder.rungs) - 1, folds
+    return states
+
+
+def _scaled(states: Sequence[_FoldLogits], labels: Tensor) -> np.ndarray:
+    """Logits of the samples, each at the map and temperature that were fitted without it."""
+    logits = np.empty(states[0].logits.shape)
+    for state in states:
+        train = torch.from_numpy(~state.out)
+        temperature = Loss().temperature(state.logits[train], labels[train])
+        logits[state.out] = state.logits.double().numpy()[state.out] / temperature
+    return logits
+
+
 def _fold_logits(job: _Job, folds: Sequence[FoldState], head: str | None, weight: float) -> list[_FoldLogits]:
     states: list[_FoldLogits] = []
     for fold in folds:
-        if states and not len(fold.composition.theta):  # without a map all folds are alike
+        if states and (not len(fold.composition.theta) or fold.composition is folds[0].composition):  # folds are alike
             states.append(replace(states[0], out=fold.out.numpy()))
             continue
         before = job.space(fold.composition)
-        changed = (
-            estimate(job.network, before, weight, augment=job.augment, seed=job.seed).tensors if weight else {}
-        )
+        changed = estimate(job.network, before, weight, augment=job.augment, seed=job.seed).tensors if weight else {}
         states.append(_FoldLogits(fold.out.numpy(), *_forward(job, before, changed, head)))
     return states
 
@@ -341,10 +387,7 @@ def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired
     taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
     answers = _forward(job, None, taught, None)[0]
     targets = torch.softmax(answers.double() / temperature, dim=1)
-    problem = job.climb(targets, temperature)
-    ladder = climb(problem)
-    composition, _ = refit(problem, ladder)
-    before = job.space(composition)
+    before = job.space(fit_to_teacher(job.climb(targets, temperature)) if job.families else Composition([]))
     changed = estimate(network, before, 1.0, augment=job.augment, seed=job.seed).tensors
     job.notes.append(
         "without labels it is assumed that the classes are about as frequent as they were in training, and that the "
@@ -499,9 +542,13 @@ def _parse_maps(maps: Sequence[str] | None, shape: Shape, *, known: bool) -> tup
         if maps is not None and not FAMILIES[name].suits(shape):
             raise InputError("maps", f"suit inputs of shape {shape}", repr(name))
         if maps is not None and name in NEEDS_PIXELS and not known:
-            raise InputError("maps", "be without gamma where the pixels' range is unknown", repr(name), "give normalise")
+            raise InputError(
+                "maps", "be without gamma where the pixels' range is unknown", repr(name), "give normalise"
+            )
     return tuple(
-        name for name in FAMILIES if name in names and FAMILIES[name].suits(shape) and (known or name not in NEEDS_PIXELS)
+        name
+        for name in FAMILIES
+        if name in names and FAMILIES[name].suits(shape) and (known or name not in NEEDS_PIXELS)
     )
 
 
@@ -523,7 +570,9 @@ def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
             raise InputError("normalise", "map pixels to the network's inputs one by one", f"{normalise!r}")
     else:
         try:
-            mean, std = (torch.tensor([float(v) for v in values]).reshape(-1, *(1 for _ in shape[1:])) for values in normalise)
+            mean, std = (
+                torch.tensor([float(v) for v in values]).reshape(-1, *(1 for _ in shape[1:])) for values in normalise
+            )
         except (TypeError, ValueError):
             raise InputError("normalise", "be a function or (mean, std)", repr(normalise)) from None
         if len(mean) not in (1, shape[0]) or len(std) != len(mean) or not bool((std > 0).all()):

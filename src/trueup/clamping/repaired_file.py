@@ -76,13 +76,17 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
         for name, tensor in tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"the tensor {name} must be finite")
-        changed = {name.removeprefix("model."): tensors.pop(name) for name in list(tensors) if name.startswith("model.")}
+        changed = {
+            name.removeprefix("model."): tensors.pop(name) for name in list(tensors) if name.startswith("model.")
+        }
         shapes = model_shapes(network)
         compare_shapes(inside["model"], {n: s for n, s in shapes.items() if n not in changed}, "repaired")
         device = device_of(network)
         before = _map(inside["maps"], tensors)
         if set(tensors) != {"temperature"}:
-            raise ValueError(f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides")
+            raise ValueError(
+                f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides"
+            )
         model = share_copy(network, {n: t.to(device) for n, t in changed.items()}) if changed else network
         after = Temperature(tensors["temperature"]).to(device)
         repaired = Repaired(model, before=None if before is None else before.to(device), after=after)

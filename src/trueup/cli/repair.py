@@ -37,9 +37,7 @@ def repair(
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(
-            "--part", metavar="NAME", help="Repair only this: input, batch_norm or head; may be repeated."
-        ),
+        typer.Option("--part", metavar="NAME", help="Repair only this: input, batch_norm or head; may be repeated."),
     ] = None,
     maps: Annotated[
         list[str] | None,
@@ -50,7 +48,9 @@ def repair(
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", metavar="X", help="Without labels: the temperature fitted at home (default 1.0)."),
+        typer.Option(
+            "--temperature", metavar="X", help="Without labels: the temperature fitted at home (default 1.0)."
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help="Draw the ladder: .png, .pdf or .svg.")
@@ -88,9 +88,7 @@ def repair(
     if no_labels:
         options["labels"] = None
     with silence_warnings(enabled=quiet):
-        repaired = clamping.repair(
-            network, loaders[0], normalise=_pixels(loaders[0]), **options, progress=not quiet
-        )
+        repaired = clamping.repair(network, loaders[0], normalise=_pixels(loaders[0]), **options, progress=not quiet)
         clamping.save_repaired(repaired, out)
         if figure is not None:
             from trueup.report.repair_figures import draw_ladder
