@@ -2,7 +2,7 @@
 
     python benchmarks/repair.py --out docs                 every row that is missing, then docs/repair.md
     python benchmarks/repair.py --shifts blur --labels 200 --draws 3      some rows
-    python benchmarks/repair.py --small                    a smoke run of seconds on drawn data; its figures mean nothing
+    python benchmarks/repair.py --small          a smoke run of seconds on drawn data; its figures mean nothing
 
 The networks and images are in the folder that TRUEUP_DATA names. Rows go to a file of JSON lines as they are measured
 (--store), so that a run can be stopped and taken up again; the page shows all rows of the file.
@@ -98,6 +98,16 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 TABLE = ("none", "white balance", "hue", "gamma", "blur", "camera", "stripes", "dark", "dirt")
 LABELS = (200, 1000, 2500)
+
+
+INTRODUCTION = """# Repair under a new camera
+
+Written by `make bench-repair`. A network meets images that another camera took; some of them come with labels, or
+without. Each cell is test negative log-likelihood / accuracy in per cent / ECE in per cent, the mean over draws of the
+samples; the last column is the cost of `repair` in forward passes over the samples. Shifts act on calibration and test
+images alike. Methods without labels have the temperature of home, all others end in one fitted to the labels.
+'Regained' is the share of the log-likelihood lost to the shift that `repair` gives back.
+"""
 
 
 @dataclass(frozen=True)
@@ -289,15 +299,7 @@ def read(path: Path) -> list[Row]:
 
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
-    text = [
-        "# Repair under a new camera",
-        "",
-        "Written by `make bench-repair`. A network meets images that another camera took; so many of them come with labels, or without. Each cell is",
-        "test negative log-likelihood / accuracy in per cent / ECE in per cent, the mean over draws of the samples; the last column is the cost of `repair`",
-        "in forward passes over the samples. Shifts act on calibration and test images alike. Every method but those without labels ends in a",
-        "temperature fitted to the labels. 'Regained' is the share of the log-likelihood lost to the shift that repair gives back.",
-        "",
-    ]
+    text = [INTRODUCTION]
     for network in dict.fromkeys(row.network for row in rows):
         for n in sorted({row.labels for row in rows if row.network == network}):
             mine = [row for row in rows if (row.network, row.labels) == (network, n)]

@@ -18,9 +18,9 @@ import trueup
 from trueup.clamping.batch_norm import batch_norms, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.head import fit_correction
+from trueup.clamping.input_repair import Repaired, repair
 from trueup.clamping.ladder import Rung, judge, nested_rows
 from trueup.clamping.network import Network
-from trueup.clamping.repair import Repaired, repair
 from trueup.core.errors import InputError
 
 
@@ -165,7 +165,7 @@ def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
     losses, _ = nested_rows([start, refused, kept], masks)
     assert losses.mean() < start.losses.mean()
     # A rung that is good in one fold alone is chosen by that fold for the others only, and refused by them for it.
-    lucky = np.where(masks[0].numpy()[:, None], better + [2.0, 0.0], noise - [0.4, 0.0])
+    lucky = np.where(masks[0].numpy()[:, None], better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
     losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], masks)
     assert (losses[masks[0].numpy()] == start.losses[masks[0].numpy()]).all()
 

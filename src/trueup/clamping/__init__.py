@@ -3,8 +3,8 @@
 from trueup.clamping.clamped_file import load_clamped, save_clamped
 from trueup.clamping.fit import RECIPES, clamp
 from trueup.clamping.fit_record import Clamped, FitRecord
+from trueup.clamping.input_repair import Repaired, RepairRecord, repair
 from trueup.clamping.maps import Affine, Shift
-from trueup.clamping.repair import Repaired, RepairRecord, repair
 from trueup.clamping.repaired_file import load_repaired, save_repaired
 
 __all__ = [

@@ -147,8 +147,8 @@ def _renewed_on_the_way(layers: Mapping[str, _BatchNorm], sums: Mapping[str, _Su
             own = sums[name]
             new = own.add(inputs[0])
             with torch.no_grad():
-                module.running_mean.copy_((1 - weight) * own.mean + weight * new.mean)  # type: ignore[union-attr, operator]
-                module.running_var.copy_((1 - weight) * own.variance + weight * new.variance)  # type: ignore[union-attr, operator]
+                module.running_mean.copy_((1 - weight) * own.mean + weight * new.mean)  # type: ignore[operator]
+                module.running_var.copy_((1 - weight) * own.variance + weight * new.variance)  # type: ignore[operator]
 
         return renew
 

@@ -131,8 +131,9 @@ def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) ->
         return torch.zeros(len(x), 0)
 
     def one(point: Tensor, g: Tensor) -> Tensor:
-        _, back = torch.func.vjp(lambda t: before.apply_map(t, point[None])[0], theta)
-        return back(g)[0]
+        back = torch.func.vjp(lambda t: before.apply_map(t, point[None])[0], theta)[1]
+        gradient_of_one: Tensor = back(g)[0]
+        return gradient_of_one
 
     return torch.func.vmap(one)(x.contiguous().to(theta.dtype), gradient.contiguous().to(theta.dtype))
 

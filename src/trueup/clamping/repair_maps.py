@@ -478,7 +478,9 @@ class Composition(InputMap):
 
     def __init__(self, maps: Sequence[InputMap]) -> None:
         nn.Module.__init__(self)
-        self.maps = nn.ModuleList(sorted(maps, key=lambda m: list(FAMILIES).index(m.name)))
+        names = list(FAMILIES)
+        ordered: list[InputMap] = sorted(maps, key=lambda part: names.index(type(part).name))
+        self.maps = nn.ModuleList(ordered)
         self.shape = maps[0].shape if maps else ()
 
     @property
@@ -508,7 +510,7 @@ class Composition(InputMap):
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """Map by the coordinates of all."""
-        for part, own in zip(self.parts, theta.split(self.sizes), strict=True):
+        for part, own in zip(self.parts, torch.split(theta, self.sizes), strict=True):
             x = part.apply_map(own, x)
         return x
 
@@ -520,7 +522,7 @@ class Composition(InputMap):
 
     def with_theta(self, theta: Tensor) -> Composition:
         """The same maps at other coordinates."""
-        pieces = theta.split(self.sizes)
+        pieces = torch.split(theta, self.sizes)
         return Composition([part.with_theta(own) for part, own in zip(self.parts, pieces, strict=True)])
 
     def extend(self, family: str, shape: Shape) -> Composition:
@@ -560,7 +562,7 @@ CONTAINS: Mapping[str, tuple[str, ...]] = {
 
 
 class PixelSpace(nn.Module):
-    """A map of pixels in front of a network that takes them in another range: low + (high − low)·M((x − low)/(high − low)).
+    """A map of pixels before a network that takes them in another range: low + w·M((x − low)/w), w = high − low.
 
     `low` and `high` are what 0 and 1 become on the way into the network, and broadcast to one input.
 

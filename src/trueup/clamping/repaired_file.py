@@ -1,8 +1,8 @@
 """A repaired network's own part in a file: the input map, the tensors that changed, T and the record, in safetensors.
 
 The header is JSON, under the schema of calibrators' files: {"schema": 1, "repaired": {"maps": {name: shape}, "record":
-…, "model": …}, "versions": …}. Tensors are `map.NAME` (θ of each family), `low`, `high`, `temperature`, and `model.NAME`
-for batch-norm statistics and the last layer. The weights that stay are not in it.
+…, "model": …}, "versions": …}. Tensors are `map.NAME` (θ of each family), `low`, `high`, `temperature`, and, for
+batch-norm statistics and the last layer, `model.NAME`. The weights that stay are not in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.batch_norm import share_copy
 from trueup.clamping.clamped_file import compare_shapes, model_shapes
-from trueup.clamping.repair import Repaired, RepairRecord, RungRecord
+from trueup.clamping.input_repair import Repaired, RepairRecord, RungRecord
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 from trueup.models.calibrated import device_of
@@ -32,7 +32,7 @@ def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
     The network's other weights are not in it. Nothing is rounded: what is loaded is the same bit for bit.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from trueup.clamping.repair import repair
+    >>> from trueup.clamping.input_repair import repair
     >>> model, x, y = nn.Identity(), torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
     >>> repaired = repair(model, [(x, y)])
     >>> with TemporaryDirectory() as folder:

@@ -73,8 +73,8 @@ def subspace(
     First, derivatives of the logits along the directions make every λ and every fold a small problem: unless one λ is
     better than temperature alone by 1.64 standard errors, on held-out folds, and the mean gradient is not what noise
     gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
-    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if on the last fifth it is better than
-    temperature by 1.64 standard errors, on all of them.
+    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if it is better than temperature by
+    1.64 standard errors on the last fifth, on all of them.
     Unless `penalties` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
     inputs do not matter. A λ that the problem gives is not questioned.
     """
@@ -114,7 +114,8 @@ def subspace(
             validation.candidates(),
             f"No: temperature is enough, for the mean input gradient is what noise gives (p = {evidence:.2g})."
             if evidence > significance
-            else f"No: temperature is enough, for no input map is better by {STANDARD_ERRORS} standard errors (p = {evidence:.2g}).",
+            else "No: temperature is enough, for no input map is better by "
+            f"{STANDARD_ERRORS} standard errors (p = {evidence:.2g}).",
         )
     return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 

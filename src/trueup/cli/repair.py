@@ -91,9 +91,9 @@ def repair(
         repaired = clamping.repair(network, loaders[0], normalise=_pixels(loaders[0]), **options, progress=not quiet)
         clamping.save_repaired(repaired, out)
         if figure is not None:
-            from trueup.report.repair_figures import draw_ladder
+            from trueup.report.repair_figures import save_ladder
 
-            draw_ladder(repaired.repair_record).figure.savefig(figure)
+            save_ladder(repaired.repair_record, figure)
         scores = compare_networks(network, {"repair": repaired}, loaders, not quiet)
     record = repaired.repair_record
     if as_json:

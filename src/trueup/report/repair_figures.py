@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trueup.clamping.repair import RepairRecord
+from trueup.clamping.input_repair import RepairRecord
 from trueup.report import style
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _PICTURES = 8
 def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """The held-out loss of each rung, its error bar that of the gain over the rung below; hollow ones were refused.
 
-    >>> from trueup.clamping.repair import repair
+    >>> from trueup.clamping.input_repair import repair
     >>> x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
     >>> ax = draw_ladder(repair(torch.nn.Identity(), [(x, y)]).repair_record)
     >>> ax.get_xlabel()
@@ -27,14 +28,21 @@ def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | No
     ax = style.axes_for(ax, height=max(1.6, 0.9 + 0.3 * len(record.rungs)))
     for number, rung in enumerate(record.rungs):
         colour = style.line_style(0 if rung.kept else 1)["color"]
-        face = colour if rung.kept else "none"
-        ax.errorbar(
-            [rung.loss], [number], xerr=[rung.error], fmt="o", color=colour, markerfacecolor=face, markersize=4, capsize=2
-        )  # fmt: skip
+        look = {"color": colour, "markerfacecolor": colour if rung.kept else "none"}
+        ax.errorbar([rung.loss], [number], xerr=[rung.error], fmt="o", markersize=4, capsize=2, **look)
     ax.set_yticks(range(len(record.rungs)), [style.shorten(rung.title, 34) for rung in record.rungs])
     ax.invert_yaxis()
     style.set_labels(ax, "What was tried" if title is None else title, "Held-out log-loss (nats)", "")
     return ax
+
+
+def save_ladder(record: RepairRecord, path: str | os.PathLike[str]) -> None:
+    """Draw the ladder to a file, whose suffix says which format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, max(1.8, 0.9 + 0.3 * len(record.rungs))), layout="constrained")
+    draw_ladder(record, figure.subplots())
+    figure.savefig(os.fspath(path))
 
 
 def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:

@@ -38,7 +38,8 @@ from trueup.models.batches import LABELS, Batch, Device
 from trueup.models.calibrated import Calibrated, device_of
 from trueup.models.freezing import frozen, unwrap
 
-PARTS = ("input", "batch_norm", "head")
+Part: TypeAlias = Literal["input", "batch_norm", "head"]
+PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
 """What may be repaired, in the order in which it is."""
 MAPS = (
     "gamma", "offset", "affine", "colour", "grey_kernel", "kernel", "radial_gain", "smooth_gain",
@@ -133,7 +134,7 @@ def repair(
     network: nn.Module,
     loader: Iterable[Any],
     *,
-    parts: Sequence[Literal["input", "batch_norm", "head"]] = PARTS,
+    parts: Sequence[Part] = PARTS,
     normalise: Normalise | None = None,
     maps: Sequence[str] | None = None,
     augment: Augment | Literal["crop"] | None = "crop",
