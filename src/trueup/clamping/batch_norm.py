@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.calibration_set import local_numbers, local_subset
 from trueup.clamping.network import Network
-from trueup.core.distributed import all_reduce_sum
+from trueup.core.distributed import all_gather_object, all_reduce_sum
 from trueup.core.splits import random_order
 
 CHUNK = 512
@@ -96,10 +96,14 @@ def estimate(
     own = network.with_model(model)
     chunks = max(1, math.ceil(len(network.labels) / CHUNK))
     order = torch.from_numpy(random_order(len(network.labels), seed))
-    with _renewed_on_the_way(layers, sums, weight):
-        for chunk in range(chunks):
-            inputs = local_subset(network.inputs, order[chunk::chunks])
-            inputs._size = CHUNK  # one batch, for the layers' statistics
+    for chunk in range(chunks):
+        inputs = local_subset(network.inputs, order[chunk::chunks])
+        inputs._size = CHUNK  # one batch, for the layers' statistics
+        # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
+        together = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
+        if isinstance(augment, Crop):
+            augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, order[chunk::chunks]))
+        with _renewed_on_the_way(layers, sums, weight, together=together):
             own.logits(_Then(before, augment), inputs=inputs)
     tensors, divergences = {}, {}
     for name, layer in layers.items():
@@ -120,17 +124,17 @@ class _Sums:
         self.mean, self.variance = layer.running_mean.double().clone(), layer.running_var.double().clone()
         self.total = torch.zeros(2 * len(self.mean) + 1, dtype=torch.float64, device=self.mean.device)
 
-    def add(self, x: Tensor) -> Statistics:
-        """Add a chunk, and return its statistics."""
+    def add(self, x: Tensor, *, together: bool) -> Statistics:
+        """Add a batch, and return its statistics: those of all ranks, or of this one."""
         flat = x.detach().movedim(1, 0).flatten(1)
         count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
-        sums = all_reduce_sum(torch.cat([flat.sum(dim=1).double(), (flat * flat).sum(dim=1).double(), count]))
+        sums = torch.cat([flat.sum(dim=1).double(), (flat * flat).sum(dim=1).double(), count])
         self.total += sums
-        return _statistics(sums)
+        return _statistics(all_reduce_sum(sums) if together else sums)
 
     def statistics(self) -> Statistics:
-        """Of all chunks."""
-        return _statistics(self.total)
+        """Of all batches of all ranks."""
+        return _statistics(all_reduce_sum(self.total))
 
 
 def _statistics(sums: Tensor) -> Statistics:
@@ -139,13 +143,15 @@ def _statistics(sums: Tensor) -> Statistics:
 
 
 @contextmanager
-def _renewed_on_the_way(layers: Mapping[str, _BatchNorm], sums: Mapping[str, _Sums], weight: float) -> Iterator[None]:
+def _renewed_on_the_way(
+    layers: Mapping[str, _BatchNorm], sums: Mapping[str, _Sums], weight: float, *, together: bool
+) -> Iterator[None]:
     """Each layer's buffers are set to the mixture as its input comes."""
 
     def hook(name: str) -> Callable[[nn.Module, Any], None]:
         def renew(module: nn.Module, inputs: Any) -> None:
             own = sums[name]
-            new = own.add(inputs[0])
+            new = own.add(inputs[0], together=together)
             with torch.no_grad():
                 module.running_mean.copy_((1 - weight) * own.mean + weight * new.mean)  # type: ignore[operator]
                 module.running_var.copy_((1 - weight) * own.variance + weight * new.variance)  # type: ignore[operator]
@@ -189,12 +195,14 @@ class _Then(nn.Module):
 class Crop:
     """Random shifts of images by up to an eighth of their side, what comes in from outside being black.
 
-    The same shifts in every call, by the seed. `black` is what a pixel of 0 is to the network.
+    `black` is what a pixel of 0 is to the network. The shift of an image follows from the seed and its number, which
+    counts from 0 unless `numbers` are given, for the images of all calls one after the other.
     """
 
-    def __init__(self, black: Tensor, *, seed: int = 0) -> None:
-        self.black = black
-        self.seed = seed
+    def __init__(self, black: Tensor, seed: int = 0, numbers: Tensor | None = None) -> None:
+        self.black, self.seed = black, seed
+        self.numbers = None if numbers is None else numbers.numpy()
+        self.seen = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Shift a batch (n, C, H, W)."""
@@ -202,8 +210,10 @@ class Crop:
         by = max(1, min(height, width) // 8)
         fill = self.black.to(x).expand(x.shape[1:])[:, :1, :1]
         padded = nn.functional.pad(x - fill, (by, by, by, by)) + fill
-        rng = np.random.default_rng([self.seed, n])
-        corners = rng.integers(0, 2 * by + 1, size=(n, 2))
+        numbers = np.arange(n) if self.numbers is None else self.numbers[self.seen : self.seen + n]
+        self.seen += n
+        table = np.random.default_rng(self.seed).integers(0, 2 * by + 1, size=(int(numbers.max(initial=0)) + 1, 2))
+        corners = table[numbers]
         return torch.stack(
             [padded[i, :, top : top + height, left : left + width] for i, (top, left) in enumerate(corners.tolist())]
         )

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.calibration_set import local_numbers, local_subset
 from trueup.clamping.network import Network, gradients_of
 from trueup.clamping.repair_maps import PixelSpace
 from trueup.core.arrays import upcast_half
-from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank
+from trueup.core.distributed import all_gather_rows, raise_on_all_ranks
 from trueup.core.splits import random_order
 
 REMEMBERED = 900
@@ -90,11 +90,7 @@ def sample_gradients(
 
     `targets` are labels (n,), or probabilities (n, classes), of all samples of all ranks.
     """
-    first = sum(all_gather_object(network.inputs.n)[: rank()])
-    own = torch.arange(first, first + network.inputs.n)
-    if index is not None:
-        index = index.sort().values
-        own = index[(index >= first) & (index < first + network.inputs.n)]
+    own = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
     inputs = network.inputs if index is None else local_subset(network.inputs, index)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     theta = before.inner.theta.float()
