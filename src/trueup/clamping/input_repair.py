@@ -168,7 +168,7 @@ def repair(
     ...         return 12 * x
     >>> repaired = repair(Home(), [(x * torch.tensor([0.5, 1.0, 1.0]), y)], normalise=nn.Identity())
     >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
-    (('white balance',), True)
+    (('gain and offset a channel',), True)
     """
     model, loader, seed = check_model(network), check_loader(loader), parse_seed(seed)
     chosen = _parse_parts(parts)
@@ -378,7 +378,7 @@ def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired
         return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
     job.progress("have the inputs moved?")
     distance = moved_by(network, job.augment, job.seed)
-    if distance < MOVED:
+    if distance < MOVED + 0.5 / len(plain):  # few samples' statistics differ by that much from any
         ladder.stopped = (
             f"the inputs have not moved: what comes into batch norm differs from the stored statistics by "
             f"{distance:.4f} nats a channel, less than {MOVED:g}"
@@ -400,8 +400,7 @@ def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired
 def moved_by(network: Network, augment: Augment | None = None, seed: int = 0) -> float:
     """By how much what comes into batch norm differs from the stored statistics: nats a channel, the largest layer's.
 
-    What the number of samples alone would give, about 1/n_effective, is left to the threshold: samples of images have
-    many positions each.
+    The statistics are those of a pass in which nothing is renewed.
     """
     return max(estimate(network, None, 0.0, augment=augment, seed=seed).divergences.values())
 
@@ -418,7 +417,7 @@ def _assemble(
     *,
     labelled: bool,
 ) -> Repaired:
-    inside = share_copy(model, _renamed(model, changed)) if changed else model
+    inside = share_copy(job.network.model, changed) if changed else model
     device = device_of(job.network.model)
     repaired = Repaired(inside, before=before, after=Temperature(temperature).to(device))
     repaired.changed = changed
@@ -430,7 +429,7 @@ def _assemble(
     assert isinstance(composition, Composition)
     found = (("input", before is not None), ("batch_norm", weight > 0), ("head", ridge is not None))
     parts = tuple(name for name, was in found if was)
-    causes = tuple(dict.fromkeys(part.cause for part in composition.parts))
+    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
     words = tuple(before.words()) if before is not None else ()
     repaired.repair_record = RepairRecord(
         verdict=_verdict(ladder, parts, causes, words, (float(rungs[0].losses.mean()), gain, error), labelled),
@@ -485,14 +484,6 @@ def _verdict(
         f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
         f"(standard error of the gain {error:.4f})."
     )
-
-
-def _renamed(model: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names inside of the wrappers around a network."""
-    prefix, inner = "", model
-    while inner is not unwrap(model):
-        prefix, inner = f"{prefix}module.", inner.module  # type: ignore[assignment]
-    return {f"{prefix}{name}": tensor for name, tensor in changed.items()}
 
 
 def _head_name(job: _Job) -> str | None:

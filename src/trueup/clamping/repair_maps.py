@@ -85,6 +85,10 @@ class InputMap(nn.Module):
         """In words."""
         return ", ".join(self.words())
 
+    def diagnosis(self) -> str:
+        """What is wrong with inputs that the map repairs; of what is no image, what it does."""
+        return self.cause if len(self.shape) == 3 else self.title
+
     @property
     def _channels(self) -> int:
         return self.shape[0]
@@ -113,7 +117,7 @@ class Offset(InputMap):
 
     def words(self) -> list[str]:
         """Each channel's offset."""
-        return _offsets(self.scale * self.theta)
+        return _offsets(self.scale * self.theta, self.shape)
 
 
 class ChannelAffine(InputMap):
@@ -141,7 +145,7 @@ class ChannelAffine(InputMap):
     def words(self) -> list[str]:
         """Each channel's gain and offset."""
         gain, offset = self._parts(self.theta)
-        return _gains(gain) + _offsets(offset)
+        return _gains(gain, self.shape) + _offsets(offset, self.shape)
 
     def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Its colour matrix and offset."""
@@ -172,7 +176,7 @@ class Gamma(InputMap):
     def words(self) -> list[str]:
         """The exponents."""
         powers = torch.exp(self.scale * self.theta).tolist()
-        names = [""] if len(powers) == 1 else _channel_names(len(powers))
+        names = [""] if len(powers) == 1 else _channel_names(self.shape)
         return [
             f"{name} gamma {power:.2f}".strip()
             for name, power in zip(names, powers, strict=True)
@@ -230,7 +234,7 @@ class Matrix(InputMap):
     def words(self) -> list[str]:
         """Gains, offsets and the largest mixture."""
         matrix, offset = self.matrix(self.theta)
-        return _gains(matrix.diagonal()) + _mixture(matrix) + _offsets(offset)
+        return _gains(matrix.diagonal(), self.shape) + _mixture(matrix, self.shape) + _offsets(offset, self.shape)
 
 
 class GreyKernel(InputMap):
@@ -302,7 +306,12 @@ class Kernel(InputMap):
         matrix = torch.eye(self._channels) + kernel.sum(dim=(2, 3)).cpu()
         centre = 1 + float(kernel[:, :, middle, middle].diagonal().mean())
         whole = float(matrix.diagonal().mean())
-        return _kernel_words(self.side, centre, whole) + _gains(matrix.diagonal()) + _mixture(matrix) + _offsets(offset)
+        return (
+            _kernel_words(self.side, centre, whole)
+            + _gains(matrix.diagonal(), self.shape)
+            + _mixture(matrix, self.shape)
+            + _offsets(offset, self.shape)
+        )
 
 
 class WideKernel(Kernel):
@@ -649,27 +658,29 @@ def _positions(size: int, like: Tensor) -> Tensor:
     return (torch.arange(size, dtype=like.dtype, device=like.device) + 0.5) / size
 
 
-def _channel_names(channels: int) -> list[str]:
-    if channels == 1:
+def _channel_names(shape: Shape) -> list[str]:
+    if len(shape) == 1:
+        return [f"feature {i}" for i in range(shape[0])]
+    if shape[0] == 1:
         return [""]
-    return list(COLOURS) if channels == 3 else [f"channel {i}" for i in range(channels)]
+    return list(COLOURS) if shape[0] == 3 else [f"channel {i}" for i in range(shape[0])]
 
 
-def _gains(gains: Tensor) -> list[str]:
-    names = zip(_channel_names(len(gains)), gains.tolist(), strict=True)
+def _gains(gains: Tensor, shape: Shape) -> list[str]:
+    names = zip(_channel_names(shape), gains.tolist(), strict=True)
     return [f"{name} gain {gain:.2f}".strip() for name, gain in names if abs(gain - 1) >= _VISIBLE][:6]
 
 
-def _offsets(offsets: Tensor) -> list[str]:
-    names = zip(_channel_names(len(offsets)), offsets.tolist(), strict=True)
+def _offsets(offsets: Tensor, shape: Shape) -> list[str]:
+    names = zip(_channel_names(shape), offsets.tolist(), strict=True)
     return [f"{name} offset {b:+.2f}".strip() for name, b in names if abs(b) >= _VISIBLE][:6]
 
 
-def _mixture(matrix: Tensor) -> list[str]:
+def _mixture(matrix: Tensor, shape: Shape) -> list[str]:
     mixed = matrix.detach().clone().fill_diagonal_(0)
     at = int(mixed.abs().argmax())
     to, of = divmod(at, len(mixed))
-    share, names = float(mixed[to, of]), _channel_names(len(mixed))
+    share, names = float(mixed[to, of]), _channel_names(shape)
     return [f"{share:+.2f} of {names[of]} into {names[to]}"] if abs(share) >= _VISIBLE else []
 
 

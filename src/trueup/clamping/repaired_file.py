@@ -22,6 +22,7 @@ from trueup.clamping.input_repair import Repaired, RepairRecord, RungRecord
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 from trueup.models.calibrated import device_of
+from trueup.models.freezing import unwrap
 
 _ENTRIES = {"maps", "record", "model"}
 
@@ -87,7 +88,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
             raise ValueError(
                 f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides"
             )
-        model = share_copy(network, {n: t.to(device) for n, t in changed.items()}) if changed else network
+        model = share_copy(unwrap(network), {n: t.to(device) for n, t in changed.items()}) if changed else network
         after = Temperature(tensors["temperature"]).to(device)
         repaired = Repaired(model, before=None if before is None else before.to(device), after=after)
         repaired.changed = changed
