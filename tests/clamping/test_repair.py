@@ -238,3 +238,18 @@ def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         repair(trained(), [(x, y)], **options)
     assert str(error.value).startswith(message)
+
+
+def test_the_ladder_and_the_inputs_are_drawn(balanced: Repaired) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from trueup.report.repair_figures import draw_inputs, draw_ladder
+
+    ax = draw_ladder(balanced.repair_record)
+    assert len(ax.get_yticklabels()) == len(balanced.repair_record.rungs)
+    assert ax.get_yticklabels()[0].get_text() == "temperature alone"
+    x, _ = images(4, 14)
+    shown = [picture.get_images()[0].get_array() for picture in draw_inputs(balanced, white_balance(x)).axes]
+    assert len(shown) == 8
+    torch.testing.assert_close(torch.tensor(np.asarray(shown[0])), white_balance(x)[0].movedim(0, -1))
+    clean = x[0].movedim(0, -1).numpy()
+    assert np.abs(shown[4] - clean).mean() < 0.5 * np.abs(shown[0] - clean).mean()  # the map undoes what was done

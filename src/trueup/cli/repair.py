@@ -71,6 +71,8 @@ def repair(
     or images and labels, which are halved at random; `inputs` instead of `images` go to the network as they are.
     """
     require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
+    if figure is not None:
+        require_output(figure, ".png", ".pdf", ".svg")
     if data is None and not (Path(model) / resolve.RUN).is_file():
         raise ValueError("--data must name a data set or a .npz file")
     network = resolve.load_model(model)

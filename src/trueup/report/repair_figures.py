@@ -63,7 +63,7 @@ def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:
     axes = figure.subplots(2, len(shown), squeeze=False)
     for row, (name, pictures) in enumerate((("as they come", shown), ("repaired", after))):
         for column, picture in enumerate(pictures):
-            pixels = picture.clamp(0, 1).movedim(0, -1)
+            pixels = picture.clamp(0, 1).movedim(0, -1).numpy()
             ax = axes[row, column]
             ax.imshow(pixels[..., 0] if pixels.shape[-1] != 3 else pixels, cmap="gray", vmin=0, vmax=1)
             ax.set_axis_off()
