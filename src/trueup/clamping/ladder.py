@@ -24,7 +24,7 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.splits import fold_mask
 
 FOLDS = 3
-SIGNIFICANCE = 0.002
+SIGNIFICANCE = 0.0015
 """A family is tried if its score test has a smaller p-value; about ten are tested at once."""
 STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
 """Of the search: from the identity, from a poorer map, and on all samples at the end."""

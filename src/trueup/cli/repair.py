@@ -17,24 +17,13 @@ from trueup.core.warning_capture import silence_warnings
 
 
 def repair(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="package.module:make_model, or a folder that `trueup train` wrote.")
-    ],
+    model: o.Model,
     out: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="File of the map and what else changed, .safetensors."),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="NAME|FILE",
-            help="A data set, or a .npz file of images or inputs, and labels (default: that of the `train` folder).",
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="Weights of the network, .safetensors or .pt.")
-    ] = None,
+    data: o.Data = None,
+    weights: o.Weights = None,
     part: Annotated[
         list[str] | None,
         typer.Option("--part", metavar="NAME", help="Repair only this: input, batch_norm or head; may be repeated."),
@@ -55,12 +44,10 @@ def repair(
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help="Draw the ladder: .png, .pdf or .svg.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows in a batch.")] = BATCH_SIZE,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")
-    ] = None,
+    batch_size: o.BatchSize = BATCH_SIZE,
+    device: o.Device = None,
     data_dir: o.DataFolder = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")] = None,
+    seed: o.Seed = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -73,20 +60,13 @@ def repair(
     require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
     if figure is not None:
         require_output(figure, ".png", ".pdf", ".svg")
-    if data is None and not (Path(model) / resolve.RUN).is_file():
-        raise ValueError("--data must name a data set or a .npz file")
-    network = resolve.load_model(model)
-    if weights is not None:
-        network = resolve.load_weights(network, weights)
-    run: dict[str, Any] = resolve.read_run(Path(model)) if data is None else {"data": data, "seed": seed}
-    parts = resolve.load_val_and_test(run["data"], data_dir, run["seed"] or 0)
-    from torch.utils.data import DataLoader
-
+    resolve.require_data(model, data)
+    network, loaders, data = resolve.load_network_and_data(
+        model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size
+    )
     from trueup import clamping
 
     options = o.drop_unset(parts=part, maps=maps, temperature=temperature, device=device, seed=seed)
-    network = network if device is None else network.to(device)
-    loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     if no_labels:
         options["labels"] = None
     with silence_warnings(enabled=quiet):
@@ -100,7 +80,7 @@ def repair(
     record = repaired.repair_record
     if as_json:
         print_json(
-            "repair", model=model, data=run["data"], output=out, verdict=record.verdict, record=asdict(record),
+            "repair", model=model, data=data, output=out, verdict=record.verdict, record=asdict(record),
             scores=scores.to_dict(),
         )  # fmt: skip
         return
