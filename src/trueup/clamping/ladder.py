@@ -24,8 +24,8 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.splits import fold_mask
 
 FOLDS = 3
-SIGNIFICANCE = 0.0015
-"""A family is tried if its score test has a smaller p-value; about ten are tested at once."""
+SIGNIFICANCE = 0.01
+"""A family is tried if its score test has a smaller p-value; samples left out have the last word."""
 STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
 """Of the search: from the identity, from a poorer map, and on all samples at the end."""
 TAUGHT_STEPS = 20

@@ -157,11 +157,11 @@ class ChannelAffine(InputMap):
 
 
 class Gamma(InputMap):
-    """A tone curve, the same for all channels: x^{exp g} (scale 0.3), a line below 0.002."""
+    """A tone curve, the same for all channels: x^{exp g} (scale 0.5), a line below 0.002."""
 
     name, title = "gamma", "gamma"
     cause = "tone curve"
-    scale = 0.3
+    scale = 0.5
 
     @classmethod
     def size(cls, shape: Shape) -> int:
@@ -185,7 +185,7 @@ class Gamma(InputMap):
 
 
 class ChannelGamma(Gamma):
-    """A tone curve for each channel: x_c^{exp g_c} (scale 0.3), a line below 0.002."""
+    """A tone curve for each channel: x_c^{exp g_c} (scale 0.5), a line below 0.002."""
 
     name, title = "channel_gamma", "gamma a channel"
     cause = "tone curve"
@@ -482,7 +482,7 @@ class Composition(InputMap):
 
     >>> both = Composition([Gamma((3, 4, 4), torch.ones(1)), Offset((3, 4, 4))])
     >>> both.name, len(both.theta), both.words()
-    ('gamma + offset', 4, ['gamma 1.35'])
+    ('gamma + offset', 4, ['gamma 1.65'])
     """
 
     def __init__(self, maps: Sequence[InputMap]) -> None:
