@@ -97,8 +97,7 @@ def estimate(
     chunks = max(1, math.ceil(len(network.labels) / CHUNK))
     order = torch.from_numpy(random_order(len(network.labels), seed))
     for chunk in range(chunks):
-        inputs = local_subset(network.inputs, order[chunk::chunks])
-        inputs._size = CHUNK  # one batch, for the layers' statistics
+        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(CHUNK)  # one batch
         # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
         together = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
         if isinstance(augment, Crop):

@@ -112,6 +112,12 @@ class CalibrationSet:
                 chunks.append(self._rows(chunk, rows))
         return CalibrationSet(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
 
+    def with_batch_size(self, size: int) -> CalibrationSet:
+        """The same samples in batches of another size, where they are kept."""
+        other = copy(self)
+        other._size = size
+        return other
+
     def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch of mini-batches in a new order.
 

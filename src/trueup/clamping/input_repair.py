@@ -494,7 +494,7 @@ def _head_name(job: _Job) -> str | None:
     batch = next(iter(network.inputs), None)
     if batch is None:
         return None
-    name = find_head(model, lambda: network.with_model(model)._call(batch, None))
+    name = find_head(model, lambda: network.with_model(model).call(batch, None))
     if name is None:
         job.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
     return name
