@@ -126,6 +126,8 @@ class Row:
     equivalents: float
     seconds: float
     words: str
+    tests: int = 0
+    """Test images."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def measure(s: Subject, shift: str, method: str, n: int, draw: int) -> Row:
     seconds = perf_counter() - started
     pair = collect(network, batches(test), progress=False)
     scores = metrics.nll(*pair), metrics.accuracy(*pair), metrics.ece(*pair)
-    return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words)
+    return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]))
 
 
 def real_subjects(names: Sequence[str], tests: int) -> list[Subject]:
@@ -305,7 +307,9 @@ def page(rows: Sequence[Row]) -> str:
             mine = [row for row in rows if (row.network, row.labels) == (network, n)]
             methods = [name for name in METHODS if any(row.method == name for row in mine)]
             draws = len({row.draw for row in mine})
-            text += [f"## {network}, {n:,} samples", "", f"{draws} draw{'s' if draws > 1 else ''} of the samples.", ""]
+            tests = max(row.tests for row in mine)
+            seen = f"{draws} draw{'s' if draws > 1 else ''} of the samples, {tests:,} test images."
+            text += [f"## {network}, {n:,} samples", "", seen, ""]
             text += [
                 "| shift | " + " | ".join(methods) + " | regained | passes |",
                 "|---|" + "---|" * (len(methods) + 2),
