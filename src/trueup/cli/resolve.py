@@ -117,7 +117,7 @@ def load_network_and_data(
     network = load_model(model)
     if weights is not None:
         network = load_weights(network, weights)
-    run = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
+    run: dict[str, Any] = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
     parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     return network if device is None else network.to(device), loaders, run["data"]
