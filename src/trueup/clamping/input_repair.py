@@ -54,6 +54,8 @@ FEWEST = 50
 """Samples with labels below which nothing but the temperature is fitted."""
 MOVED = 0.02
 """Without labels: batch-norm inputs must differ from the stored statistics by so many nats a channel."""
+ROUNDS = 2
+"""Without labels: how often a teacher teaches; from the second time on the teacher is what the last round made."""
 MEMORY = 1 << 32
 """Bytes of samples that are kept."""
 
@@ -384,12 +386,19 @@ def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired
             f"{distance:.4f} nats a channel, less than {MOVED:g}"
         )
         return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
-    job.progress("teacher")
-    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
-    answers = _forward(job, None, taught, None)[0]
-    targets = torch.softmax(answers.double() / temperature, dim=1)
-    before = job.space(fit_to_teacher(job.climb(targets, temperature)) if job.families else Composition([]))
-    changed = estimate(network, before, 1.0, augment=job.augment, seed=job.seed).tensors
+    composition = Composition([])
+    changed: dict[str, Tensor] = {}
+    for number in range(ROUNDS if job.families else 0):
+        job.progress("teacher")
+        taught = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
+        answers = _forward(job, job.space(composition), taught, None)[0]
+        targets = torch.softmax(answers.double() / temperature, dim=1)
+        composition = fit_to_teacher(job.climb(targets, temperature), composition if number else None)
+        changed = estimate(network, job.space(composition), 1.0, augment=job.augment, seed=job.seed).tensors
+        if not len(composition.theta):
+            break
+    before = job.space(composition)
+    changed = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
     job.notes.append(
         "without labels it is assumed that the classes are about as frequent as they were in training, and that the "
         f"network with new batch-norm statistics is right more often than not; the inputs moved by {distance:.3f} nats"

@@ -251,27 +251,33 @@ def refit(problem: Climb, ladder: Ladder) -> tuple[Composition, float]:
     return composition.with_theta(fit.theta), fit.temperature
 
 
-def fit_to_teacher(problem: Climb) -> Composition:
-    """A map that brings the network near to a teacher's answers: all families with signal at once.
+def fit_to_teacher(problem: Climb, start: Composition | None = None) -> Composition:
+    """A map that brings the network near to a teacher's answers: all families with signal at once, or those of `start`.
 
     The answers are probabilities, which say far more than a label does, so that many parameters can be fitted in one go
     and nothing is held out.
     """
     network, targets = problem.network, problem.targets
-    everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
-    start = problem.temperature_of(network.plain_logits(), torch.ones(len(targets), dtype=torch.bool))
+    temperature = problem.temperature_of(network.plain_logits(), torch.ones(len(targets), dtype=torch.bool))
+    composition = _families_with_signal(problem, temperature) if start is None else start
+    if not len(composition.theta):
+        return composition
+    problem.progress("input map by the teacher's answers")
+    fit = problem.search(composition, torch.arange(len(targets)), temperature, TAUGHT_STEPS, problem.seed)
+    return composition.with_theta(fit.theta)
+
+
+def _families_with_signal(problem: Climb, temperature: float) -> Composition:
+    """Every family whose score test says so and that promises a gain, at the identity; none inside of another."""
+    network = problem.network
     problem.progress("screening families against the teacher")
-    gradients = sample_gradients(network, problem.space(everything), targets, start)
+    everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
+    gradients = sample_gradients(network, problem.space(everything), problem.targets, temperature)
     scores = _scores(gradients, everything, problem.families)
     able = [name for name in problem.families if _p_value(scores[name], problem.seed) < SIGNIFICANCE]
     able = [name for name in able if _promise(scores[name]) > 0]
     contained = {inner for name in able for inner in CONTAINS.get(name, ())}
-    composition = Composition([FAMILIES[name](network.shape) for name in able if name not in contained])
-    if not len(composition.theta):
-        return composition
-    problem.progress("input map by the teacher's answers")
-    fit = problem.search(composition, torch.arange(len(targets)), start, TAUGHT_STEPS, problem.seed)
-    return composition.with_theta(fit.theta)
+    return Composition([FAMILIES[name](network.shape) for name in able if name not in contained])
 
 
 def _fit_folds(problem: Climb, folds: Sequence[FoldState], family: str) -> list[FoldState]:
