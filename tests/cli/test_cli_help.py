@@ -16,22 +16,8 @@ from typer.testing import CliRunner
 from trueup.cli import app
 
 VERBS = (
-    *(
-        "evaluate",
-        "compare",
-        "report",
-        "monitor",
-        "fit",
-        "apply",
-        "decide",
-        "sets",
-        "plan",
-        "clamp",
-        "train",
-        "study",
-        "serve",
-        "demo",
-    ),
+    *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
+    *("clamp", "repair", "train", "study", "serve", "demo"),
     *("methods", "metrics", "losses", "networks", "datasets"),
 )
 HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")
@@ -77,6 +63,7 @@ LIBRARY = {
     "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
     "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},
     "clamp": {"trueup.clamping.fit:clamp": {name: name for name in ("recipe", "loss", "penalty", "input_map", "seed")}},
+    "repair": {"trueup.clamping.input_repair:repair": {name: name for name in ("temperature", "seed")}},
     "train": {
         "trueup.training.loop:train": {
             name: name for name in ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")

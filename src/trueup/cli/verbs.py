@@ -24,6 +24,7 @@ MODULES = {
     **dict.fromkeys(("fit", "apply"), "fit"),
     **{verb: verb for verb in ("decide", "sets", "plan")},
     "clamp": "clamp",
+    "repair": "repair",
     "train": "train",
     "study": "study",
     **dict.fromkeys(("serve", "demo"), "serve"),
