@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import brier_of_mixture, em_weights, nll_of_mixture, softmax
+from reference import brier_of_mixture, em_weights, nll_of_mixture
 from strategies import calibrated
 from trueup import METHODS, metrics
 from trueup.calibrators import auto as auto_module
@@ -168,17 +168,10 @@ def test_weights_by_brier_score(bent):
 
 def test_a_class_without_rows_keeps_its_odds():
     z, y = calibrated(900, 3, temperature=2.0)
-    z[:, 2] -= 12.0  # it promises hardly any
     found = auto(z[y < 2], y[y < 2])
     assert set(found.choice.scores) == set(CANDIDATES["the same for all classes"])
     turned = found(z[:, ::-1].copy())[:, ::-1]
     assert np.allclose(turned, found(z), atol=1e-9)  # all classes are treated alike
-
-
-def test_a_class_that_was_promised_rows_and_has_none_loses_its_odds():
-    z, y = calibrated(1500, 3, temperature=2.0)
-    z, y = z[y < 2], y[y < 2]
-    assert softmax(z)[:, 2].mean() > 0.1 > 0.01 > softmax(auto(z, y)(z))[:, 2].mean()
 
 
 def test_rows_that_are_all_right_do_not_make_it_infinitely_sure():

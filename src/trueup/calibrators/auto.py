@@ -16,8 +16,7 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core import chunks
-from trueup.core.arrays import as_weighted, given, take_weighted, upcast_half
+from trueup.core.arrays import as_weighted, given, take_weighted
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
@@ -49,8 +48,8 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
 """What `auto` pools, by the size of the problem, the simplest first. Where every row is right nothing shows how often
-one is wrong. The second list is for problems where the argmax must stay, or a class has no rows and promised hardly
-any, whose odds then stay."""
+one is wrong. The second list is for problems where the argmax must stay, or a class has no rows, whose odds then
+stay."""
 CAUTIOUS = ("every row right", "the same for all classes", "few rows, two classes", "few rows")
 """Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
@@ -140,25 +139,14 @@ def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
     classes = z.shape[1]
     if bool((z.argmax(dim=1) == y).all()):
         return "every row right"
-    rows = torch.bincount(y, weights=w, minlength=classes).double()
-    # Of a class without any, the rows that were to be expected say as much by their absence.
-    known = rows if bool(rows.all()) else torch.where(rows > 0, rows, _expected_rows(z, w))
-    if bool(((rows == 0) & (known < FEW_ROWS_OF_CLASS)).any()):
+    rows = torch.bincount(y, weights=w, minlength=classes)
+    if not bool(rows.all()):
         return "the same for all classes"
-    if float(rows.sum()) < FEW_ROWS or int((known < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
+    if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         return "few rows, two classes" if classes == 2 else "few rows"
     if classes == 2:
         return "two classes"
     return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
-
-
-def _expected_rows(z: Tensor, w: Tensor | None) -> Tensor:
-    """How many rows of each class the probabilities promise."""
-    total = torch.zeros(z.shape[1], dtype=torch.float64, device=z.device)
-    for at in chunks.row_chunks(len(z), z.shape[1], chunks.BLOCK):
-        probs = torch.softmax(upcast_half(z[at]), dim=1).double()
-        total += probs.sum(dim=0) if w is None else w[at] @ probs
-    return total
 
 
 def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
