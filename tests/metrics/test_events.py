@@ -1,5 +1,6 @@
 """The probability of an event: what folding hides, the metrics against slow loops and peers' definitions, and doors."""
 
+import csv
 import itertools
 import math
 
@@ -316,3 +317,19 @@ def test_intervals_of_miscalibration_and_ici_cover_calibration_and_its_absence()
             for name in ("miscalibration", "ici"):
                 covered[slope, name] += found[name].low - 1e-9 <= truth[slope, name] <= found[name].high + 1e-9
     assert all(count >= 34 for count in covered.values()), covered
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "right", "values"),
+    [("gpt-4.1-mini", 0.9283, 0.7601, 15), ("Qwen3-14B", 0.8963, 0.6301, 17), ("gemini-2.0-flash", 0.959, 0.784, 19)],
+)
+def test_stated_confidences_of_language_models(data, model, said, right, values):
+    """Confidences of exactly 1 are moved by half of the resolution, 0.005, unless a floor says otherwise."""
+    with (data / "llm" / f"mmlu_pro_{model}.csv").open(encoding="utf-8") as file:
+        rows = [(row["stated_confidence"], row["correct"]) for row in csv.DictReader(file) if row["stated_confidence"]]
+    stated, correct = np.array(rows, dtype=float).T
+    assert len(np.unique(stated)) == values
+    scores = evaluate(from_confidence(stated, floor=1e-9), correct.astype(int), metrics=["predicted", "observed"])
+    assert scores["predicted"].value == pytest.approx(said, abs=5e-5)
+    assert scores["observed"].value == pytest.approx(right, abs=5e-5)
+    assert "overestimates" in scores.verdict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from trueup import METHODS, Predictions, choose, compare, cross_fit, load
+from trueup import METHODS, Predictions, as_event, choose, compare, cross_fit, load
 from trueup.core import arrays
 from trueup.metrics.intervals import Interval
 from trueup.report import report
@@ -309,3 +310,30 @@ def test_labels_that_are_changed_later_do_no_harm():
     before = test.labels.copy()
     test.labels[:] = 10**9
     np.testing.assert_array_equal(found.predictions["temperature"].labels, before)
+
+
+def test_an_event_of_several_classes_is_audited_by_its_probability():
+    val, test = drawn(), drawn(seed=1)
+    named = ["ant", "bee", "cat", "dog"]
+    found = audit(val, test, methods=["platt"], event="cat", names=named, progress=False)
+    plain = audit(as_event(*val, 2), as_event(*test, 2), methods=["platt"], progress=False)
+    assert found.losses == plain.losses
+    assert found.scores.caption().endswith("the event is cat, 15 bins")
+    assert "mean predicted probability of cat is" in found.verdict()
+    assert found.scores[RAW, "observed"].value == pytest.approx((test.labels == 2).mean())
+    assert {"event_brier", "miscalibration", "discrimination", "event_auroc", "calibration_slope"} <= set(
+        found.scores.metrics
+    )
+    with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3: ant, bee, cat, dog, got 'cow'"):
+        audit(val, test, event="cow", names=named, progress=False)
+    with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3, got 'cat'; names= names the classes"):
+        audit(val, test, event="cat", progress=False)
+
+
+def test_the_page_of_an_event_does_not_speak_of_confidence_and_accuracy():
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    val = as_event(*drawn(), 1)
+    text = report(audit(val, methods=["platt"], progress=False)).html()
+    text = text[text.index("<main>") : text.index("</main>")]
+    assert "Miscalibration" in text
+    assert not re.search(r"[Cc]onfiden(ce|t)\b(?! interval)|[Aa]ccuracy", re.sub(r"<[^>]*>", " ", text))

@@ -57,8 +57,10 @@ def promise(
     return Promise(np.array(allowed), limit, coverage, observed, certainty, found[0].rows, least)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
-    """The promises of the chosen method on rows that did not fit it."""
+def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
+    """The promises of the chosen method on rows that did not fit it; of an event no answer is given, so none."""
+    if audit.scores.is_event:
+        return None
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (
         "Answer when the confidence is high enough and leave the rest to somebody else: how high must it be for at "
