@@ -217,7 +217,10 @@ class GroupTally:
     def unpack(cls, keys: Any, places: np.ndarray, sums: np.ndarray) -> GroupTally:
         """The tally that `pack` gave; what it cannot have given is refused."""
         named = isinstance(keys, list) and all(
-            isinstance(key, list) and len(key) == 2 and isinstance(key[0], str) and isinstance(key[1], (str, int, float, type(None)))
+            isinstance(key, list)
+            and len(key) == 2
+            and isinstance(key[0], str)
+            and isinstance(key[1], (str, int, float, type(None)))
             for key in keys
         )
         cells = len(places)
