@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-training bench-choice clean
+.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -47,6 +47,14 @@ bench-monitor: $(VENV)/.ready
 # TRUEUP_DATA names the folder of networks and images; OPTIONS=--full runs every bar.
 bench-clamping: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/clamping.py $(OPTIONS)
+
+# TRUEUP_DATA as above; rows are kept in repair-rows.jsonl, so that a run can be stopped and taken up again.
+bench-repair: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/repair.py --out docs $(OPTIONS)
+
+# TRUEUP_DATA names the folder of logits; beside MAPIE, TorchCP and NannyML where they are installed.
+bench-decisions: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/decisions.py $(OPTIONS)
 
 bench-training: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/training.py $(OPTIONS)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trueup import (
         calibrators,
         clamping,
+        decisions,
         integrations,
         io,
         losses,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
     from trueup.calibrators.sharded import fit_shards
-    from trueup.clamping import clamp, load_clamped, save_clamped
+    from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
     from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
     from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _PACKAGES = (
     "calibrators",
     "clamping",
+    "decisions",
     "integrations",
     "io",
     "losses",
@@ -79,12 +81,15 @@ _NAMES = {
     "load": "io.predictions",
     "load_calibrator": "io.artifacts",
     "load_clamped": "clamping",
+    "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
     "refinement": "calibrators.compose",
+    "repair": "clamping",
     "save": "io.predictions",
     "save_calibrator": "io.artifacts",
     "save_clamped": "clamping",
+    "save_repaired": "clamping",
     "stream": "io.predictions",
 }
 
@@ -110,6 +115,7 @@ __all__ = [
     "collect",
     "compare",
     "cross_fit",
+    "decisions",
     "evaluate",
     "evaluate_shards",
     "event_logits",
@@ -125,6 +131,7 @@ __all__ = [
     "load",
     "load_calibrator",
     "load_clamped",
+    "load_repaired",
     "losses",
     "metrics",
     "models",
@@ -132,10 +139,12 @@ __all__ = [
     "on_model",
     "one_vs_rest",
     "refinement",
+    "repair",
     "report",
     "save",
     "save_calibrator",
     "save_clamped",
+    "save_repaired",
     "stream",
     "study",
     "training",

@@ -168,11 +168,21 @@ def test_weights_by_brier_score(bent):
 
 def test_a_class_without_rows_keeps_its_odds():
     z, y = calibrated(900, 3, temperature=2.0)
-    seen = y < 2
-    found = auto(z[seen], y[seen])
+    found = auto(z[y < 2], y[y < 2])
     assert set(found.choice.scores) == set(CANDIDATES["the same for all classes"])
     turned = found(z[:, ::-1].copy())[:, ::-1]
     assert np.allclose(turned, found(z), atol=1e-9)  # all classes are treated alike
+
+
+def test_rows_that_are_all_right_do_not_make_it_infinitely_sure():
+    z, _ = calibrated(60, 3)
+    found = auto(z, z.argmax(axis=1))
+    assert isinstance(found, Temperature)
+    assert 0.05 < float(found.temperature) < 1
+    with pytest.warns(UserWarning, match="bound"):
+        assert float(METHODS["temperature"](z, z.argmax(axis=1)).temperature) < 1e-3
+    sure = METHODS["svs"](z, z.argmax(axis=1))(-z)  # what it would say of a row that it has never seen
+    assert metrics.nll(sure, z.argmax(axis=1)) < 100
 
 
 def test_few_rows_have_few_candidates():

@@ -20,6 +20,13 @@ def test_it_runs_small_and_without_data():
     assert "MISS" not in out
 
 
+def test_the_benchmark_of_repair_runs_small():
+    command = [sys.executable, "benchmarks/repair.py", "--small", "--methods", "temperature", "repair", "head"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "| shift | temperature | head | repair | regained | passes |" in out
+    assert out.count("nothing but the temperature") == 2
+
+
 def test_without_data_it_says_what_it_wants(monkeypatch):
     monkeypatch.delenv("TRUEUP_DATA", raising=False)
     monkeypatch.setattr(sys, "argv", ["clamping.py"])

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from colour_images import images, trained, white_balance
 from torch import distributed as dist
 from torch import nn
 
-from trueup.clamping import clamp
+from trueup.clamping import clamp, repair
+from trueup.clamping.batch_norm import Crop, estimate
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.network import Network
 from trueup.clamping.varpro import varpro
 from trueup.models.networks import MLP
 
@@ -67,6 +71,26 @@ def fitted(way, share=slice(None), size=150):
     }
 
 
+def repaired(share=slice(None), size=60):
+    x, y = (values[share] for values in images(240, 2))
+    batches = list(zip(white_balance(x).split(size), y.split(size), strict=True))
+    found = repair(trained(), batches, normalise=nn.Identity(), maps=("affine", "gamma"), progress=False)
+    estimates = [estimate_of(batches), *found.changed.values()]
+    record = found.repair_record
+    return {
+        "theta": found.before.inner.theta,
+        "estimates": [tensor.clone() for tensor in estimates],
+        "numbers": [record.temperature, record.held_out, record.equivalents, *(rung.loss for rung in record.rungs)],
+    }
+
+
+def estimate_of(batches):
+    """New statistics of the last batch norm."""
+    with torch.no_grad():
+        samples = Network(trained(), CalibrationSet.read(batches, device="cpu"))
+        return estimate(samples, None, 1.0, augment=Crop(torch.zeros(1, 1, 1))).tensors["4.running_var"]
+
+
 class Weighted(nn.Module):
     """Takes weights that the samples share, as many as one rank's only batch has samples."""
 
@@ -104,6 +128,7 @@ def main(rank, store, out):
     found = {way: fitted(way, SHARES[rank], size=70) for way in WAYS}
     found["alone"] = fitted("subspace", slice(None) if rank == 1 else slice(0, 0))
     found["shared"] = shared(rank)
+    found["repaired"] = repaired(slice(0, 100) if rank == 0 else slice(100, 240), size=50)
     found["broken"] = broken(rank)
     torch.save(found, out)
     dist.barrier()
@@ -125,6 +150,15 @@ def pair(tmp_path_factory):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
     return [torch.load(out, weights_only=True) for out in outs]
+
+
+def test_repair_by_two_ranks_is_that_of_one_process(pair):
+    alone = repaired()
+    for found in pair:
+        torch.testing.assert_close(found["repaired"]["theta"], alone["theta"], atol=1e-5, rtol=1e-5)
+        for mine, other in zip(found["repaired"]["estimates"], alone["estimates"], strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+        assert found["repaired"]["numbers"] == pytest.approx(alone["numbers"], rel=1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -48,6 +48,7 @@ def line_of(result):
         (["fit", "val.npz", "-o", "no/cal.safetensors"], "there is no folder no"),
         (["apply", "val.npz", "test.npz", "-o", "out.npz"], "val.npz"),
         (["clamp", "x:y", "-o", "c.safetensors"], "--data must name a data set"),
+        (["repair", "x:y", "-o", "r.safetensors"], "--data must name a data set"),
         (["train", "--loss", "focl", "-o", "run"], "no loss is called 'focl'; did you mean focal"),
         (["train", "--network", "resnet21", "-o", "run"], "did you mean resnet"),
     ],
@@ -161,6 +162,7 @@ OUTPUTS = {
     "fit": ["fit", "val.npz", "-m", "temperature", "-o", "{}.safetensors"],
     "apply": ["apply", "cal.safetensors", "val.npz", "-o", "{}.npy"],
     "clamp": ["clamp", "models:make", "--data", "digits", "-o", "{}.safetensors"],
+    "repair": ["repair", "models:make", "--data", "digits", "-o", "{}.safetensors"],
     "study --store": ["study", "post-hoc", "--store", "{}.sqlite"],
 }
 

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from functools import reduce
 from importlib import import_module
 
 import pytest
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 from trueup.cli import app
 
 VERBS = (
-    *("evaluate", "compare", "report", "monitor", "fit", "apply", "clamp", "train", "study", "serve", "demo"),
+    *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
+    *("clamp", "repair", "train", "study", "serve", "demo"),
     *("methods", "metrics", "losses", "networks", "datasets"),
 )
 HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")
@@ -61,12 +63,19 @@ LIBRARY = {
     "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
     "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},
     "clamp": {"trueup.clamping.fit:clamp": {name: name for name in ("recipe", "loss", "penalty", "input_map", "seed")}},
+    "repair": {"trueup.clamping.input_repair:repair": {name: name for name in ("temperature", "seed")}},
     "train": {
         "trueup.training.loop:train": {
             name: name for name in ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")
         },
         "trueup.training.data:load_data": {"data": "name"},
     },
+    "decide": {
+        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty", "event")},
+        "trueup.decisions:estimate_prior": {"seed": "seed"},
+    },
+    "sets": {"trueup.decisions:PredictionSets.fit": {name: name for name in ("score", "alpha", "seed")}},
+    "plan": {"trueup.decisions:plan": {name: name for name in ("certainty", "seed")}},
     "serve": {"trueup.serve.server:run": {"host": "host", "port": "port"}},
     "demo": {"trueup.demo:run": {"folder": "folder", "seed": "seed"}},
 }
@@ -91,7 +100,7 @@ def test_help_states_the_defaults_of_the_library(verb):
     expected = {}
     for where, arguments in {**LIBRARY.get(verb, {}), **files}.items():
         module, name = where.split(":")
-        parameters = inspect.signature(getattr(import_module(module), name)).parameters
+        parameters = inspect.signature(reduce(getattr, name.split("."), import_module(module))).parameters
         expected |= {option: str(parameters[argument].default) for option, argument in arguments.items()}
     assert stated == expected
 

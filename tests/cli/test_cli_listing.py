@@ -24,7 +24,7 @@ def test_every_name_has_a_line_that_says_what_it_is(command, asked, verb):
 def test_defaults_are_those_of_the_signatures(asked, command):
     assert asked("metrics")["metrics"]["ece"]["defaults"]["bins"] == 15
     assert asked("losses")["losses"]["focal"]["defaults"] == {"gamma": 3.0, "detach_weight": False}
-    assert asked("methods")["methods"]["temperature"]["defaults"] == {}
+    assert asked("methods")["methods"]["temperature"]["defaults"] == {"smooth": 0.0}
     line = next(line for line in command("methods").stdout.splitlines() if line.startswith("temperature_ece "))
     assert "temperatures=<5000 values>" in line
 

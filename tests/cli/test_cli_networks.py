@@ -1,4 +1,4 @@
-"""train and clamp."""
+"""train, clamp and repair."""
 
 import json
 
@@ -66,6 +66,24 @@ def test_clamp_fits_judges_and_saves(models, command):
     assert lines[-1] == "Written: clamped.safetensors"
     clamped = trueup.load_clamped(load_model("own_models:make"), "clamped.safetensors")
     assert clamped.before.delta.detach().numpy() == pytest.approx([-1.5, 0.5, 1.5], abs=1.5)
+
+
+def test_repair_fits_judges_draws_and_saves(models, command, asked):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    words = ("repair", "own_models:make", "--data", "own.npz", "-o", "repaired.safetensors")
+    lines = command(*words, "--figure", "ladder.png").stdout.splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["raw", "temperature", "repair"]
+    assert any(line.startswith("Was there anything to repair? Yes: feature 0 offset -") for line in lines)
+    assert lines[-1] == "Written: repaired.safetensors"
+    assert (models / "ladder.png").stat().st_size > 1000
+    repaired = trueup.load_repaired(load_model("own_models:make"), "repaired.safetensors")
+    found = asked(*words, "--part", "input", "--map", "offset")
+    assert found["record"]["parts"] == ["input"]
+    assert "offset" in found["record"]["p_values"]
+    assert repaired.repair_record.parts == ("input",)
+    assert list(found["scores"]["methods"]) == ["raw", "temperature", "repair"]
+    said = asked(*words, "--no-labels")["record"]["notes"]
+    assert "without labels nothing else can teach" in said[0]
 
 
 def test_clamp_passes_its_options_on(models, asked):

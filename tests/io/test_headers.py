@@ -9,6 +9,7 @@ from torch import nn
 from trueup.calibrators.regression import VarianceScaling, load_recalibrator, save_recalibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp, load_clamped, save_clamped
+from trueup.decisions import PredictionSets, load_prediction_sets, save_prediction_sets
 from trueup.io.artifacts import KINDS, load_calibrator, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
@@ -29,12 +30,14 @@ WRITE = {
     "clamped": saved_clamped,
     "recalibrator": lambda path: save_recalibrator(VarianceScaling(1.5), path),
     "monitor": saved_monitor,
+    "prediction_sets": lambda path: save_prediction_sets(PredictionSets("lac", -0.3, 0.1), path),
 }
 READ = {
     "calibrator": load_calibrator,
     "clamped": lambda path: load_clamped(nn.Identity(), path),
     "recalibrator": load_recalibrator,
     "monitor": load_monitor,
+    "prediction_sets": load_prediction_sets,
 }
 
 

@@ -134,10 +134,13 @@ class TestMonitor:
 class TestDoors:
     def test_confidences_are_the_probability_of_class_one(self):
         assert np.exp(from_confidence(np.array([0.3])))[0] == pytest.approx([0.7, 0.3])
-        with pytest.warns(UserWarning, match="2 exact zeros"):
+        with pytest.warns(UserWarning, match="2 of 3 confidences are exactly 0 or 1; they were moved by 0.0001"):
             ends = np.exp(from_confidence(np.array([0.0, 0.2, 1.0])))
-        assert ends[0, 1] == pytest.approx(0.1)
+        assert ends[0, 1] == pytest.approx(1e-4)
         assert ends[2, 1] == pytest.approx(1.0)
+        with pytest.warns(UserWarning, match="moved by 5e-06"):  # so that the order stays
+            close = from_confidence(np.array([0.99999, 1.0]))
+        assert close[1, 0] < close[0, 0]
 
     @pytest.mark.parametrize(
         ("bad", "message"),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup import evaluate, metrics
+from trueup import as_event, evaluate, metrics
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
 
@@ -196,8 +196,11 @@ def test_settings_are_all_that_another_needs():
         "fold": True,
     }
     monitor = Monitor(3, **options)
-    assert monitor.settings() == {"classes": 3, **options}
-    assert set(monitor.settings()) == set(inspect.signature(Monitor).parameters)
+    assert monitor.settings() == {"classes": 3, **options, "event": None}
+    assert {*monitor.settings(), "names"} == set(inspect.signature(Monitor).parameters)
+    named = Monitor(3, event="cat", names=["ant", "bee", "cat"])
+    assert Monitor(**named.settings()).settings() == named.settings()
+    assert named.event == 2
 
 
 def test_bad_rows_change_nothing():
@@ -266,6 +269,48 @@ def test_prometheus_reads_it():
     assert 'trueup_alarm{monitor="net"} 1.0' in text
     assert 'trueup_rows{monitor="net",rows="all"} 4000.0' in text
     assert text.count("# HELP") == 8
+
+
+def test_an_event_is_watched_in_the_logits_of_all_classes(tmp_path):
+    z, y = drawn(3000)
+    monitor = Monitor(4, event="cat", names=["ant", "bee", "cat", "dog"])
+    status = monitor.update(z, y)
+    expected = Monitor(2).update(*as_event(z, y, 2))
+    assert status == expected
+    assert status.event
+    assert status.accuracy == pytest.approx((y == 2).mean())
+    save_monitor(monitor, tmp_path / "watch.safetensors")
+    again = load_monitor(tmp_path / "watch.safetensors")
+    assert again.update(z, y) == monitor.update(z, y)
+    with pytest.raises(ValueError, match=r"event must be a class, 0\.\.2: ant, bee, cat, got 'cow'"):
+        Monitor(3, event="cow", names=["ant", "bee", "cat"])
+    with pytest.raises(ValueError, match="monitors must have the same classes"):
+        monitor + Monitor(4, event=1)
+
+
+def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
+    z, y = drawn(3000)
+    w = np.random.default_rng(5).integers(0, 4, 3000).astype(float)
+    monitor = Monitor(4, window=500, half_life=1e12)
+    status = monitor.update(z, y, weights=w)
+    copies = np.repeat(np.arange(3000), w.astype(int))
+    for name in ("ece", "nll", "accuracy"):
+        expected = getattr(metrics, name)(z[copies], y[copies])
+        assert getattr(status, name) == pytest.approx(expected, abs=1e-12)
+        assert getattr(status, f"fading_{name}") == pytest.approx(expected, abs=1e-6)
+    some = w > 0
+    assert status.rows == some.sum()
+    assert 500 <= status.recent_rows <= 550
+    assert status.evidence == Monitor(4).update(z[some], y[some]).evidence
+    last = np.flatnonzero(some)[-status.recent_rows :]
+    assert status.recent_ece == pytest.approx(metrics.ece(z[last], y[last], weights=w[last]), abs=1e-12)
+    halved = Monitor(4, window=500, half_life=1e12).update(z, y, weights=w / 2)
+    assert halved.ece == pytest.approx(status.ece, abs=1e-12)
+    save_monitor(monitor, tmp_path / "watch.safetensors")
+    assert load_monitor(tmp_path / "watch.safetensors").status() == status
+    with pytest.raises(ValueError, match="weights must"):
+        monitor.update(z, y, weights=-w)
+    assert monitor.status() == status
 
 
 def test_groups_are_told_apart_and_survive_a_restart(tmp_path):

@@ -20,7 +20,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"co\" 
 CHARTS = {
     "reliability-before", "reliability-after", "confidence-before", "confidence-after", "methods-chart", "sweep-chart",
     "choice-chart",
-    "risk-chart", "classes-before", "classes-after",
+    "risk-chart", "promise-chart", "classes-before", "classes-after",
 }  # fmt: skip
 
 

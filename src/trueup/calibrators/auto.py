@@ -28,6 +28,7 @@ FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 MANY_CLASSES = 200
 """With more of them, whole matrices are left out."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "every row right": ("identity", "temperature"),
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
     "few rows, two classes": ("identity", "temperature", "platt"),
     "few rows": ("identity", "temperature", "svs"),
@@ -46,9 +47,10 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     ),
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
-"""What `auto` pools, by the size of the problem, the simplest first. The first list is for problems where the argmax
-must stay, or a class has no rows, whose odds then stay."""
-CAUTIOUS = ("the same for all classes", "few rows, two classes", "few rows")
+"""What `auto` pools, by the size of the problem, the simplest first. Where every row is right nothing shows how often
+one is wrong. The second list is for problems where the argmax must stay, or a class has no rows, whose odds then
+stay."""
+CAUTIOUS = ("every row right", "the same for all classes", "few rows, two classes", "few rows")
 """Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
@@ -125,14 +127,18 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
-        size = _size(y, w, z.shape[1])
-        fits = _candidates(z, y, w, "the same for all classes" if keep_argmax else size)
+        size = _size(z, y, w)
+        class_blind = keep_argmax and size != "every row right"
+        fits = _candidates(z, y, w, "the same for all classes" if class_blind else size)
         trial = _Trial(z, y, w, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
         trial.run(progress)
         return trial.conclude()
 
 
-def _size(y: Tensor, w: Tensor | None, classes: int) -> str:
+def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
+    classes = z.shape[1]
+    if bool((z.argmax(dim=1) == y).all()):
+        return "every row right"
     rows = torch.bincount(y, weights=w, minlength=classes)
     if not bool(rows.all()):
         return "the same for all classes"
@@ -152,6 +158,8 @@ def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, 
 
 
 def _method(name: str) -> Fit:
+    if name == "temperature":
+        return partial(METHODS[name], smooth=1.0)
     if name in PENALTIES:
         return partial(METHODS["sms_cv"], penalties=(PENALTIES[name],))
     method: Fit = METHODS["residual" if name in BASES else name]
@@ -213,7 +221,7 @@ class _Trial:
             loss = losses[names[0]]
         if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each):
             names, loss = ["temperature"], losses["temperature"]
-        if not self.cautious and not _is_less(loss, losses["identity"], 0.0, each):
+        if not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _prior(names))
         # What could be seen is a difference from the identity, or of the identity from the best of the others.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
-from trueup.core.events import as_event, event_logits
+from trueup.core.events import as_event
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -128,6 +128,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
 
     The calibrator takes what `event_logits` makes of logits, and gives (ln(1 − p), ln p).
 
+    >>> from trueup.core.events import event_logits
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
-from trueup.calibrators.temperature_search import inverse_temperature, near_inverse_temperature
+from trueup.calibrators.temperature_search import finite_inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_weighted
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
@@ -235,7 +235,7 @@ class Structured(Linear):
     ) -> Self:
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds if len(penalties) > 1 else 1)
         n, classes = float(len(z) if w is None else w.sum()), z.shape[1]
-        beta, _ = inverse_temperature(z, y, w)
+        beta = finite_inverse_temperature(z, y, w)
         path = [
             Penalty(off=multiple * classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
             for multiple in sorted(penalties, reverse=True)

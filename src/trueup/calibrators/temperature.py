@@ -61,10 +61,16 @@ class Temperature(Calibrator):
         return logits / self.temperature.to(logits.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
-        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum."""
+    def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, weights: Any = None) -> Self:
+        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum.
+
+        `smooth` rows more are taken to have all classes alike, as in Platt's targets, so that rows whose labels are all
+        right do not make it infinitely sure.
+        """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        beta, certificate = inverse_temperature(z, y, w)
+        if not 0 <= smooth < math.inf:
+            raise ValueError(f"smooth must be a number from 0 on, got {smooth}")
+        beta, certificate = inverse_temperature(z, y, w, smooth=smooth)
         return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod

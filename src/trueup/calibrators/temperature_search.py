@@ -28,13 +28,42 @@ _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about
 _THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
 
 
-def inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> tuple[float, Certificate]:
-    """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly."""
+def inverse_temperature(
+    z: Tensor, y: Tensor, w: Tensor | None = None, *, smooth: float = 0.0
+) -> tuple[float, Certificate]:
+    """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly.
+
+    With `smooth` the labels are smoothed as if so many rows had all classes alike, ε = smooth/(n + smooth): the best
+    1/T is then finite where every label has its row's largest logit.
+    """
     scale = scale_of(z)
     if scale == 0:
         return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
-    quick = None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
-    return search_beta(_mean_loss(z, y, w), quick, _estimate_from_few(z, y, w, scale), scale)
+    loss, quick = _mean_loss(z, y, w), None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
+    if smooth:
+        n = len(z) if w is None else float(w.sum())
+        ahead = z.gather(1, y[:, None])[:, 0].double() - z.double().mean(dim=1)
+        rise = smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
+        loss, quick = _tilt(loss, rise), None if quick is None else _tilt(quick, rise)
+    return search_beta(loss, quick, _estimate_from_few(z, y, w, scale), scale)
+
+
+def finite_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> float:
+    """1/T of most likelihood, or of smoothed labels where every label has its row's largest logit."""
+    beta, certificate = inverse_temperature(z, y, w)
+    if certificate.status == "bound" and beta * scale_of(z) > 1:
+        beta, _ = inverse_temperature(z, y, w, smooth=1.0)
+    return beta
+
+
+def _tilt(loss: Loss, rise: float) -> Loss:
+    """The loss with a straight line added."""
+
+    def tilted(beta: float) -> tuple[float, float, float]:
+        value, slope, curvature = loss(beta)
+        return value + rise * beta, slope + rise, curvature
+
+    return tilted
 
 
 def search_beta(
@@ -100,7 +129,7 @@ def near_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> f
     if scale == 0:
         return 1.0
     few = _estimate_from_few(z, y, w, scale)
-    return inverse_temperature(z, y, w)[0] if few is None else few.near
+    return finite_inverse_temperature(z, y, w) if few is None else few.near
 
 
 class SubsampleEstimate(NamedTuple):

@@ -112,6 +112,12 @@ class CalibrationSet:
                 chunks.append(self._rows(chunk, rows))
         return CalibrationSet(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
 
+    def with_batch_size(self, size: int) -> CalibrationSet:
+        """The same samples in batches of another size, where they are kept."""
+        other = copy(self)
+        other._size = size
+        return other
+
     def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch of mini-batches in a new order.
 
@@ -159,10 +165,18 @@ class CalibrationSet:
 
 def local_subset(inputs: CalibrationSet, which: Tensor) -> CalibrationSet:
     """This rank's share of samples that are numbered, or masked, over all ranks."""
+    return inputs.subset(local_numbers(inputs, which) - _first_number(inputs))
+
+
+def local_numbers(inputs: CalibrationSet, which: Tensor) -> Tensor:
+    """Which of the samples that are numbered, or masked, over all ranks are this rank's, in rising order."""
     index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
-    first = sum(all_gather_object(inputs.n)[: rank()])
-    local = index[(index >= first) & (index < first + inputs.n)] - first
-    return inputs.subset(local)
+    first = _first_number(inputs)
+    return index[(index >= first) & (index < first + inputs.n)].sort().values
+
+
+def _first_number(inputs: CalibrationSet) -> int:
+    return sum(all_gather_object(inputs.n)[: rank()])
 
 
 def _lengths(value: Any, position: Position = ()) -> Iterator[tuple[Position, int]]:

@@ -65,7 +65,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
         "clamped": {
             "before": type(before).__name__,
             "record": pack(record, "record", None),
-            "model": _shapes(clamped.model),
+            "model": model_shapes(clamped.model),
         },
         "versions": versions(),
     }
@@ -76,7 +76,7 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     """Put what `save_clamped` wrote around a model; if it was written for another one, an error names what differs."""
     with open_artifact(path, "clamped") as artifact:
         inside = _inside(artifact)
-        _compare(inside["model"], _shapes(model))
+        compare_shapes(inside["model"], model_shapes(model))
         before, after = _parts(inside["before"], artifact.tensors())
         record = unpack(inside["record"], {})
         if "lam" in record:  # the penalty's name in older files
@@ -91,7 +91,8 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     return clamped
 
 
-def _shapes(model: nn.Module) -> dict[str, list[int]]:
+def model_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """The shape of every parameter and buffer of a network, by name."""
     return {name: list(tensor.shape) for name, tensor in unwrap(model).state_dict().items()}
 
 
@@ -102,8 +103,10 @@ def _inside(artifact: Artifact) -> dict[str, Any]:
     return inside
 
 
-def _compare(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
-    """Refuse a model whose parameters have other names or shapes than those of the one that was clamped."""
+def compare_shapes(
+    wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], participle: str = "clamped"
+) -> None:
+    """Refuse a model whose parameters have other names or shapes than those of the one that was fitted to."""
     differing = [
         f"{name} {_shape(found, name)} instead of {_shape(wanted, name)}"
         for name in {**wanted, **found}
@@ -111,7 +114,7 @@ def _compare(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) ->
     ]
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise ValueError(f"model must be the one that was clamped, got {'; '.join(differing[:_SHOWN])}{more}")
+        raise ValueError(f"model must be the one that was {participle}, got {'; '.join(differing[:_SHOWN])}{more}")
 
 
 def _shape(shapes: Mapping[str, list[int]], name: str) -> str:

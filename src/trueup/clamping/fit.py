@@ -105,17 +105,17 @@ def clamp(
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
-    model, loader = _check_model(model), _check_loader(loader)
+    model, loader = check_model(model), check_loader(loader)
     _check_choice("loss", loss, ("ce", "focal"))
     _check_choice("input_map", input_map, ("shift", "affine"))
     _check_choice("norm", norm, ("l2sq", "l2"))
-    pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), _parse_seed(seed)
+    pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), parse_seed(seed)
     fit, name = _recipe(recipe)
     start_at = _start(start, seed)
     inner = unwrap(model)
     target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
-    with torch.inference_mode(False), frozen(inner), _progress_line(progress) as show_progress:
+    with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
         network = Network(inner, CalibrationSet.read(loader, device=target), box=box)
         check_box(network)
         folds = None if gamma_folds is None else _parse_folds(gamma_folds, len(network.labels))
@@ -145,7 +145,7 @@ def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise InputError(name, f"be {choices}", repr(value))
 
 
-def _check_model(model: Any) -> nn.Module:
+def check_model(model: Any) -> nn.Module:
     """Check that a model is one."""
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -155,7 +155,7 @@ def _check_model(model: Any) -> nn.Module:
     return model
 
 
-def _check_loader(loader: Any) -> Iterable[Any]:
+def check_loader(loader: Any) -> Iterable[Any]:
     """Check that a loader can be read."""
     if not isinstance(loader, Iterable):
         raise InputError("loader", "give batches of inputs and labels", type(loader).__name__)
@@ -179,7 +179,7 @@ def _parse_penalty(penalty: Any) -> PenaltyWeight:
     return number
 
 
-def _parse_seed(seed: Any) -> int:
+def parse_seed(seed: Any) -> int:
     """Parse a seed, which generators of torch and NumPy alike can take."""
     try:
         number = operator.index(seed)
@@ -349,10 +349,10 @@ def _warn_at_a_bound(solution: Solution, labels: Tensor) -> None:
 
 
 @contextmanager
-def _progress_line(progress: bool) -> Iterator[Callable[[str], None]]:
+def progress_line(progress: bool, label: str = "clamping") -> Iterator[Callable[[str], None]]:
     """A function that shows a line on a terminal, from two seconds on."""
     text = ""
-    steps = track(count(), label="clamping", enabled=progress and rank() == 0, note=lambda: text)
+    steps = track(count(), label=label, enabled=progress and rank() == 0, note=lambda: text)
 
     def show(line: str) -> None:
         nonlocal text

@@ -113,6 +113,12 @@ class Network:
         network.inputs, network.labels, network._plain = inputs, all_gather_rows(inputs.labels), None
         return network
 
+    def with_model(self, model: nn.Module) -> Network:
+        """Another network over the same samples; what it costs is added to this one's."""
+        network = copy(self)
+        network.model, network._plain = model, None
+        return network
+
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
         """Note rows that went through the network outside of the passes below."""
         self._rows[0] += forward
@@ -128,7 +134,7 @@ class Network:
         with raise_on_all_ranks(), torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
-                    z = self._call(batch, before)
+                    z = self.call(batch, before)
                 parts.append(_to_cpu(z))
         return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0))
 
@@ -157,7 +163,7 @@ class Network:
         with raise_on_all_ranks(), torch.enable_grad():
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
-                    z = require_graph(self._call(batch, before))
+                    z = require_graph(self.call(batch, before))
                 cotangent = slope(upcast_half(z.detach()).double(), batch.labels).to(z.dtype)
                 with self._clock(1, batch):
                     gradients = gradients_of(z, parameters, cotangent)
@@ -171,7 +177,7 @@ class Network:
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
         """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
         self.count(forward=len(batch.labels))
-        return require_graph(self._call(batch, before))
+        return require_graph(self.call(batch, before))
 
     def points(self, inputs: Iterable[Batch] | None = None) -> Iterator[Tensor]:
         """What the map acts on, batch by batch: the inputs, or the embeddings of tokens."""
@@ -188,7 +194,7 @@ class Network:
             tokens = input_position(self.model, batch.args, batch.kwargs) is None
             if tokens:
                 _check_tokens(self.model, batch)
-            as_tensors(self._call(batch, None), batch.labels)
+            as_tensors(self.call(batch, None), batch.labels)
             (point,) = self.points([batch])
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
@@ -199,7 +205,8 @@ class Network:
             return shape, upcast_half(point[:0]).dtype
         return None
 
-    def _call(self, batch: Batch, before: nn.Module | None) -> Tensor:
+    def call(self, batch: Batch, before: nn.Module | None) -> Tensor:
+        """The logits of one batch, one row a sample; not counted."""
         z = logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
         if z.shape[:1] != batch.labels.shape:
             raise ValueError(

@@ -31,6 +31,8 @@ STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
 SUBSAMPLE = 1250
 """Samples whose derivatives are taken."""
+STANDARD_ERRORS = 1.64
+"""A gain on samples left out must exceed so many: one in twenty useless maps would pass."""
 SIGNIFICANCE = 0.01
 """The input gradient is taken to be noise above this p-value."""
 PASSES = 23.0
@@ -69,10 +71,10 @@ def subspace(
     """Fit δ in a span of few directions: see if there is anything to gain, and only then go through the network.
 
     First, derivatives of the logits along the directions make every λ and every fold a small problem: unless one λ is
-    better than temperature alone by its standard error, on held-out folds, and the mean gradient is not what noise
+    better than temperature alone by 1.64 standard errors, on held-out folds, and the mean gradient is not what noise
     gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
-    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if the last fifth agrees that it is
-    better than temperature, on all of them.
+    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if it is better than temperature by
+    1.64 standard errors on the last fifth, on all of them.
     Unless `penalties` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
     inputs do not matter. A λ that the problem gives is not questioned.
     """
@@ -106,13 +108,14 @@ def subspace(
     validation = cross_validate(linear, loss, problem.norm, tried, folds=folds)
     best = validation.best()
     gain, error = validation.gain(best)
-    if gain <= error or evidence > significance:
+    if gain <= STANDARD_ERRORS * error or evidence > significance:
         return _temperature_alone(
             context,
             validation.candidates(),
             f"No: temperature is enough, for the mean input gradient is what noise gives (p = {evidence:.2g})."
             if evidence > significance
-            else f"No: temperature is enough, for no input map is better by its standard error (p = {evidence:.2g}).",
+            else "No: temperature is enough, for no input map is better by "
+            f"{STANDARD_ERRORS} standard errors (p = {evidence:.2g}).",
         )
     return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 
@@ -177,7 +180,7 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
     try:
         result = search(context, penalty, ~out, passes=passes, check=check)
         z, gain, error = held_out_gain(result.point)
-        if gain <= 0:
+        if gain <= STANDARD_ERRORS * error:
             raise _NoGain
     except _NoGain:
         return _temperature_alone(
@@ -193,7 +196,7 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
     return _solution(
         result,
         validation.candidates(),
-        f"{'Yes' if gain > error else 'Probably'}: on a fifth of the samples that was left out, the input map lowered "
+        f"Yes: on a fifth of the samples that was left out, the input map lowered "
         f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f}).",
         {"held_out_gain": gain, "held_out_error": error},
     )

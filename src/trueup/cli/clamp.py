@@ -18,24 +18,13 @@ BATCH_SIZE = 128
 
 
 def clamp(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="package.module:make_model, or a folder that `trueup train` wrote.")
-    ],
+    model: o.Model,
     out: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="File of the shift and the temperature, .safetensors."),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="NAME|FILE",
-            help="A data set, or a .npz file of images or inputs, and labels (default: that of the `train` folder).",
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="Weights of the network, .safetensors or .pt.")
-    ] = None,
+    data: o.Data = None,
+    weights: o.Weights = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", metavar="NAME", help="How to fit (default subspace).")
     ] = None,
@@ -60,12 +49,10 @@ def clamp(
         tuple[float, float] | None,
         typer.Option("--box", metavar="LOW HIGH", help="Range that shifted inputs are clipped to."),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows in a batch.")] = BATCH_SIZE,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")
-    ] = None,
+    batch_size: o.BatchSize = BATCH_SIZE,
+    device: o.Device = None,
     data_dir: o.DataFolder = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")] = None,
+    seed: o.Seed = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -76,15 +63,10 @@ def clamp(
     are halved at random; `inputs` instead of `images` go to the network as they are.
     """
     require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
-    if data is None and not (Path(model) / resolve.RUN).is_file():
-        raise ValueError("--data must name a data set or a .npz file")
-    network = resolve.load_model(model)
-    if weights is not None:
-        network = resolve.load_weights(network, weights)
-    run: dict[str, Any] = resolve.read_run(Path(model)) if data is None else {"data": data, "seed": seed}
-    parts = resolve.load_val_and_test(run["data"], data_dir, run["seed"] or 0)
-    from torch.utils.data import DataLoader
-
+    resolve.require_data(model, data)
+    network, loaders, data = resolve.load_network_and_data(
+        model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size
+    )
     from trueup import clamping
 
     if recipe is not None:
@@ -93,16 +75,14 @@ def clamp(
         recipe=recipe, loss=loss, gamma=gamma and (gamma[0] if len(gamma) == 1 else gamma),
         penalty=_number_or_name(penalty), input_map=input_map, box=box, device=device, seed=seed,
     )  # fmt: skip
-    network = network if device is None else network.to(device)
-    loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     with silence_warnings(enabled=quiet):
         clamped = clamping.clamp(network, loaders[0], **options, progress=not quiet)
         clamping.save_clamped(clamped, out)
-        scores = _compare(network, clamped, loaders, not quiet)
+        scores = compare_networks(network, {"clamping": clamped}, loaders, not quiet)
     record = clamped.fit_record
     if as_json:
         print_json(
-            "clamp", model=model, data=run["data"], output=out, verdict=record.verdict, record=asdict(record),
+            "clamp", model=model, data=data, output=out, verdict=record.verdict, record=asdict(record),
             scores=scores.to_dict(),
         )  # fmt: skip
         return
@@ -113,7 +93,8 @@ def clamp(
     print_remarks(verdict, f"T = {record.temperature:.4f}, ‖δ‖ = {record.delta_norm:.4f}", f"Written: {out}")
 
 
-def _compare(network: Any, clamped: Any, loaders: list[Any], progress: bool) -> Any:
+def compare_networks(network: Any, others: dict[str, Any], loaders: list[Any], progress: bool) -> Any:
+    """Scores of a network on the test part: raw, with a temperature, and those of networks made of it."""
     from trueup.io.predictions import Predictions
     from trueup.metrics.table import compare
     from trueup.models.calibrated import collect
@@ -121,10 +102,10 @@ def _compare(network: Any, clamped: Any, loaders: list[Any], progress: bool) -> 
 
     val, test = (collect(network, loader, progress=progress) for loader in loaders)
     temperature = METHODS["temperature"](*val)
-    after = collect(clamped, loaders[1], progress=progress)
+    after = {name: collect(other, loaders[1], progress=progress) for name, other in others.items()}
     scaled = Predictions(temperature(test.logits), test.labels)
     metrics = ("accuracy", "nll", "brier", "ece", "aece", "sce", "confidence")
-    return compare({"raw": test, "temperature": scaled, "clamping": after}, metrics=metrics)
+    return compare({"raw": test, "temperature": scaled, **after}, metrics=metrics)
 
 
 def _number_or_name(text: str | None) -> Any:

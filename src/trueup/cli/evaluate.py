@@ -277,7 +277,7 @@ def _audit(
     with silence_warnings(enabled=quiet):
         tables = reader.load_val_and_test(val, test)
         number = reader.event_number(event, tables[0].classes)
-        pair, test_pair = tables[0].pair, tables[1] and tables[1].pair
+        pair, test_pair = tables[0].pair, None if tables[1] is None else tables[1].pair
         rows, classes = pair.logits.shape
         classes = classes if number is None else 2
         if pooled and options["methods"] is None and rows * classes <= POOLED:

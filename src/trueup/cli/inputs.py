@@ -76,6 +76,15 @@ class Reader:
         with self.open(path) as file:
             return self._load(file, split)
 
+    def load_unlabelled(self, path: str | Path, split: str | None = None) -> Array | None:
+        """The logits of a file without labels; None if it has labels."""
+        with self.open(path) as file:
+            if self.labels is not None or self.correct is not None or file.has_labels(split):
+                return None
+            logits = file.load_logits(split)
+        self.warn_of_probabilities(path, logits)
+        return logits
+
     def load_half(self, path: str | Path, split: str) -> PredictionTable:
         """One half of a file that holds both, else the whole file; or all shards."""
         if self.is_sharded(str(path), None):

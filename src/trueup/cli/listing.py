@@ -15,7 +15,7 @@ from trueup.cli import options as o
 from trueup.cli.output import print_json, print_table
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
 
-COMMON = ("weight", "ignore_index", "reduction")
+COMMON = ("weight", "weights", "ignore_index", "reduction")
 """Options that every loss has."""
 FEW = 4
 """Of longer sequences, only the length is shown."""

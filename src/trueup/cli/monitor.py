@@ -115,8 +115,9 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
     rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
-        event = "" if running.event is None else f", the event is class {running.event}"
-        print(f"{status.rows:,} rows, {running.classes} classes{event}, {running.bins} bins\n")
+        event = f"the event is class {running.event} of {running.classes}"
+        what = f"{running.classes} classes" if running.event is None else event
+        print(f"{status.rows:,} rows, {what}, {running.bins} bins\n")
     print_table(rows)
     held = f"evidence against calibration {status.evidence:.3g}, p ≤ {status.p_value:.2g} at any time"
     if status.alarm is None:

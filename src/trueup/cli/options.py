@@ -147,3 +147,19 @@ Loss = Annotated[
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", metavar="FOLDER", help="Folder of the data sets (default $TRUEUP_DATA).")
 ]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="package.module:make_model, or a folder that `trueup train` wrote.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="NAME|FILE",
+        help="A data set, or a .npz file of images or inputs, and labels (default: that of the `train` folder).",
+    ),
+]
+Weights = Annotated[
+    Path | None, typer.Option("--weights", metavar="FILE", help="Weights of the network, .safetensors or .pt.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows in a batch.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")]

@@ -14,7 +14,7 @@ from trueup.cli.output import SCHEMA, to_json
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.utils.data import Dataset
+    from torch.utils.data import DataLoader, Dataset
 
 RUN, WEIGHTS = "run.json", "weights.safetensors"
 """In a folder of `train`: the network, its data and its settings; and the trained weights."""
@@ -93,6 +93,34 @@ def load_val_and_test(data: str, folder: Path | None, seed: int) -> tuple[Datase
         raise ValueError(f"{data}: the data must be a .npz file or a name that `trueup datasets` lists")
     dataset = load_data(require_name("data set", DATASETS, data), folder, seed=seed)
     return dataset.val, dataset.test
+
+
+def require_data(model: str, data: str | None) -> None:
+    """Refuse a network without data, unless it is in a folder of `train`, which has both."""
+    if data is None and not (Path(model) / RUN).is_file():
+        raise ValueError("--data must name a data set or a .npz file")
+
+
+def load_network_and_data(
+    model: str,
+    data: str | None,
+    weights: Path | None,
+    *,
+    device: str | None,
+    folder: Path | None,
+    seed: int | None,
+    batch_size: int,
+) -> tuple[nn.Module, list[DataLoader[Any]], str]:
+    """A network with its weights; loaders of the validation and test parts of its data; and the name of these."""
+    from torch.utils.data import DataLoader
+
+    network = load_model(model)
+    if weights is not None:
+        network = load_weights(network, weights)
+    run: dict[str, Any] = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
+    parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
+    loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
+    return network if device is None else network.to(device), loaders, run["data"]
 
 
 def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:

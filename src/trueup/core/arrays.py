@@ -24,6 +24,9 @@ A = TypeVar("A", np.ndarray, Tensor)
 FLOOR = 1e-6
 """What an exact zero becomes at least, unless a floor is given."""
 
+CERTAIN = 1e-4
+"""By how much a stated confidence of exactly 0 or 1 is moved at most, unless a floor is given."""
+
 _ROUNDED_SUM = 0.1
 """How far a row of rounded probabilities may be from a sum of one to be divided by it."""
 
@@ -278,8 +281,9 @@ def from_confidence(confidence: A, *, floor: float | None = None, name: str = "c
 
     The labels that go with them are 1 where the claim came true and 0 where it did not. Nothing is turned over: a
     confidence below ½ stays the probability of class 1. It serves a language model's or a judge's stated confidence, a
-    risk score, a forecast. Confidences of exactly 0 or 1 are moved inwards by half of the distance that the nearest
-    other one has, which is the resolution of the data, and a warning says so; or by `floor`.
+    risk score, a forecast. Confidences of exactly 0 or 1 are moved inwards by 1e-4, or by half of the distance that the
+    nearest other one has if that is less, and a warning says so; or by `floor`. That hardly changes their mean; curves
+    of the log-odds, such as Platt scaling, fit better with a larger floor, `auto` finds its own.
 
     >>> np.exp(from_confidence(np.array([0.9, 0.25])))
     array([[0.1 , 0.9 ],
@@ -301,7 +305,8 @@ def from_confidence(confidence: A, *, floor: float | None = None, name: str = "c
             raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
     both = torch.stack([1 - c, c], dim=1).clamp(min=0.0)
     if floor is None and (zeros := int((both <= 0).sum())):
-        warn_of_zeros(zeros, both.numel(), floor := resolution(both))
+        floor = min(CERTAIN, resolution(both))
+        warn_of_certain(zeros, len(c), floor)
     return match_kind(torch.log(both if floor is None else both.clamp(min=floor)).to(dtype), confidence)
 
 
@@ -328,6 +333,11 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
         + ("the least floor by default" if floor == FLOOR else "which is half the smallest positive one"),
         stacklevel=3,
     )
+
+
+def warn_of_certain(certain: int, rows: int, floor: float) -> None:
+    """Say that confidences of exactly 0 or 1 were moved, and by how much."""
+    warnings.warn(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}", stacklevel=3)
 
 
 def from_binary(scores: A, *, name: str = "scores") -> A:

@@ -30,7 +30,9 @@ class Hint(StrEnum):
     CLASSES = "classes= names the classes of labels that are texts"
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"
+    LOAD_REPAIRED = "load_repaired(network, path) reads it"
     LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
+    LOAD_PREDICTION_SETS = "load_prediction_sets(path) reads it"
     LOAD_MONITOR = "load_monitor(path) reads it"
 
 

@@ -13,7 +13,6 @@ from trueup.core import chunks
 from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
 from trueup.core.errors import InputError
 
-
 _MOST_NAMED = 12
 """Of so many classes an error lists them all."""
 

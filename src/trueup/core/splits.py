@@ -58,6 +58,21 @@ def hash_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
     return _remainder(_quick_hash(logits, labels), groups)
 
 
+def row_uniform(logits: Tensor, seed: int = 0) -> np.ndarray:
+    """A number of [0, 1) for each row, as if drawn at random, yet the same for the same row wherever it stands.
+
+    >>> row_uniform(torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).round(3)
+    array([0.874, 0.468, 0.874])
+    """
+    bits = _bits(logits)
+    mixed = np.full(len(bits), seed, np.uint64)
+    for k in range(bits.shape[1]):
+        mixed = _mix(mixed, bits[:, k], _FACTORS[k % 3])
+    for factor in _FACTORS:
+        mixed = _mix(mixed, mixed >> np.uint64(32), factor)
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
 
 

@@ -1,7 +1,7 @@
 """Artifacts and their files: safetensors with a JSON header, which nothing but data can be in.
 
 `write_artifact` and `open_artifact` are the one writer and reader of what was fitted: calibrators and recalibrators
-here, clamped networks and monitors where they are defined.
+here, clamped and repaired networks and monitors where they are defined.
 
 A calibrator's file holds the constructor's arguments, since a calibrator is what its constructor makes of them. Tensors
 are stored under names such as `steps.0.temperature`; the rest is in the header, where {"tensor": name} stands in a
@@ -49,7 +49,9 @@ RECALIBRATORS = Lazy("recalibrator", RECALIBRATIONS.classes())
 KINDS: Mapping[str, tuple[str, Hint]] = {
     "calibrator": ("calibrator", Hint.LOAD_CALIBRATOR),
     "clamped": ("clamped network", Hint.LOAD_CLAMPED),
+    "repaired": ("repaired network", Hint.LOAD_REPAIRED),
     "recalibrator": ("recalibrator", Hint.LOAD_RECALIBRATOR),
+    "prediction_sets": ("rule of prediction sets", Hint.LOAD_PREDICTION_SETS),
     "monitor": ("monitor", Hint.LOAD_MONITOR),
 }
 """What a file may hold, by its entry in the header: its name, and what reads it."""

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from trueup.core.arrays import (
+    CERTAIN,
     ROUNDING,
     Array,
     as_labels,
@@ -30,6 +31,7 @@ from trueup.core.arrays import (
     from_confidence,
     from_probs,
     resolution,
+    warn_of_certain,
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
@@ -408,7 +410,8 @@ class PredictionFile:
         """What exact zeros are raised to, the same in all chunks; None where there are none, or one is not sound."""
         if self.fields.confidence is None:
             return _floor(chunk.logits for chunk in chunks)
-        return _floor(_both_sides(_vector(drop_missing(chunk, gaps=True)[0].logits)) for chunk in chunks)
+        both = (_both_sides(_vector(drop_missing(chunk, gaps=True)[0].logits)) for chunk in chunks)
+        return _floor(both, confidence=True)
 
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
         """What the file holds, as logits."""
@@ -496,7 +499,7 @@ def _both_sides(confidence: np.ndarray) -> np.ndarray:
     return np.stack([1 - confidence, confidence], axis=1) if confidence.ndim == 1 else confidence
 
 
-def _floor(parts: Iterable[np.ndarray]) -> float | None:
+def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | None:
     """What exact zeros are raised to, the same in all parts; None where there are none, or a part is not sound."""
     zeros = numbers = 0
     smallest = []  # positive number of each part
@@ -507,7 +510,11 @@ def _floor(parts: Iterable[np.ndarray]) -> float | None:
         smallest.append(z.min(initial=1.0, where=z > 0))
     if not zeros:
         return None
-    warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
+    floor = resolution(np.array(smallest))
+    if confidence:
+        warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, floor))
+    else:
+        warn_of_zeros(zeros, numbers, floor)
     return floor
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         predicted,
         uncertainty,
     )
-    from trueup.metrics.hypothesis_tests import consistency, spiegelhalter
+    from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
     from trueup.metrics.proper import (
@@ -82,6 +82,7 @@ _MODULES = {
     "brier_decomposition": "proper",
     "consistency": "hypothesis_tests",
     "corp": "events",
+    "detectable_error": "hypothesis_tests",
     "hosmer_lemeshow": "events",
     "kuiper_test": "events",
     "ood_aupr": "ranking",
@@ -116,6 +117,7 @@ __all__ = [
     "corp",
     "debiased_l1",
     "debiased_l2",
+    "detectable_error",
     "discrimination",
     "e50",
     "e90",

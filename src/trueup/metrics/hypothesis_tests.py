@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.tally import Tally
@@ -161,3 +161,98 @@ class CalibrationTests:
             fit.slope,
             fit.slope_error,
         )
+
+
+@dataclass(frozen=True)
+class DetectableError:
+    """The smallest calibration error that the consistency test finds in so many rows."""
+
+    rows: int
+    error: float
+    """The larger of the two below: every error of this size is found; NaN where even the largest would be missed."""
+    overconfident: float
+    """Mean |confidence − truth| where the truth is a softer version of the confidences."""
+    underconfident: float
+    power: float
+    alpha: float
+
+
+def detectable_error(
+    logits: Any,
+    labels: Any,
+    *,
+    rows: int | None = None,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    bins: int = BINS,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> DetectableError:
+    """The smallest calibration error that the consistency test of `rows` rows detects with this power.
+
+    Truth is distorted from the file's own confidences c by a temperature, σ(s·logit c), s below 1 for overconfidence
+    and above for underconfidence, until the test at level α rejects in the share `power` of simulated data sets; the
+    error is the mean |c − σ(s·logit c)| there. Only the confidences matter, not the labels.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> few, many = (detectable_error(z, y, rows=rows).error for rows in (500, 5000))
+    >>> 0.05 < few < 0.08, 0.015 < many < 0.03
+    (True, True)
+    """
+    return detectable_error_of_tally(
+        Tally.of(logits, labels, bins=bins), rows=rows, power=power, alpha=alpha, n_resamples=n_resamples, seed=seed
+    )
+
+
+def detectable_error_of_tally(
+    tally: Tally,
+    *,
+    rows: int | None = None,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> DetectableError:
+    """The smallest detectable error from a tally, as `detectable_error` finds it."""
+    check_resamples(n_resamples)
+    for name, share in (("power", power), ("alpha", alpha)):
+        if not 0 < share < 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {share!r}")
+    n = tally.n if rows is None else rows
+    if not tally.n or n < 1:
+        return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
+    index, count, confidence, _ = gather_cells(tally.grid, False)
+    both, sums = count.sum(axis=0), confidence.sum(axis=0)
+    used = both > 0
+    index, share, mean = index[used], both[used] / both.sum(), np.clip(sums[used] / both[used], 1e-12, 1 - 1e-12)
+    member, odds = membership(index), np.log(mean) - np.log1p(-mean)
+    drawn = np.random.default_rng(seed).multinomial(n, share, size=n_resamples)
+    rows_of_bin, claimed = drawn @ member, (drawn * mean) @ member
+
+    def statistics(truth: np.ndarray) -> np.ndarray:
+        right = np.random.default_rng(seed + 1).binomial(drawn, truth) @ member
+        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin, claimed, right)
+        return values
+
+    critical = float(np.quantile(statistics(mean), 1 - alpha))
+
+    def find(sign: float) -> float:
+        """Bisection on the logarithm of s."""
+
+        def truth(size: float) -> np.ndarray:
+            return np.asarray(expit(odds * math.exp(sign * size)))
+
+        low, high = 0.0, 6.0
+        if float((statistics(truth(high)) > critical).mean()) < power:
+            return math.nan
+        for _ in range(14):
+            middle = (low + high) / 2
+            low, high = (
+                (low, middle) if float((statistics(truth(middle)) > critical).mean()) >= power else (middle, high)
+            )
+        return float(share @ np.abs(truth(high) - mean))
+
+    over, under = find(-1.0), find(1.0)
+    return DetectableError(n, max(over, under), over, under, power, alpha)

@@ -67,8 +67,20 @@ def evaluate_shards(
     worth = None if shards.weights is None else tally.effective_rows
     groups = {} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)}
     title = event_name(event, sums.classes, shards.classes)
-    found_in = {"network": found}, {"network": test}, {}, means, tally.is_event, worth, groups, title
-    return Scores(tally.n, classes, bins, level, *found_in)
+    return Scores(
+        rows=tally.n,
+        classes=classes,
+        bins=bins,
+        level=level,
+        values={"network": found},
+        tests={"network": test},
+        changes={},
+        means=means,
+        is_event=tally.is_event,
+        effective_rows=worth,
+        group_tables=groups,
+        event_name=title,
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,9 @@ def _tally_rows(
 ) -> _Sums:
     if part.weights is not None and not part.weights.all():
         part = take_rows(part, part.weights > 0)
-    z, y = part.pair if event is None else as_event(*part.pair, event, names=names)
+    z, y = part
+    if event is not None:
+        z, y = as_event(z, y, event, names=names)
     tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights)
     if not part.groups:
         return _Sums(tally, None, part.logits.shape[1])

@@ -249,9 +249,10 @@ def evaluate(
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
 
     `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
-    as the probability of an event, class 1; of more classes `event` is one, a number or with `names` a name. `fold=True`
-    takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count (Σw)²/Σw² rows. `groups`,
-    one value a row or a mapping of columns of them, adds a table of where it is wrong, as `.groups`.
+    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`. `fold=True`
+    takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count
+    (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of where it is wrong, as
+    `.groups`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))

@@ -41,7 +41,7 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "peak": np.array([monitor.peak]),
     }
     evidence = monitor.evidence
-    header = {
+    header: dict[str, Any] = {
         "settings": monitor.settings(),
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),

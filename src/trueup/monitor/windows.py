@@ -42,10 +42,10 @@ class WeightedTally:
     ) -> WeightedTally:
         edges = equal_width(bins)
         index = bin_index(confidence, edges)
-        sums = (
+        count, claimed, hits = (
             np.bincount(index, weights=weights * x, minlength=bins) for x in (np.ones(len(nll)), confidence, correct)
         )
-        return cls(Bins(edges, *sums), float(weights @ nll), float(len(nll)))
+        return cls(Bins(edges, count, claimed, hits), float(weights @ nll), float(len(nll)))
 
     @classmethod
     def with_half_life(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.confidence_histogram import confidence_histogram
     from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
+    from trueup.report.figures.promise import promise
     from trueup.report.figures.reliability import reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
@@ -31,6 +32,7 @@ _MODULES = {
     "method_choice": "figures.method_choice",
     "method_title": "audit",
     "numbers": "figures",
+    "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
     "risk_coverage": "figures.risk_coverage",
@@ -50,6 +52,7 @@ __all__ = [
     "method_choice",
     "method_title",
     "numbers",
+    "promise",
     "reliability",
     "report",
     "risk_coverage",

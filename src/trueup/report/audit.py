@@ -319,7 +319,7 @@ def _verdict(audit: Audit) -> str:
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
     shares = (format_percent(share, digits) for share in (confidence, accuracy))
-    about = f"it predicts {scores.event_name} with {{}} on average, and it happens {{}} of the time"
+    about = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
     means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
     if scores.tests[RAW].p_value > 0.05:
         opening = f"No miscalibration of this network is statistically significant: {means}."

@@ -12,6 +12,7 @@ from trueup.report.figures import (
     confidence_histogram,
     groups,
     method_choice,
+    promise,
     reliability,
     risk_coverage,
     temperature_sweep,
@@ -33,6 +34,7 @@ FIGURES: Mapping[type, ModuleType] = MappingProxyType(
         method_choice.MethodChoice: method_choice,
         temperature_sweep.TemperatureSweep: temperature_sweep,
         risk_coverage.RiskCoverage: risk_coverage,
+        promise.Promise: promise,
         class_errors.ClassErrors: class_errors,
     }
 )

@@ -1,0 +1,142 @@
+"""A network's last layer, corrected by a convex fit: z = s·(W₀h + b₀) + ΔW ĥ + Δb with a ridge penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueup.core.arrays import upcast_half
+from trueup.core.optimize import FitError, lbfgs
+
+RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
+"""Penalties λ‖(ΔW, Δb)‖² of the mean loss that are tried, from a small correction to a large one."""
+MOST_PARAMETERS = 200_000
+"""Numbers in a last layer that a few hundred labels can still be asked about."""
+
+
+class Correction(NamedTuple):
+    """What is added to a last layer, in units of standardised features."""
+
+    scale: float
+    weight: np.ndarray
+    """ΔW (K, d)."""
+    bias: np.ndarray
+    centre: np.ndarray
+    """Of the features, (d,)."""
+    spread: np.ndarray
+
+    def logits(self, logits: np.ndarray, features: np.ndarray) -> np.ndarray:
+        """The corrected logits (n, K)."""
+        standardised = (features - self.centre) / self.spread
+        return self.scale * logits + standardised @ self.weight.T + self.bias
+
+    def layer(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the corrected layer."""
+        change = self.weight / self.spread
+        old = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+        weight = self.scale * layer.weight.detach().double().cpu() + torch.from_numpy(change)
+        bias = self.scale * old.double().cpu() + torch.from_numpy(self.bias - change @ self.centre)
+        return weight.to(layer.weight), bias.to(layer.weight)
+
+
+def fit_correction(
+    logits: np.ndarray, features: np.ndarray, labels: np.ndarray, ridge: float, start: Correction | None = None
+) -> Correction:
+    """Minimise the mean cross-entropy plus λ‖(ΔW, Δb)‖² over s, ΔW and Δb; convex, so from any start.
+
+    >>> rng = np.random.default_rng(0)
+    >>> h, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
+    >>> z = np.zeros((300, 2))
+    >>> found = fit_correction(z, h + np.eye(2)[y], y, 0.01)
+    >>> bool(found.weight[0, 0] > 0.3 > -0.3 > found.weight[1, 0])
+    True
+    """
+    n, classes = logits.shape
+    centre, spread = features.mean(axis=0), features.std(axis=0)
+    spread = np.where(spread > 1e-6 * max(1e-300, float(spread.max(initial=0.0))), spread, np.inf)
+    design = np.column_stack([(features - centre) / spread, np.ones(n)])
+    onehot = np.eye(classes)[labels]
+    size = float(np.abs(logits).mean()) or 1.0
+
+    def objective(v: np.ndarray) -> tuple[float, np.ndarray]:
+        change = v[1:].reshape(classes, -1)
+        z = (v[0] / size) * logits + design @ change.T
+        z -= z.max(axis=1, keepdims=True)
+        e = np.exp(z)
+        total = e.sum(axis=1)
+        loss = float((np.log(total) - (onehot * z).sum(axis=1)).mean()) + ridge * float((change**2).sum())
+        slope = (e / total[:, None] - onehot) / n
+        by_change = slope.T @ design + 2 * ridge * change
+        return loss, np.concatenate([[float((slope * logits).sum()) / size], by_change.ravel()])
+
+    width = classes * design.shape[1]
+    first = np.concatenate([[size], np.zeros(width)])
+    if start is not None:
+        change = np.column_stack([start.weight, start.bias])
+        first = np.concatenate([[start.scale * size], change.ravel()])
+    inverse = np.concatenate([[1.0], np.full(width, 1 / (0.1 / classes + 2 * ridge))])
+    try:
+        v, _ = lbfgs(objective, first, tolerance=1e-6, ftol=1e-8, precondition=lambda g: inverse * g)
+    except FitError:  # the loss is flat to rounding, or the folds are separable
+        v = first
+    change = v[1:].reshape(classes, -1)
+    return Correction(float(v[0]) / size, change[:, :-1], change[:, -1], centre, spread)
+
+
+def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
+    """The name of the one linear layer whose output is the logits that a call of the model returns, if there is one."""
+    outputs: list[tuple[str, Tensor]] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            outputs.append((name, output))
+
+        return note
+
+    layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            logits = call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    names = [name for name, z in outputs if z.shape == logits.shape and z.ndim == 2 and torch.equal(z, logits)]
+    if len(names) != 1 or layers[names[0]].weight.numel() > MOST_PARAMETERS:
+        return None
+    return names[0]
+
+
+@contextmanager
+def features_noted(head: nn.Linear) -> Iterator[list[Tensor]]:
+    """What goes into a layer while the body runs, batch by batch, on the CPU."""
+    seen: list[Tensor] = []
+    handle = head.register_forward_pre_hook(
+        lambda module, inputs: seen.append(upcast_half(inputs[0].detach()).to("cpu", copy=True))
+    )
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def cross_fit_head(
+    folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray
+) -> dict[float, np.ndarray]:
+    """λ → logits of the samples, each from the fit that left it out.
+
+    A fold is (held-out mask, logits, features), of all samples at the fold's own map.
+    """
+    first = folds[0][1]
+    found = {ridge: np.empty_like(first, dtype=np.float64) for ridge in RIDGES}
+    for out, logits, features in folds:
+        start = None
+        for ridge in RIDGES:
+            start = fit_correction(logits[~out], features[~out], labels[~out], ridge, start)
+            found[ridge][out] = start.logits(logits[out], features[out])
+    return found

@@ -1,0 +1,637 @@
+"""One call from a network that met a new camera to the same network with a repaired input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping.batch_norm import Augment, Crop, batch_norms, estimate, share_copy
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
+from trueup.clamping.head import cross_fit_head, features_noted, find_head, fit_correction
+from trueup.clamping.ladder import (
+    Climb,
+    FoldState,
+    Ladder,
+    Rung,
+    climb,
+    fit_to_teacher,
+    judge,
+    nested_rows,
+    paired_gain,
+    refit,
+)
+from trueup.clamping.natural_gradient import ChannelsLast
+from trueup.clamping.network import Network, extent
+from trueup.clamping.problem import Loss
+from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition, PixelSpace, Shape
+from trueup.core.distributed import all_gather_rows
+from trueup.core.errors import InputError
+from trueup.models.batches import LABELS, Batch, Device
+from trueup.models.calibrated import Calibrated, device_of
+from trueup.models.freezing import frozen, unwrap
+
+Part: TypeAlias = Literal["input", "batch_norm", "head"]
+PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
+"""What may be repaired, in the order in which it is."""
+MAPS = (
+    "gamma", "offset", "affine", "colour", "grey_kernel", "kernel", "radial_gain", "smooth_gain",
+    "smooth_offset", "row_offset", "column_offset",
+)  # fmt: skip
+"""Families that are screened unless others are named."""
+WEIGHTS = (1.0, 0.5)
+"""Of new batch-norm statistics beside the old ones; the second is tried where the first does not help."""
+BUDGET = 80.0
+"""No further input map is begun once so many forward passes are spent; what follows takes at most 35 more."""
+FEWEST = 50
+"""Samples with labels below which nothing but the temperature is fitted."""
+MOVED = 0.02
+"""Without labels: batch-norm inputs must differ from the stored statistics by so many nats a channel."""
+ROUNDS = 2
+"""Without labels: how often a teacher teaches; from the second time on the teacher is what the last round made."""
+MEMORY = 1 << 32
+"""Bytes of samples that are kept."""
+
+Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
+"""From pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
+
+
+@dataclass(frozen=True)
+class RungRecord:
+    """One step of the ladder and what it gave on samples left out."""
+
+    name: str
+    title: str
+    parameters: int
+    loss: float
+    """Held-out cross-entropy."""
+    gain: float
+    """Below the rung it was compared with."""
+    error: float
+    """Standard error of the gain."""
+    kept: bool
+    p_value: float | None
+    """Of the score test that chose it, if one did."""
+
+
+@dataclass(frozen=True)
+class RepairRecord:
+    """What was wrong, what was done about it, what it gained and what it cost."""
+
+    verdict: str
+    """In words."""
+    causes: tuple[str, ...]
+    """What was wrong with the inputs, such as "white balance"."""
+    words: tuple[str, ...]
+    """What the input map does, such as "red gain 0.82"."""
+    parts: tuple[str, ...]
+    """What was repaired: some of "input", "batch_norm", "head"."""
+    rungs: tuple[RungRecord, ...]
+    """All that was tried, in order; the first is temperature alone, or the network as it is."""
+    temperature: float
+    batch_norm_weight: float
+    """Of the new statistics; 0 where the old ones stay."""
+    ridge: float | None
+    """Penalty of the last layer's correction."""
+    baseline: float
+    """Held-out loss of temperature alone; 0, as all that follows, where there are no labels to tell."""
+    held_out: float
+    """Held-out loss of the repaired network, chosen without the samples it is judged on."""
+    gain: float
+    error: float
+    """Standard error of the gain."""
+    p_values: Mapping[str, float]
+    """Of each family's score test on the inputs as they are."""
+    samples: int
+    labelled: bool
+    forwards: float
+    """Forward passes over all samples."""
+    backwards: float
+    equivalents: float
+    """All passes, counted in forward passes."""
+    seed: int
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    """What was left out and why."""
+
+
+class Repaired(Calibrated):
+    """A network with an input map before it and a temperature after it, and the record of the repair.
+
+    Where batch norm or the last layer was repaired, the network inside is a copy that shares every other tensor with
+    the caller's; `changed` holds the tensors that are new, by the names of `state_dict`.
+    """
+
+    repair_record: RepairRecord
+    changed: dict[str, Tensor]
+
+
+def repair(
+    network: nn.Module,
+    loader: Iterable[Any],
+    *,
+    parts: Sequence[Part] = PARTS,
+    normalise: Normalise | None = None,
+    maps: Sequence[str] | None = None,
+    augment: Augment | Literal["crop"] | None = "crop",
+    labels: Literal["loader"] | None = "loader",
+    temperature: float = 1.0,
+    budget: float = BUDGET,
+    seed: int = 0,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Repaired:
+    """Repair a frozen network under a new camera: an input map, batch-norm statistics, the last layer, a temperature.
+
+    A few hundred labelled inputs of the new place are enough. Families of input maps with few parameters (gain and
+    offset, gamma, colours, kernels, uneven light, stripes) are screened by score tests and fitted by natural gradient;
+    each step must lower the loss on samples left out by 1.64 standard errors, so that what comes back is temperature
+    scaling where nothing else is certain to help. The caller's network is left as it was; what comes back is called
+    the same way, and its `repair_record` says what was wrong, what it gained on held-out samples, and what it cost.
+
+    `normalise` says how pixels in [0, 1] become the network's inputs, (mean, std) or a function; `nn.Identity()` where
+    the network takes pixels. Without it maps act on inputs scaled to [0, 1] by their extremes, and there is no gamma.
+    `augment` is applied to inputs while batch-norm statistics are estimated: "crop" shifts images by up to an eighth of
+    their side as training commonly does, None is none, a function is the training's own.
+    Batches without labels, or `labels=None`: the network with renewed batch-norm statistics teaches an input map, if
+    the inputs have moved; `temperature` is then the one fitted at home.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.rand(600, 3, generator=generator)
+    >>> y = torch.multinomial(torch.softmax(12 * x, dim=1), 1, generator=generator)[:, 0]
+    >>> class Home(nn.Module):
+    ...     def forward(self, x):
+    ...         return 12 * x
+    >>> repaired = repair(Home(), [(x * torch.tensor([0.5, 1.0, 1.0]), y)], normalise=nn.Identity())
+    >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
+    (('gain and offset a channel',), True)
+    """
+    model, loader, seed = check_model(network), check_loader(loader), parse_seed(seed)
+    chosen = _parse_parts(parts)
+    if not (isinstance(temperature, int | float) and temperature > 0 and math.isfinite(temperature)):
+        raise InputError("temperature", "be a positive number", repr(temperature))
+    if labels not in ("loader", None):
+        raise InputError("labels", 'be "loader" or None', repr(labels), "labels come with the batches of the loader")
+    batches, labelled = _labelled_batches(loader, labels)
+    inner = unwrap(model)
+    target = device_of(inner) if device is None else torch.device(device)
+    with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
+        samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
+        low, high = _pixel_range(samples, normalise)
+        families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
+        job = _Job(samples, chosen, low, high, families, _augmentation(augment, samples.shape, low), seed, budget, show)
+        return _with_labels(job, model) if labelled else _without_labels(job, model, float(temperature))
+
+
+@dataclass(frozen=True)
+class _Job:
+    network: Network
+    parts: tuple[str, ...]
+    low: Tensor
+    high: Tensor
+    families: tuple[str, ...]
+    augment: Augment | None
+    seed: int
+    budget: float
+    progress: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+
+    def climb(self, targets: Tensor, temperature: float | None = None) -> Climb:
+        return Climb(
+            self.network, targets, self.low, self.high, self.families, self.seed, self.budget, self.progress,
+            temperature,
+        )  # fmt: skip
+
+    def space(self, composition: Composition) -> PixelSpace | None:
+        return PixelSpace(composition, self.low, self.high) if len(composition.theta) else None
+
+
+@dataclass(frozen=True)
+class _FoldLogits:
+    """All samples at the map that was fitted without one fold."""
+
+    out: np.ndarray
+    logits: Tensor
+    features: np.ndarray | None
+
+
+def _with_labels(job: _Job, model: nn.Module) -> Repaired:
+    network, labels = job.network, job.network.labels
+    if len(labels) < FEWEST:
+        job.notes.append(
+            f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
+        )
+        job = replace(job, parts=(), families=())
+    problem = job.climb(labels)
+    ladder = climb(problem)
+    head = _head_name(job)
+    states, weight = _batch_norm_rungs(job, ladder, head)
+    taught = _taught_rung(job, ladder, head) if weight and job.families else None
+    states, weight = (states, weight) if taught is None else (taught, 1.0)
+    ridge = _head_rung(job, ladder, head, states)
+    composition, temperature = refit(problem, ladder) if taught is None else (ladder.folds[0].composition, 1.0)
+    before = job.space(composition)
+    changed: dict[str, Tensor] = {}
+    if weight:
+        changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed).tensors
+    if before is not None or changed or ridge is not None:
+        logits, features = _forward(job, before, changed, head if ridge is not None else None)
+        temperature = Loss().temperature(logits, labels)
+        if ridge is not None and features is not None and head is not None:
+            z, y = logits.double().numpy(), labels.numpy()
+            correction = fit_correction(z, features, y, ridge)
+            layer = network.model.get_submodule(head)
+            assert isinstance(layer, nn.Linear)
+            changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(layer)
+            # The last layer is sure of itself on the samples that it was fitted to; those left out say how much too.
+            temperature = Loss().temperature(torch.from_numpy(ladder.rungs[ladder.current].logits), labels)
+    return _assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True)
+
+
+def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list[_FoldLogits] | None, float]:
+    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them."""
+    network, labels = job.network, job.network.labels
+    if "batch_norm" not in job.parts:
+        return None, 0.0
+    reason = _no_batch_norm(network.model)
+    if reason:
+        job.notes.append(reason)
+        return None, 0.0
+    for weight in WEIGHTS:
+        job.progress(f"batch-norm statistics, weight {weight:g}")
+        states = _fold_logits(job, ladder.folds, head, weight)
+        logits = _scaled(states, labels)
+        name = f"{ladder.rungs[ladder.current].name} + batch_norm"
+        title = f"new batch-norm statistics, weight {weight:g}"
+        size = ladder.rungs[ladder.current].size
+        rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
+        ladder.rungs.append(rung)
+        if rung.kept:
+            ladder.current = len(ladder.rungs) - 1
+            return states, weight
+    return None, 0.0
+
+
+def _taught_rung(job: _Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
+    """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
+
+    Its answers say more than labels do, so that a map of many parameters can be had of them. The statistics are then
+    estimated again behind the map.
+    """
+    network, labels = job.network, job.network.labels
+    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
+    answers = _forward(job, None, taught, None)[0]
+    temperature = Loss().temperature(answers, labels)
+    targets = torch.softmax(answers.double() / temperature, dim=1)
+    composition = fit_to_teacher(job.climb(targets, temperature))
+    if not len(composition.theta):
+        return None
+    folds = [FoldState(fold.out, composition, 1.0) for fold in ladder.folds]
+    states = _fold_logits(job, folds, head, 1.0)
+    rung = judge(
+        ladder.rungs, ladder.current, "taught map + batch_norm", "a map taught by new batch-norm statistics",
+        len(composition.theta), _scaled(states, labels), labels,
+    )  # fmt: skip
+    ladder.rungs.append(rung)
+    if not rung.kept:
+        return None
+    ladder.current, ladder.folds = len(ladder.rungs) - 1, folds
+    return states
+
+
+def _scaled(states: Sequence[_FoldLogits], labels: Tensor) -> np.ndarray:
+    """Logits of the samples, each at the map and temperature that were fitted without it."""
+    logits = np.empty(states[0].logits.shape)
+    for state in states:
+        train = torch.from_numpy(~state.out)
+        temperature = Loss().temperature(state.logits[train], labels[train])
+        logits[state.out] = state.logits.double().numpy()[state.out] / temperature
+    return logits
+
+
+def _fold_logits(job: _Job, folds: Sequence[FoldState], head: str | None, weight: float) -> list[_FoldLogits]:
+    states: list[_FoldLogits] = []
+    for fold in folds:
+        if states and (not len(fold.composition.theta) or fold.composition is folds[0].composition):  # folds are alike
+            states.append(replace(states[0], out=fold.out.numpy()))
+            continue
+        before = job.space(fold.composition)
+        changed = estimate(job.network, before, weight, augment=job.augment, seed=job.seed).tensors if weight else {}
+        states.append(_FoldLogits(fold.out.numpy(), *_forward(job, before, changed, head)))
+    return states
+
+
+def _head_rung(job: _Job, ladder: Ladder, head: str | None, states: list[_FoldLogits] | None) -> float | None:
+    if head is None:
+        return None
+    labels = job.network.labels
+    job.progress("last layer")
+    states = states if states is not None else _fold_logits(job, ladder.folds, head, 0.0)
+    folds = [(s.out, s.logits.double().numpy(), s.features) for s in states if s.features is not None]
+    fitted = cross_fit_head(folds, labels.numpy())
+    losses = {ridge: float(Loss().rows(torch.from_numpy(z), labels, 1.0).mean()) for ridge, z in fitted.items()}
+    ridge = min(losses, key=lambda value: (losses[value], -value))
+    current = ladder.rungs[ladder.current]
+    layer = job.network.model.get_submodule(head)
+    assert isinstance(layer, nn.Linear)
+    size = current.size + layer.weight.numel() + layer.out_features
+    rung = judge(
+        ladder.rungs, ladder.current, f"{current.name} + head", f"last layer corrected, ridge {ridge:g}", size,
+        fitted[ridge], labels,
+    )  # fmt: skip
+    ladder.rungs.append(rung)
+    if not rung.kept:
+        return None
+    ladder.current = len(ladder.rungs) - 1
+    return ridge
+
+
+def _forward(
+    job: _Job, before: nn.Module | None, changed: Mapping[str, Tensor], head: str | None
+) -> tuple[Tensor, np.ndarray | None]:
+    """Logits of all samples, and what goes into the last layer."""
+    model = share_copy(job.network.model, changed) if changed or head else job.network.model
+    network = job.network.with_model(model)
+    if head is None:
+        return network.logits(ChannelsLast(before)), None
+    layer = model.get_submodule(head)
+    assert isinstance(layer, nn.Linear)
+    with features_noted(layer) as seen:
+        logits = network.logits(ChannelsLast(before))
+    features = torch.cat(seen) if seen else torch.empty(0, layer.in_features)
+    return logits, all_gather_rows(features).double().numpy()
+
+
+def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired:
+    """A teacher with new batch-norm statistics, an input map that comes near to it, and new statistics behind that."""
+    network = job.network
+    plain = network.plain_logits()
+    empty = Rung("network", "the network as it is", 0, 0, plain.double().numpy() / temperature, np.zeros(len(plain)))
+    ladder = Ladder([empty], 0, [], {}, "")
+    reason = _no_batch_norm(network.model)
+    if reason or "batch_norm" not in job.parts:
+        job.notes.append((reason or "batch_norm is not among the parts") + "; without labels nothing else can teach")
+        return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
+    job.progress("have the inputs moved?")
+    distance = moved_by(network, job.augment, job.seed)
+    if distance < MOVED + 0.5 / len(plain):  # few samples' statistics differ by that much from any
+        ladder.stopped = (
+            f"the inputs have not moved: what comes into batch norm differs from the stored statistics by "
+            f"{distance:.4f} nats a channel, less than {MOVED:g}"
+        )
+        return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
+    composition = Composition([])
+    changed: dict[str, Tensor] = {}
+    for number in range(ROUNDS if job.families else 0):
+        job.progress("teacher")
+        taught = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
+        answers = _forward(job, job.space(composition), taught, None)[0]
+        targets = torch.softmax(answers.double() / temperature, dim=1)
+        composition = fit_to_teacher(job.climb(targets, temperature), composition if number else None)
+        changed = estimate(network, job.space(composition), 1.0, augment=job.augment, seed=job.seed).tensors
+        if not len(composition.theta):
+            break
+    before = job.space(composition)
+    changed = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
+    job.notes.append(
+        "without labels it is assumed that the classes are about as frequent as they were in training, and that the "
+        f"network with new batch-norm statistics is right more often than not; the inputs moved by {distance:.3f} nats"
+    )
+    return _assemble(job, model, ladder, before, changed, temperature, 1.0, None, labelled=False)
+
+
+def moved_by(network: Network, augment: Augment | None = None, seed: int = 0) -> float:
+    """By how much what comes into batch norm differs from the stored statistics: nats a channel, the largest layer's.
+
+    The statistics are those of a pass in which nothing is renewed.
+    """
+    return max(estimate(network, None, 0.0, augment=augment, seed=seed).divergences.values())
+
+
+def _assemble(
+    job: _Job,
+    model: nn.Module,
+    ladder: Ladder,
+    before: PixelSpace | None,
+    changed: dict[str, Tensor],
+    temperature: float,
+    weight: float,
+    ridge: float | None,
+    *,
+    labelled: bool,
+) -> Repaired:
+    inside = share_copy(job.network.model, changed) if changed else model
+    device = device_of(job.network.model)
+    repaired = Repaired(inside, before=before, after=Temperature(temperature).to(device))
+    repaired.changed = changed
+    cost = job.network.cost()
+    rungs = ladder.rungs
+    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if len(rungs) > 1 else rungs[0].losses
+    gain, error = paired_gain(rungs[0].losses, losses)
+    composition = before.inner if before is not None else Composition([])
+    assert isinstance(composition, Composition)
+    found = (("input", before is not None), ("batch_norm", weight > 0), ("head", ridge is not None))
+    parts = tuple(name for name, was in found if was)
+    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
+    words = tuple(before.words()) if before is not None else ()
+    repaired.repair_record = RepairRecord(
+        verdict=_verdict(ladder, parts, causes, words, (float(rungs[0].losses.mean()), gain, error), labelled),
+        causes=causes,
+        words=words,
+        parts=parts,
+        rungs=tuple(
+            RungRecord(r.name, r.title, r.size, float(r.losses.mean()), r.gain, r.error, r.kept, r.p_value)
+            for r in rungs
+        ),
+        temperature=temperature,
+        batch_norm_weight=weight,
+        ridge=ridge,
+        baseline=float(rungs[0].losses.mean()),
+        held_out=float(losses.mean()),
+        gain=gain,
+        error=error,
+        p_values=ladder.p_values,
+        samples=len(job.network.labels),
+        labelled=labelled,
+        forwards=cost.forwards,
+        backwards=cost.backwards,
+        equivalents=cost.equivalents,
+        seed=job.seed,
+        notes=tuple(job.notes),
+    )
+    return repaired
+
+
+def _verdict(
+    ladder: Ladder,
+    parts: Sequence[str],
+    causes: Sequence[str],
+    words: Sequence[str],
+    gained: tuple[float, float, float],
+    labelled: bool,
+) -> str:
+    if not parts:
+        first = "No: temperature is enough" if labelled else "No: the network stays as it is"
+        return f"{first}; {ladder.stopped or 'nothing was asked for'}."
+    done = []
+    if "input" in parts:
+        done.append(f"{', '.join(words) or 'an input map too small to see'} ({' and '.join(causes)})")
+    if "batch_norm" in parts:
+        done.append("new batch-norm statistics")
+    if "head" in parts:
+        done.append("a corrected last layer")
+    before, gain, error = gained
+    if not labelled:
+        return f"Repaired without labels: {'; '.join(done)}. What it gained cannot be known without labels."
+    return (
+        f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
+        f"(standard error of the gain {error:.4f})."
+    )
+
+
+def _head_name(job: _Job) -> str | None:
+    if "head" not in job.parts:
+        return None
+    network = job.network
+    model = share_copy(network.model, {})
+    batch = next(iter(network.inputs), None)
+    if batch is None:
+        return None
+    name = find_head(model, lambda: network.with_model(model).call(batch, None))
+    if name is None:
+        job.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
+    return name
+
+
+def _no_batch_norm(model: nn.Module) -> str:
+    if not batch_norms(model):
+        return "batch norm is left as it is: the network has no layers with running statistics"
+    try:
+        share_copy(model, {})
+    except Exception as error:
+        return f"batch norm is left as it is: the network cannot be copied ({type(error).__name__})"
+    return ""
+
+
+def _augmentation(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
+    if augment is None or callable(augment):
+        return augment
+    if augment != "crop":
+        raise InputError("augment", 'be "crop", None or a function of a batch of inputs', repr(augment))
+    return Crop(low) if len(shape) == 3 else None
+
+
+def _parse_parts(parts: Any) -> tuple[str, ...]:
+    given = (parts,) if isinstance(parts, str) else tuple(parts)
+    for part in given:
+        if part not in PARTS:
+            raise InputError("parts", f"be some of {', '.join(PARTS)}", repr(part))
+    return tuple(part for part in PARTS if part in given)
+
+
+def _parse_maps(maps: Sequence[str] | None, shape: Shape, *, known: bool) -> tuple[str, ...]:
+    names = MAPS if maps is None else ((maps,) if isinstance(maps, str) else tuple(maps))
+    for name in names:
+        if name not in FAMILIES:
+            raise InputError("maps", f"be some of {', '.join(FAMILIES)}", repr(name))
+        if maps is not None and not FAMILIES[name].suits(shape):
+            raise InputError("maps", f"suit inputs of shape {shape}", repr(name))
+        if maps is not None and name in NEEDS_PIXELS and not known:
+            raise InputError(
+                "maps", "be without gamma where the pixels' range is unknown", repr(name), "give normalise"
+            )
+    return tuple(
+        name
+        for name in FAMILIES
+        if name in names and FAMILIES[name].suits(shape) and (known or name not in NEEDS_PIXELS)
+    )
+
+
+def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
+    """What pixels of 0 and 1 are to the network; without a rule, the extremes of each channel or feature."""
+    shape = network.shape
+    if normalise is None:
+        low, high = extent(network, 0.0)
+        if len(shape) > 1:
+            low, high = (
+                end.reshape(shape[0], -1).amin(dim=1) if end is low else end.reshape(shape[0], -1).amax(dim=1)
+                for end in (low, high)
+            )
+            low, high = (end.reshape(-1, *(1 for _ in shape[1:])) for end in (low, high))
+        high = torch.where(high > low, high, low + 1)
+    elif callable(normalise):
+        low, high = (normalise(torch.full((1, *shape), value))[0].detach() for value in (0.0, 1.0))
+        if low.shape != shape or not bool((high != low).all()):
+            raise InputError("normalise", "map pixels to the network's inputs one by one", f"{normalise!r}")
+    else:
+        try:
+            mean, std = (
+                torch.tensor([float(v) for v in values]).reshape(-1, *(1 for _ in shape[1:])) for values in normalise
+            )
+        except (TypeError, ValueError):
+            raise InputError("normalise", "be a function or (mean, std)", repr(normalise)) from None
+        if len(mean) not in (1, shape[0]) or len(std) != len(mean) or not bool((std > 0).all()):
+            raise InputError("normalise", f"have a mean and a positive std for {shape[0]} channels", repr(normalise))
+        low, high = -mean / std, (1 - mean) / std
+    return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
+
+
+def _labelled_batches(loader: Iterable[Any], labels: Any) -> tuple[Iterable[Any], bool]:
+    """The loader, with labels that mean nothing where it has none; and whether it has."""
+    if labels is None:
+        return _Unlabelled(loader, drop=True), False
+    iterator = iter(loader)
+    first = next(iterator, None)
+    rest = _Chained(first, iterator) if iterator is loader and first is not None else loader
+    if first is None or _has_labels(first):
+        return rest, True
+    return _Unlabelled(rest, drop=False), False
+
+
+def _has_labels(batch: Any) -> bool:
+    if isinstance(batch, Tensor | np.ndarray):
+        return False
+    if isinstance(batch, Mapping):
+        return any(name in batch for name in LABELS)
+    return not (isinstance(batch, tuple | list) and len(batch) == 1)
+
+
+class _Chained:
+    """An iterator whose first item was taken."""
+
+    def __init__(self, first: Any, rest: Iterator[Any]) -> None:
+        self.first, self.rest = first, rest
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.first
+        yield from self.rest
+
+
+class _Unlabelled:
+    """Batches with the label 0, for what reads batches with labels."""
+
+    def __init__(self, loader: Iterable[Any], *, drop: bool) -> None:
+        self.loader, self.drop = loader, drop
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            if isinstance(batch, Mapping):
+                inputs: Any = {name: value for name, value in batch.items() if name not in LABELS}
+                yield {**inputs, "labels": torch.zeros(_rows(inputs.values()), dtype=torch.int64)}
+                continue
+            values = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+            if isinstance(batch, Batch):
+                values = batch.args
+            elif self.drop and len(values) > 1:
+                values = values[:-1]
+            yield (*values, torch.zeros(_rows(values), dtype=torch.int64))
+
+
+def _rows(values: Iterable[Any]) -> int:
+    return next((len(value) for value in values if isinstance(value, Tensor | np.ndarray) and value.ndim), 0)

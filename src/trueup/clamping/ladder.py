@@ -1,0 +1,354 @@
+"""The ladder of input maps: which family has signal, and is it worth its parameters on samples left out.
+
+A rung extends the map by the family whose score test promises most; it is fitted with each fold left out in turn, and
+kept only if the paired gain on the samples left out exceeds 1.64 standard errors. The same pass that judges a rung
+gives the gradients from which the next family is chosen. Temperature alone is the lowest rung.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.clamping.linearized import gradient_test
+from trueup.clamping.natural_gradient import MapFit, SampleGradients, natural_gradient, sample_gradients
+from trueup.clamping.network import Network
+from trueup.clamping.problem import Loss, sample_order
+from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, PixelSpace
+from trueup.clamping.subspace_search import STANDARD_ERRORS
+from trueup.core.splits import fold_mask
+
+FOLDS = 3
+SIGNIFICANCE = 0.01
+"""A family is tried if its score test has a smaller p-value; samples left out have the last word."""
+STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
+"""Of the search: from the identity, from a poorer map, and on all samples at the end."""
+TAUGHT_STEPS = 20
+"""Of a search for a teacher's answers."""
+BATCHES = 5
+"""Mini-batches into which the samples go."""
+SMALLEST_BATCH, LARGEST_BATCH = 24, 256
+FAILURES = 2
+"""Rungs in a row that do not help before the ladder ends."""
+COMPARABLE = 0.9
+"""Of the largest promise; of families that promise about as much, the smallest is tried."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of the ladder, judged on samples left out of its fit."""
+
+    name: str
+    title: str
+    size: int
+    """Parameters beside the temperature."""
+    parent: int
+    """The number of the rung that it was compared with."""
+    logits: np.ndarray = field(repr=False)
+    """Of each sample, calibrated, from the fit that left it out, (n, classes)."""
+    losses: np.ndarray = field(repr=False)
+    """(n,)."""
+    gain: float = 0.0
+    """By how much the mean loss is below the parent's."""
+    error: float = 0.0
+    """Standard error of that."""
+    kept: bool = True
+    p_value: float | None = None
+    """Of the score test by which the family was chosen."""
+
+
+@dataclass(frozen=True)
+class FoldState:
+    """A map that was fitted without one fold."""
+
+    out: Tensor
+    """Mask of the samples left out."""
+    composition: Composition
+    temperature: float
+
+
+@dataclass
+class Ladder:
+    """Where a climb has come to."""
+
+    rungs: list[Rung]
+    current: int
+    folds: list[FoldState]
+    p_values: dict[str, float]
+    """Of each family, at the identity."""
+    stopped: str
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What a ladder needs to know."""
+
+    network: Network
+    targets: Tensor
+    """Labels (n,), or probabilities (n, classes) to come near to."""
+    low: Tensor
+    high: Tensor
+    families: Sequence[str]
+    seed: int
+    budget: float
+    """Forward-equivalents that may have been spent when a rung begins."""
+    progress: Callable[[str], None]
+    temperature: float | None = None
+    """At which the search starts, and which temperature alone has; None fits it to the labels."""
+
+    def temperature_of(self, logits: Tensor, rows: Tensor) -> float:
+        """The temperature of some samples' logits."""
+        return Loss().temperature(logits[rows], self.targets[rows]) if self.temperature is None else self.temperature
+
+    def space(self, composition: Composition) -> PixelSpace:
+        """The map in front of the network."""
+        return PixelSpace(composition, self.low, self.high)
+
+    @property
+    def batch_size(self) -> int:
+        """Of the search."""
+        return min(max(math.ceil(len(self.targets) / BATCHES), SMALLEST_BATCH), LARGEST_BATCH)
+
+    def search(self, composition: Composition, index: Tensor, temperature: float, steps: int, seed: int) -> MapFit:
+        """Fit a map to some samples, from where it is."""
+        return natural_gradient(
+            self.network,
+            self.space(composition),
+            self.targets,
+            index,
+            temperature=temperature,
+            steps=steps,
+            batch_size=min(self.batch_size, len(index)),
+            seed=seed,
+        )
+
+
+def climb(problem: Climb) -> Ladder:
+    """Screen, extend, judge, until nothing promises a gain or two rungs in a row gave none."""
+    network, targets = problem.network, problem.targets
+    n = len(targets)
+    plain = network.plain_logits()
+    order = sample_order(network, Loss())
+    folds = []
+    scaled = torch.zeros_like(plain, dtype=torch.float64)
+    for k in range(FOLDS):
+        out = fold_mask(order, k, FOLDS)
+        folds.append(FoldState(out, Composition([]), problem.temperature_of(plain, ~out)))
+        scaled[out] = plain[out].double() / folds[-1].temperature
+    rung = Rung("temperature", "temperature alone", 0, 0, scaled.numpy(), row_losses(scaled.numpy(), targets))
+    ladder = Ladder([rung], 0, folds, {}, "")
+    if not problem.families:
+        ladder.stopped = "no map was asked for"
+        return ladder
+    problem.progress("screening families of input maps")
+    everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
+    temperature = problem.temperature_of(plain, torch.ones(n, dtype=torch.bool))
+    gradients = sample_gradients(network, problem.space(everything), targets, temperature)
+    scores = _scores(gradients, everything, problem.families)
+    ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
+    p_values, refused, failures = dict(ladder.p_values), set[str](), 0
+    while True:
+        family = _choose(scores, p_values, refused)
+        if family is None:
+            ladder.stopped = "no other family has signal" if len(ladder.rungs) > 1 else "no family of maps has signal"
+            return ladder
+        if network.cost().equivalents > problem.budget:
+            ladder.stopped = "the budget of passes was spent"
+            return ladder
+        problem.progress(f"input map: {family}")
+        current = ladder.rungs[ladder.current]
+        trial = _fit_folds(problem, ladder.folds, family)
+        candidates = _candidates(problem.families, trial[0].composition, refused)
+        logits = np.empty_like(current.logits)
+        parts: list[tuple[Tensor, dict[str, np.ndarray]]] = []
+        for state in trial:
+            extended = _extended(state.composition, candidates, network.shape)
+            index = state.out.nonzero()[:, 0]
+            judged = sample_gradients(network, problem.space(extended), targets, state.temperature, index)
+            logits[state.out.numpy()] = judged.logits.double().numpy() / state.temperature
+            known = [part.name for part in state.composition.parts]
+            parts.append((index, _scores(judged, extended, candidates, known)))
+        composition = trial[0].composition
+        rung = judge(
+            ladder.rungs, ladder.current, composition.name, composition.title, len(composition.theta), logits, targets,
+            p_value=p_values[family],
+        )  # fmt: skip
+        ladder.rungs.append(rung)
+        if rung.kept:
+            ladder.current, ladder.folds, failures = len(ladder.rungs) - 1, trial, 0
+            scores = {name: _joined(parts, name, n) for name in candidates}
+            p_values = {name: _p_value(scores[name], problem.seed) for name in candidates}
+        else:
+            refused.add(family)
+            failures += 1
+            if failures == FAILURES:
+                ladder.stopped = "two richer maps in a row did not help"
+                return ladder
+
+
+def judge(
+    rungs: Sequence[Rung],
+    parent: int,
+    name: str,
+    title: str,
+    size: int,
+    logits: np.ndarray,
+    targets: Tensor,
+    *,
+    p_value: float | None = None,
+) -> Rung:
+    """A rung beside the one it would replace: kept if the paired gain exceeds 1.64 standard errors."""
+    losses = row_losses(logits, targets)
+    gain, error = paired_gain(rungs[parent].losses, losses)
+    return Rung(name, title, size, parent, logits, losses, gain, error, bool(gain > STANDARD_ERRORS * error), p_value)
+
+
+def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """By how much the mean loss fell, and the standard error of that."""
+    gains = before - after
+    return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
+
+
+def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
+    """The cross-entropy of each row, of labels or of probabilities."""
+    if targets.ndim == 1:
+        return Loss().rows(torch.from_numpy(logits), targets, 1.0).numpy()
+    return -(targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)).sum(dim=1).numpy()
+
+
+def nested_rows(rungs: Sequence[Rung], outs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and logits of each fold at the rung that the other folds' samples choose: choosing is not judged on the
+    samples that chose.
+    """
+    losses, logits = rungs[0].losses.copy(), rungs[0].logits.copy()
+    for mask in outs:
+        out, current = mask.numpy(), 0
+        for number, rung in enumerate(rungs[1:], start=1):
+            if rung.parent != current:
+                continue
+            gain, error = paired_gain(rungs[current].losses[~out], rung.losses[~out])
+            current = number if gain > STANDARD_ERRORS * error else current
+        losses[out], logits[out] = rungs[current].losses[out], rungs[current].logits[out]
+    return losses, logits
+
+
+def refit(problem: Climb, ladder: Ladder) -> tuple[Composition, float]:
+    """The chosen map on all samples, from the mean of what the folds found."""
+    composition = ladder.folds[0].composition
+    if not len(composition.theta):
+        plain = problem.network.plain_logits()
+        return composition, problem.temperature_of(plain, torch.ones(len(plain), dtype=torch.bool))
+    mean = torch.stack([state.composition.theta for state in ladder.folds]).mean(dim=0)
+    temperature = math.exp(sum(math.log(state.temperature) for state in ladder.folds) / len(ladder.folds))
+    problem.progress("input map on all samples")
+    index = torch.arange(len(problem.targets))
+    fit = problem.search(composition.with_theta(mean), index, temperature, LAST_STEPS, problem.seed + FOLDS)
+    return composition.with_theta(fit.theta), fit.temperature
+
+
+def fit_to_teacher(problem: Climb, start: Composition | None = None) -> Composition:
+    """A map that brings the network near to a teacher's answers: all families with signal at once, or those of `start`.
+
+    The answers are probabilities, which say far more than a label does, so that many parameters can be fitted in one go
+    and nothing is held out.
+    """
+    network, targets = problem.network, problem.targets
+    temperature = problem.temperature_of(network.plain_logits(), torch.ones(len(targets), dtype=torch.bool))
+    composition = _families_with_signal(problem, temperature) if start is None else start
+    if not len(composition.theta):
+        return composition
+    problem.progress("input map by the teacher's answers")
+    fit = problem.search(composition, torch.arange(len(targets)), temperature, TAUGHT_STEPS, problem.seed)
+    return composition.with_theta(fit.theta)
+
+
+def _families_with_signal(problem: Climb, temperature: float) -> Composition:
+    """Every family whose score test says so and that promises a gain, at the identity; none inside of another."""
+    network = problem.network
+    problem.progress("screening families against the teacher")
+    everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
+    gradients = sample_gradients(network, problem.space(everything), problem.targets, temperature)
+    scores = _scores(gradients, everything, problem.families)
+    able = [name for name in problem.families if _p_value(scores[name], problem.seed) < SIGNIFICANCE]
+    able = [name for name in able if _promise(scores[name]) > 0]
+    contained = {inner for name in able for inner in CONTAINS.get(name, ())}
+    return Composition([FAMILIES[name](network.shape) for name in able if name not in contained])
+
+
+def _fit_folds(problem: Climb, folds: Sequence[FoldState], family: str) -> list[FoldState]:
+    trial = []
+    for number, state in enumerate(folds):
+        start = state.composition.extend(family, problem.network.shape)
+        steps = MORE_STEPS if len(state.composition.theta) else STEPS
+        index = (~state.out).nonzero()[:, 0]
+        fit = problem.search(start, index, state.temperature, steps, problem.seed + number)
+        trial.append(FoldState(state.out, start.with_theta(fit.theta), fit.temperature))
+    return trial
+
+
+def _candidates(families: Sequence[str], composition: Composition, refused: set[str]) -> list[str]:
+    have = {part.name for part in composition.parts}
+    contained = {inner for name in have for inner in CONTAINS.get(name, ())}
+    return [name for name in families if name not in have | contained | refused]
+
+
+def _extended(composition: Composition, names: Sequence[str], shape: tuple[int, ...]) -> Composition:
+    """With more families at the identity, for their gradients alone."""
+    return Composition([*composition.parts, *(FAMILIES[name](shape) for name in names)])
+
+
+def _scores(
+    gradients: SampleGradients, composition: Composition, names: Sequence[str], known: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Each family's per-sample gradients, (m, r), what T and the families of the map explain of them taken out."""
+    ends = np.cumsum([0, *composition.sizes])
+    columns = {
+        part.name: gradients.theta[:, a:b] for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
+    }
+    nuisance = np.column_stack([gradients.log_temperature, *(columns[name] for name in known)])
+    return {name: _residual(columns[name], nuisance) for name in names}
+
+
+def _residual(scores: np.ndarray, nuisance: np.ndarray) -> np.ndarray:
+    if len(scores) <= 2 * nuisance.shape[1]:
+        nuisance = nuisance[:, :1]
+    return scores - nuisance @ np.linalg.lstsq(nuisance, scores, rcond=None)[0]
+
+
+def _joined(parts: Sequence[tuple[Tensor, dict[str, np.ndarray]]], name: str, n: int) -> np.ndarray:
+    first = parts[0][1][name]
+    joined = np.zeros((n, first.shape[1]))
+    for index, scores in parts:
+        joined[index.numpy()] = scores[name]
+    return joined
+
+
+def _p_value(scores: np.ndarray, seed: int) -> float:
+    n, r = scores.shape
+    return gradient_test(scores, seed=seed) if n > 2 * r else 1.0
+
+
+def _promise(scores: np.ndarray) -> float:
+    """The gain on new samples that a quadratic model promises: (S − 2r)/2n, S the score statistic.
+
+    In the samples themselves it would be S/2n; fitting r parameters costs r/n of that elsewhere.
+    """
+    n, r = scores.shape
+    mean = scores.mean(axis=0)
+    inverse = np.linalg.pinv(scores.T @ scores / n, rcond=1e-8, hermitian=True)
+    return (n * float(mean @ inverse @ mean) - 2 * r) / (2 * n)
+
+
+def _choose(scores: dict[str, np.ndarray], p_values: dict[str, float], refused: set[str]) -> str | None:
+    able = [name for name, p in p_values.items() if p < SIGNIFICANCE and name not in refused]
+    promises = {name: _promise(scores[name]) for name in able}
+    promises = {name: promise for name, promise in promises.items() if promise > 0}
+    if not promises:
+        return None
+    enough = COMPARABLE * max(promises.values())
+    return min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].shape[1])

@@ -1,0 +1,221 @@
+"""Natural-gradient search for an input map: every parameter's gradient comes from the one gradient of the input.
+
+A forward and a backward pass of a mini-batch give G_i = ∂ℓ_i/∂(mapped input); the gradient of sample i by the map's
+parameters is the vector-Jacobian product (∂M_θ(x_i)/∂θ)ᵀ G_i, which needs no pass through the network. The logarithm of
+the temperature is one more coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trueup.clamping.calibration_set import local_numbers, local_subset
+from trueup.clamping.network import Network, gradients_of
+from trueup.clamping.repair_maps import PixelSpace
+from trueup.core.arrays import upcast_half
+from trueup.core.distributed import all_gather_rows, raise_on_all_ranks
+from trueup.core.splits import random_order
+
+REMEMBERED = 900
+"""Per-sample gradients of which the Fisher matrix is made."""
+DAMPING = 0.05
+"""Of its mean diagonal, added to it."""
+AVERAGED = 5
+"""Iterates at the end of a search of which the mean is taken."""
+_WIDE = 400  # from so many coordinates on, the system is solved among the samples
+_LEAST_T, _MOST_T = 1e-3, 1e3
+
+
+class SampleGradients(NamedTuple):
+    """Logits of some samples through a map, and the gradients of each one's loss."""
+
+    logits: Tensor
+    """(m, classes), not divided by the temperature."""
+    theta: np.ndarray
+    """By the map's coordinates, (m, r)."""
+    log_temperature: np.ndarray
+    """By ln T, (m,)."""
+
+
+class _Tap(nn.Module):
+    """A map that keeps what came in and what went out, where gradients are asked for."""
+
+    source: Tensor
+    mapped: Tensor
+
+    def __init__(self, before: nn.Module | None) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mapped = x if self.before is None else self.before(x)
+        self.source, self.mapped = x.detach(), channels_last(mapped.detach()).requires_grad_()
+        return self.mapped
+
+
+class ChannelsLast(nn.Module):
+    """A map whose images lie in memory channel by channel of each pixel, which convolutions on CPUs take faster."""
+
+    def __init__(self, before: nn.Module | None) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map, and lay out anew."""
+        return channels_last(x if self.before is None else self.before(x))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, each pixel's channels side by side; anything else as it is."""
+    return x.clone(memory_format=torch.channels_last) if x.ndim == 4 else x.clone()
+
+
+def logits_through(network: Network, before: nn.Module | None, index: Tensor | None = None) -> Tensor:
+    """Logits of some samples, numbered over all ranks, in the order of their numbers."""
+    inputs = None if index is None else local_subset(network.inputs, index)
+    return network.logits(ChannelsLast(before), inputs=inputs)
+
+
+def sample_gradients(
+    network: Network, before: PixelSpace, targets: Tensor, temperature: float, index: Tensor | None = None
+) -> SampleGradients:
+    """Run some samples forward and backward once.
+
+    `targets` are labels (n,), or probabilities (n, classes), of all samples of all ranks.
+    """
+    own = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
+    inputs = network.inputs if index is None else local_subset(network.inputs, index)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    theta = before.inner.theta.float()
+    with raise_on_all_ranks(), torch.enable_grad():
+        start = 0
+        for batch in inputs:
+            rows = own[start : start + len(batch.labels)]
+            start += len(rows)
+            tap = _Tap(before)
+            z = network.batch_logits(batch, tap)
+            s = upcast_half(z.detach()).double().cpu() / temperature
+            p = torch.softmax(s, dim=1)
+            residual = p - _as_probabilities(targets[rows], p.shape[1])
+            (g,) = gradients_of(z, [tap.mapped], (residual / temperature).to(z))
+            network.count(backward=len(rows))
+            by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
+            # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
+            parts.append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
+    if not parts:
+        parts = [(torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())]
+    logits, by_theta, by_t = (all_gather_rows(torch.cat(column)) for column in zip(*parts, strict=True))
+    return SampleGradients(logits, by_theta.numpy(), by_t.numpy())
+
+
+def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
+    """Each sample's gradient by θ, (m, r), from that by its mapped input.
+
+    >>> from trueup.clamping.repair_maps import Offset
+    >>> space = PixelSpace(Offset((2,)), torch.tensor(0.0), torch.tensor(1.0))
+    >>> pull_back(space, torch.zeros(2), torch.rand(3, 2), torch.ones(3, 2))[0]
+    tensor([0.1000, 0.1000])
+    """
+    if not len(theta):
+        return torch.zeros(len(x), 0)
+
+    def one(point: Tensor, g: Tensor) -> Tensor:
+        back = torch.func.vjp(lambda t: before.apply_map(t, point[None])[0], theta)[1]
+        gradient_of_one: Tensor = back(g)[0]
+        return gradient_of_one
+
+    return torch.func.vmap(one)(x.contiguous().to(theta.dtype), gradient.contiguous().to(theta.dtype))
+
+
+class MapFit(NamedTuple):
+    """Where a search ended."""
+
+    theta: Tensor
+    temperature: float
+
+
+def natural_gradient(
+    network: Network,
+    before: PixelSpace,
+    targets: Tensor,
+    index: Tensor,
+    *,
+    temperature: float,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    prior: float = 1.0,
+) -> MapFit:
+    """Minimise the mean cross-entropy of f(M_θ(x))/T plus |θ|²/(2Nτ²) over θ and T, from where the map is.
+
+    Each step is −η (F + D)⁻¹ v: F the empirical Fisher matrix of the last per-sample gradients, v the prior's gradient
+    plus a running mean of those of the mini-batches, D the prior's precision plus damping. η is halved for the last two
+    fifths of the steps; the last iterates are averaged. `prior` is τ; T has none.
+    Amari, "Natural gradient works efficiently in learning" (1998).
+    """
+    n = len(index)
+    theta = np.append(before.inner.theta.double().numpy(), np.log(temperature))
+    r = len(theta)
+    precision = np.full(r, 1 / (n * prior**2))
+    precision[-1] = 0.0
+    limit = max(1.0, 0.3 * np.sqrt(r))
+    rows: np.ndarray = np.empty((0, r))
+    mean: np.ndarray | None = None
+    iterates = []
+    for step, some in zip(range(steps), _mini_batches(index, batch_size, seed), strict=False):
+        current = PixelSpace(before.inner.with_theta(torch.from_numpy(theta[:-1]).float()), before.low, before.high)
+        gradients = sample_gradients(network, current, targets, float(np.exp(theta[-1])), some)
+        own = np.column_stack([gradients.theta, gradients.log_temperature])
+        batch_mean = own.mean(axis=0)
+        mean = batch_mean if mean is None else 0.5 * mean + 0.5 * batch_mean
+        rows = np.concatenate([rows, own])[-REMEMBERED:]
+        direction = solve_damped(rows, mean + precision * (theta * (precision > 0)), precision)
+        length = float(np.linalg.norm(direction))
+        size = (1.0 if step < 0.6 * steps else 0.5) * min(1.0, limit / max(length, 1e-300))
+        theta = theta - size * direction
+        theta[-1] = np.clip(theta[-1], np.log(_LEAST_T), np.log(_MOST_T))
+        iterates.append(theta)
+    theta = np.mean(iterates[-min(AVERAGED, max(1, steps // 2)) :], axis=0) if iterates else theta
+    return MapFit(torch.from_numpy(theta[:-1]).float(), float(np.exp(theta[-1])))
+
+
+def solve_damped(gradients: np.ndarray, vector: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """(UᵀU + D)⁻¹v, U being the gradients over √m, D the precision plus a share of UᵀU's mean diagonal.
+
+    >>> solve_damped(np.eye(2), np.ones(2), np.ones(2)).round(4)
+    array([0.6557, 0.6557])
+    """
+    u = gradients / np.sqrt(len(gradients))
+    diagonal = precision + DAMPING * float(np.einsum("ij,ij", u, u)) / u.shape[1] + 1e-12
+    if u.shape[1] <= _WIDE:
+        return np.linalg.solve(u.T @ u + np.diag(diagonal), vector)
+    # Woodbury's identity: as many equations as samples.
+    scaled, inner = u / diagonal, vector / diagonal
+    return inner - scaled.T @ np.linalg.solve(np.eye(len(u)) + scaled @ u.T, u @ inner)
+
+
+def _mini_batches(index: Tensor, size: int, seed: int) -> Iterator[Tensor]:
+    """Endless mini-batches, each sample once before any comes again."""
+    rest, epoch = index[:0], 0
+    while True:
+        if len(rest) < size:
+            order = random_order(len(index), [seed, epoch])
+            rest, epoch = torch.cat([rest, index[torch.from_numpy(order)]]), epoch + 1
+        # A sample may come twice where an epoch ends inside of a batch; passes take each once.
+        yield torch.unique(rest[:size])
+        rest = rest[size:]
+
+
+def _as_probabilities(targets: Tensor, classes: int) -> Tensor:
+    return F.one_hot(targets, classes).double() if targets.ndim == 1 else targets.double()
+
+
+def _cpu(z: Tensor) -> Tensor:
+    return upcast_half(z.detach()).to("cpu", copy=True)

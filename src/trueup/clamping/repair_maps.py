@@ -1,0 +1,698 @@
+"""Small families of input maps that undo what a camera or a sensor does: each is the identity at θ = 0.
+
+Coordinates are scaled so that each has a standard normal prior: a family states its scales, the change that is one
+standard deviation. Image maps act on pixels in [0, 1]; `PixelSpace` takes them to the network's own range and back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trueup.core.errors import InputError
+
+Shape = tuple[int, ...]
+"""Of one input: (C, H, W) for images, (d,) for features and embeddings."""
+COLOURS = ("red", "green", "blue")
+FREQUENCIES = 3
+"""Cosines along each side of a smooth field."""
+MOST_CHANNELS = 16
+"""Channels, or features, of which a full matrix is still a small family."""
+_DARK = 0.002  # below it the curve of gamma is a line, since its slope at zero may be infinite
+_VISIBLE = 0.01  # changes below it are not put into words
+
+
+class InputMap(nn.Module):
+    """A family of maps with parameters θ (r,), the identity at zero.
+
+    >>> ChannelAffine((3, 8, 8), torch.tensor([-0.66, 0, 0, 0, 0, 0.5])).words()
+    ['red gain 0.82', 'blue offset +0.05']
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    cause: ClassVar[str]
+    """What is wrong with inputs that the family repairs."""
+    theta: Tensor
+
+    def __init__(self, shape: Sequence[int], theta: Tensor | None = None) -> None:
+        super().__init__()
+        self.shape: Shape = tuple(shape)
+        if not self.suits(self.shape):
+            raise InputError("shape", f"be one that {self.title} suits", f"{self.shape}")
+        r = self.size(self.shape)
+        theta = torch.zeros(r) if theta is None else theta.detach()
+        if theta.shape != (r,):
+            raise InputError("theta", f"have shape ({r},) for inputs {self.shape}", f"{tuple(theta.shape)}")
+        self.register_buffer("theta", theta)
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Whether inputs of a shape can be mapped so."""
+        return len(shape) == 3
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """How many coordinates there are."""
+        raise NotImplementedError
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Map inputs (n, …) by coordinates that gradients may flow to."""
+        raise NotImplementedError
+
+    def words(self) -> list[str]:
+        """What the map does, in short phrases; nothing where nobody could see it."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (n, …)."""
+        return self.apply_map(self.theta.to(x.dtype), x)
+
+    def with_theta(self, theta: Tensor) -> InputMap:
+        """The same family at other coordinates."""
+        return type(self)(self.shape, theta)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"shape": self.shape, "theta": self.theta}
+
+    def extra_repr(self) -> str:
+        """In words."""
+        return ", ".join(self.words())
+
+    def diagnosis(self) -> str:
+        """What is wrong with inputs that the map repairs; of what is no image, what it does."""
+        return self.cause if len(self.shape) == 3 else self.title
+
+    @property
+    def _channels(self) -> int:
+        return self.shape[0]
+
+
+class Offset(InputMap):
+    """Add a constant to each channel: x_c + b_c (scale 0.1)."""
+
+    name, title = "offset", "an offset a channel"
+    cause = "colour cast"
+    scale = 0.1
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Any input."""
+        return len(shape) >= 1
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One a channel."""
+        return shape[0]
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Add."""
+        return x + _per_channel(self.scale * theta, self.shape)
+
+    def words(self) -> list[str]:
+        """Each channel's offset."""
+        return _offsets(self.scale * self.theta, self.shape)
+
+
+class ChannelAffine(InputMap):
+    """Scale each channel and add a constant: e^{a_c} x_c + b_c (scales 0.3 and 0.1)."""
+
+    name, title = "affine", "gain and offset a channel"
+    cause = "white balance"
+    gain_scale, offset_scale = 0.3, 0.1
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Any input."""
+        return len(shape) >= 1
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """Two a channel."""
+        return 2 * shape[0]
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Scale and add."""
+        gain, offset = self._parts(theta)
+        return x * _per_channel(gain, self.shape) + _per_channel(offset, self.shape)
+
+    def words(self) -> list[str]:
+        """Each channel's gain and offset."""
+        gain, offset = self._parts(self.theta)
+        return _gains(gain, self.shape) + _offsets(offset, self.shape)
+
+    def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Its colour matrix and offset."""
+        gain, offset = self._parts(theta)
+        return torch.diag(gain), offset
+
+    def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(self.gain_scale * theta[: self._channels]), self.offset_scale * theta[self._channels :]
+
+
+class Gamma(InputMap):
+    """A tone curve, the same for all channels: x^{exp g} (scale 0.5), a line below 0.002."""
+
+    name, title = "gamma", "gamma"
+    cause = "tone curve"
+    scale = 0.5
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One."""
+        return 1
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Raise to a power."""
+        power = torch.exp(self.scale * theta).reshape(-1, 1, 1)
+        return x.clamp(min=_DARK) ** power + (x - _DARK).clamp(max=0)
+
+    def words(self) -> list[str]:
+        """The exponents."""
+        powers = torch.exp(self.scale * self.theta).tolist()
+        names = [""] if len(powers) == 1 else _channel_names(self.shape)
+        return [
+            f"{name} gamma {power:.2f}".strip()
+            for name, power in zip(names, powers, strict=True)
+            if abs(power - 1) >= _VISIBLE
+        ]
+
+
+class ChannelGamma(Gamma):
+    """A tone curve for each channel: x_c^{exp g_c} (scale 0.5), a line below 0.002."""
+
+    name, title = "channel_gamma", "gamma a channel"
+    cause = "tone curve"
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One a channel."""
+        return shape[0]
+
+
+class Matrix(InputMap):
+    """Mix the channels: x + C x + b (scales 0.2 and 0.1)."""
+
+    name, title = "colour", "colour matrix"
+    cause = "colours"
+    scale, offset_scale = 0.2, 0.1
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """A few channels or features."""
+        return len(shape) >= 1 and 2 <= shape[0] <= MOST_CHANNELS
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """A square and a vector."""
+        return shape[0] * (shape[0] + 1)
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Mix."""
+        matrix, offset = self.matrix(theta)
+        axis = x.ndim - len(self.shape)
+        mixed = torch.movedim(torch.movedim(x, axis, -1) @ matrix.T, -1, axis)
+        return mixed + _per_channel(offset, self.shape)
+
+    def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """I + C, and b."""
+        c = self._channels
+        eye = torch.eye(c, dtype=theta.dtype, device=theta.device)
+        return eye + self.scale * theta[: c * c].reshape(c, c), self.offset_scale * theta[c * c :]
+
+    def theta_of(self, matrix: Tensor, offset: Tensor) -> Tensor:
+        """The coordinates of a matrix and an offset."""
+        eye = torch.eye(self._channels, dtype=matrix.dtype)
+        return torch.cat([(matrix - eye).flatten() / self.scale, offset / self.offset_scale])
+
+    def words(self) -> list[str]:
+        """Gains, offsets and the largest mixture."""
+        matrix, offset = self.matrix(self.theta)
+        return _gains(matrix.diagonal(), self.shape) + _mixture(matrix, self.shape) + _offsets(offset, self.shape)
+
+
+class GreyKernel(InputMap):
+    """Convolve each channel with one kernel: x + k ∗ x (scale 0.15), the border repeated."""
+
+    name, title = "grey_kernel", "3×3 kernel for all channels alike"
+    cause = "sharpness"
+    side, scale = 3, 0.15
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Images of some extent."""
+        return len(shape) == 3 and min(shape[1:]) >= cls.side
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """A square."""
+        return cls.side**2
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Convolve."""
+        kernel = (self.scale * theta).reshape(1, 1, self.side, self.side).expand(self._channels, 1, -1, -1)
+        return x + F.conv2d(_pad(x, self.side // 2), kernel, groups=self._channels)
+
+    def words(self) -> list[str]:
+        """Whether it sharpens."""
+        kernel = self.scale * self.theta.reshape(self.side, self.side)
+        return _kernel_words(self.side, 1 + float(kernel[self.side // 2, self.side // 2]), float(kernel.sum()) + 1)
+
+
+class Kernel(InputMap):
+    """Convolve over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
+
+    name, title = "kernel", "3×3 kernel"
+    cause = "sharpness and colours"
+    side, scale, offset_scale = 3, 0.1, 0.1
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Images of some extent and few channels."""
+        return len(shape) == 3 and min(shape[1:]) >= cls.side and shape[0] <= MOST_CHANNELS // 2
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """A kernel for each pair of channels, and offsets."""
+        return shape[0] ** 2 * cls.side**2 + shape[0]
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Convolve."""
+        kernel, offset = self.kernel(theta)
+        return x + F.conv2d(_pad(x, self.side // 2), kernel, offset)
+
+    def kernel(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """K (C, C, k, k), and b."""
+        c = self._channels
+        return (
+            self.scale * theta[: -c or None].reshape(c, c, self.side, self.side),
+            self.offset_scale * theta[len(theta) - c :],
+        )
+
+    def theta_of(self, kernel: Tensor, offset: Tensor) -> Tensor:
+        """The coordinates of a kernel and an offset."""
+        return torch.cat([kernel.flatten() / self.scale, offset / self.offset_scale])
+
+    def words(self) -> list[str]:
+        """Whether it sharpens, and what it does to the colours."""
+        kernel, offset = self.kernel(self.theta)
+        middle = self.side // 2
+        matrix = torch.eye(self._channels) + kernel.sum(dim=(2, 3)).cpu()
+        centre = 1 + float(kernel[:, :, middle, middle].diagonal().mean())
+        whole = float(matrix.diagonal().mean())
+        return (
+            _kernel_words(self.side, centre, whole)
+            + _gains(matrix.diagonal(), self.shape)
+            + _mixture(matrix, self.shape)
+            + _offsets(offset, self.shape)
+        )
+
+
+class WideKernel(Kernel):
+    """Convolve with 5×5 kernels over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
+
+    name, title = "kernel5", "5×5 kernel"
+    cause = "sharpness and colours"
+    side = 5
+
+
+class RadialGain(InputMap):
+    """A gain that depends on the distance from the centre: x·exp(v₁r² + v₂r⁴) (scale 0.5), r being 1 in the corners."""
+
+    name, title = "radial_gain", "gain from centre to corners"
+    cause = "vignetting"
+    scale = 0.5
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """Two."""
+        return 2
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Multiply."""
+        return x * torch.exp(self._exponent(theta, x))
+
+    def words(self) -> list[str]:
+        """The gain of the corners."""
+        gain = math.exp(self.scale * float(self.theta.sum()))
+        return [f"corner gain {gain:.2f}"] if abs(gain - 1) >= _VISIBLE else []
+
+    def _exponent(self, theta: Tensor, like: Tensor) -> Tensor:
+        y, x = (2 * _positions(size, like) - 1 for size in self.shape[1:])
+        square = (y[:, None] ** 2 + x[None, :] ** 2) / 2
+        return self.scale * (theta[0] * square + theta[1] * square**2)
+
+
+class SmoothGain(InputMap):
+    """A gain of low spatial frequency a channel: x·exp(Σ_f g_cf B_f) (scale 0.2), B products of cosines."""
+
+    name, title = "smooth_gain", "smooth gain"
+    cause = "uneven light"
+    scale: ClassVar[float] = 0.2
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """A few cosines a channel."""
+        return shape[0] * math.prod(min(FREQUENCIES, side) for side in shape[1:])
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Multiply."""
+        return x * torch.exp(self._field(theta, x))
+
+    def words(self) -> list[str]:
+        """The range of the gain."""
+        return _range("gain", torch.exp(self._field(self.theta, self.theta)), 1.0)
+
+    def _field(self, theta: Tensor, like: Tensor) -> Tensor:
+        """(C, H, W)."""
+        waves = []
+        for side in self.shape[1:]:
+            positions = _positions(side, like)
+            waves.append(torch.stack([torch.cos(math.pi * k * positions) for k in range(min(FREQUENCIES, side))]))
+        weights = theta.reshape(self._channels, len(waves[0]), len(waves[1]))
+        return self.scale * torch.einsum("cab,ah,bw->chw", weights, waves[0], waves[1])
+
+
+class SmoothOffset(SmoothGain):
+    """An offset of low spatial frequency a channel: x + Σ_f o_cf B_f (scale 0.1), B products of cosines."""
+
+    name, title = "smooth_offset", "smooth offset"
+    cause = "uneven haze or stray light"
+    scale = 0.1
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Add."""
+        return x + self._field(theta, x)
+
+    def words(self) -> list[str]:
+        """The range of the offset."""
+        return _range("offset", self._field(self.theta, self.theta), 0.0)
+
+
+class RowOffset(InputMap):
+    """Add a constant to each row of pixels, the same for all channels (scale 0.08): what stripes are made of."""
+
+    name, title = "row_offset", "an offset a row"
+    cause = "horizontal stripes"
+    axis, scale = 1, 0.08
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One a row."""
+        return shape[cls.axis]
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Add."""
+        return x + self.scale * (theta[:, None] if self.axis == 1 else theta[None, :])
+
+    def words(self) -> list[str]:
+        """The largest."""
+        most = self.scale * float(self.theta.abs().max())
+        return [f"{'row' if self.axis == 1 else 'column'} offsets up to {most:.2f}"] if most >= _VISIBLE else []
+
+
+class ColumnOffset(RowOffset):
+    """Add a constant to each column of pixels, the same for all channels (scale 0.08)."""
+
+    name, title = "column_offset", "an offset a column"
+    cause = "vertical stripes"
+    axis = 2
+
+
+class PixelOffset(InputMap):
+    """Add a constant to each pixel: x + δ (scale 0.05); with so many numbers the prior does most of the work."""
+
+    name, title = "pixel_offset", "an offset a pixel"
+    cause = "a fixed pattern"
+    scale = 0.05
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Any input."""
+        return len(shape) >= 1
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One a pixel."""
+        return math.prod(shape)
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Add."""
+        return x + self.scale * theta.reshape(self.shape)
+
+    def words(self) -> list[str]:
+        """The largest."""
+        most = self.scale * float(self.theta.abs().max())
+        return [f"pixel offsets up to {most:.2f}"] if most >= _VISIBLE else []
+
+
+FAMILIES: Mapping[str, type[InputMap]] = {
+    family.name: family
+    for family in (
+        Gamma,
+        ChannelGamma,
+        Offset,
+        ChannelAffine,
+        Matrix,
+        GreyKernel,
+        Kernel,
+        WideKernel,
+        RadialGain,
+        SmoothGain,
+        SmoothOffset,
+        RowOffset,
+        ColumnOffset,
+        PixelOffset,
+    )
+}
+"""Every family by name, in the order in which a composition applies them."""
+
+NEEDS_PIXELS = ("gamma", "channel_gamma")
+"""Families that make sense only where the range of the pixels is known."""
+
+
+class Composition(InputMap):
+    """Several maps one after the other, their coordinates side by side.
+
+    >>> both = Composition([Gamma((3, 4, 4), torch.ones(1)), Offset((3, 4, 4))])
+    >>> both.name, len(both.theta), both.words()
+    ('gamma + offset', 4, ['gamma 1.65'])
+    """
+
+    def __init__(self, maps: Sequence[InputMap]) -> None:
+        nn.Module.__init__(self)
+        names = list(FAMILIES)
+        ordered: list[InputMap] = sorted(maps, key=lambda part: names.index(type(part).name))
+        self.maps = nn.ModuleList(ordered)
+        self.shape = maps[0].shape if maps else ()
+
+    @property
+    def parts(self) -> list[InputMap]:
+        """The maps, in their order."""
+        return list(self.maps)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Of all of them."""
+        return " + ".join(part.name for part in self.parts) or "identity"
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """Of all of them, in words."""
+        return " + ".join(part.title for part in self.parts) or "temperature alone"
+
+    @property
+    def theta(self) -> Tensor:  # type: ignore[override]
+        """All coordinates, (r,)."""
+        return torch.cat([part.theta for part in self.parts]) if len(self.maps) else torch.zeros(0)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Coordinates of each map."""
+        return [len(part.theta) for part in self.parts]
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Map by the coordinates of all."""
+        for part, own in zip(self.parts, torch.split(theta, self.sizes), strict=True):
+            x = part.apply_map(own, x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (n, …)."""
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def with_theta(self, theta: Tensor) -> Composition:
+        """The same maps at other coordinates."""
+        pieces = torch.split(theta, self.sizes)
+        return Composition([part.with_theta(own) for part, own in zip(self.parts, pieces, strict=True)])
+
+    def extend(self, family: str, shape: Shape) -> Composition:
+        """This composition with one more family at the identity; families that it contains go over into it.
+
+        An affine map is a colour matrix, and both are kernels: the richer map starts where the poorer one was.
+
+        >>> start = Composition([ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
+        >>> start.extend("colour", (3, 4, 4)).words()
+        ['red gain 1.35']
+        """
+        new = FAMILIES[family](shape)
+        inside = [part for part in self.parts if part.name in CONTAINS.get(family, ())]
+        kept = [part for part in self.parts if part not in inside]
+        if inside:
+            new = new.with_theta(_absorb(new, inside))
+        return Composition([*kept, new])
+
+    def words(self) -> list[str]:
+        """What all of them do."""
+        return [phrase for part in self.parts for phrase in part.words()]
+
+    def config(self) -> dict[str, Any]:
+        """Each map's constructor's arguments, by name."""
+        return {part.name: part.config() for part in self.parts}
+
+
+CONTAINS: Mapping[str, tuple[str, ...]] = {
+    "channel_gamma": ("gamma",),
+    "affine": ("offset",),
+    "colour": ("offset", "affine"),
+    "kernel": ("offset", "affine", "colour", "grey_kernel"),
+    "kernel5": ("offset", "affine", "colour", "grey_kernel", "kernel"),
+    "smooth_offset": ("offset",),
+}
+"""Families of which another one is a special case."""
+
+
+class PixelSpace(nn.Module):
+    """A map of pixels before a network that takes them in another range: low + w·M((x − low)/w), w = high − low.
+
+    `low` and `high` are what 0 and 1 become on the way into the network, and broadcast to one input.
+
+    >>> PixelSpace(Offset((1, 1, 1), torch.ones(1)), torch.tensor(-1.0), torch.tensor(1.0))(torch.zeros(1, 1, 1, 1))
+    tensor([[[[0.2000]]]])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, inner: InputMap, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (n, …) of the network."""
+        return self._around(x, self.inner)
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """The same by coordinates that gradients may flow to."""
+        return self._around(x, lambda pixels: self.inner.apply_map(theta, pixels))
+
+    def words(self) -> list[str]:
+        """What the map does to pixels."""
+        return self.inner.words()
+
+    def _around(self, x: Tensor, change: Any) -> Tensor:
+        low, width = self.low.to(x.dtype), (self.high - self.low).to(x.dtype)
+        return change((x - low) / width) * width + low
+
+
+def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
+    """Where a richer family equals these maps one after the other."""
+    if isinstance(new, ChannelGamma):
+        return inside[0].theta.expand(len(new.theta)).clone()
+    if isinstance(new, SmoothOffset):
+        theta = torch.zeros_like(new.theta).reshape(new.shape[0], -1)
+        theta[:, 0] = inside[0].theta * (Offset.scale / new.scale)
+        return theta.flatten()
+    channels = new.shape[0]
+    matrix, offset = torch.eye(channels), torch.zeros(channels)
+    side = new.side if isinstance(new, Kernel) else 1
+    whole = torch.zeros(channels, channels, side, side)
+    whole[:, :, side // 2, side // 2] = matrix
+    for part in inside:
+        if isinstance(part, Offset):
+            offset = offset + part.scale * part.theta
+        elif isinstance(part, ChannelAffine | Matrix):
+            own, own_offset = part.matrix(part.theta)
+            whole = torch.einsum("ij,jkab->ikab", own, whole)
+            offset = own @ offset + own_offset
+        elif isinstance(part, GreyKernel):
+            grey = part.scale * part.theta.reshape(part.side, part.side)
+            centre = whole[:, :, side // 2, side // 2].clone()
+            edge = (side - part.side) // 2
+            whole[:, :, edge : edge + part.side, edge : edge + part.side] += centre[:, :, None, None] * grey
+            offset = offset * (1 + grey.sum())
+        elif isinstance(part, Kernel):
+            kernel, own_offset = part.kernel(part.theta)
+            edge = (side - part.side) // 2
+            whole[:, :, edge : edge + part.side, edge : edge + part.side] += kernel
+            offset = offset + own_offset
+    if isinstance(new, ChannelAffine):
+        return torch.cat([torch.zeros(channels), offset / new.offset_scale])
+    if isinstance(new, Matrix):
+        return new.theta_of(whole[:, :, 0, 0], offset)
+    assert isinstance(new, Kernel)
+    whole[:, :, side // 2, side // 2] -= matrix
+    return new.theta_of(whole, offset)
+
+
+def _per_channel(values: Tensor, shape: Shape) -> Tensor:
+    return values.reshape(-1, *(1 for _ in shape[1:]))
+
+
+def _pad(x: Tensor, by: int) -> Tensor:
+    return F.pad(x, (by, by, by, by), mode="replicate")
+
+
+def _positions(size: int, like: Tensor) -> Tensor:
+    """The middles of so many cells of [0, 1]."""
+    return (torch.arange(size, dtype=like.dtype, device=like.device) + 0.5) / size
+
+
+def _channel_names(shape: Shape) -> list[str]:
+    if len(shape) == 1:
+        return [f"feature {i}" for i in range(shape[0])]
+    if shape[0] == 1:
+        return [""]
+    return list(COLOURS) if shape[0] == 3 else [f"channel {i}" for i in range(shape[0])]
+
+
+def _gains(gains: Tensor, shape: Shape) -> list[str]:
+    names = zip(_channel_names(shape), gains.tolist(), strict=True)
+    return [f"{name} gain {gain:.2f}".strip() for name, gain in names if abs(gain - 1) >= _VISIBLE][:6]
+
+
+def _offsets(offsets: Tensor, shape: Shape) -> list[str]:
+    names = zip(_channel_names(shape), offsets.tolist(), strict=True)
+    return [f"{name} offset {b:+.2f}".strip() for name, b in names if abs(b) >= _VISIBLE][:6]
+
+
+def _mixture(matrix: Tensor, shape: Shape) -> list[str]:
+    mixed = matrix.detach().clone().fill_diagonal_(0)
+    at = int(mixed.abs().argmax())
+    to, of = divmod(at, len(mixed))
+    share, names = float(mixed[to, of]), _channel_names(shape)
+    return [f"{share:+.2f} of {names[of]} into {names[to]}"] if abs(share) >= _VISIBLE else []
+
+
+def _kernel_words(side: int, centre: float, whole: float) -> list[str]:
+    if abs(centre - whole) < _VISIBLE:
+        return []
+    kind = "sharpening" if centre > whole else "smoothing"
+    return [f"{kind} {side}×{side} kernel (centre {centre:.2f}, sum {whole:.2f})"]
+
+
+def _range(what: str, values: Tensor, neutral: float) -> list[str]:
+    low, high = float(values.min()), float(values.max())
+    sign = "+" if neutral == 0 else ""
+    seen = max(abs(low - neutral), abs(high - neutral)) >= _VISIBLE
+    return [f"{what} from {low:{sign}.2f} to {high:{sign}.2f} across the image"] if seen else []

@@ -1,0 +1,112 @@
+"""Net benefit: whether acting on a probability does more good than harm, beside acting always and never."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from trueup.core.arrays import as_tensors, as_vector
+from trueup.core.errors import InputError
+from trueup.core.formatting import format_interval, format_number, format_percent, text_table
+from trueup.decisions.thresholds import check_share, score_and_class
+
+THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
+
+
+@dataclass(frozen=True, eq=False)
+class NetBenefit:
+    """A decision curve: the net benefit of acting on P(event) ≥ t, for each t, with pointwise intervals."""
+
+    threshold: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    treat_all: np.ndarray
+    """Of acting on every row; acting on none has 0."""
+    gain_low: np.ndarray
+    """The lower end of the paired interval of the gain over the better of the two."""
+    rows: int
+    event: int
+    prevalence: float
+    level: float
+
+    @property
+    def useful(self) -> list[tuple[float, float]]:
+        """The stretches of thresholds in which the gain over acting always and never is significant."""
+        better = np.concatenate([[False], self.gain_low > 0, [False]]).astype(np.int64)
+        starts, ends = np.flatnonzero(np.diff(better) == 1), np.flatnonzero(np.diff(better) == -1) - 1
+        return [(float(self.threshold[a]), float(self.threshold[b])) for a, b in zip(starts, ends, strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        arrays = ("threshold", "value", "low", "high", "treat_all", "gain_low")
+        return {
+            "schema": 1,
+            "rows": self.rows,
+            "event": self.event,
+            "prevalence": self.prevalence,
+            "level": self.level,
+            "useful": self.useful,
+            **{name: getattr(self, name).tolist() for name in arrays},
+        }
+
+    def __str__(self) -> str:
+        at = np.unique(np.linspace(0, len(self.threshold) - 1, min(len(self.threshold), 10)).round().astype(np.int64))
+        table = [["threshold", "net benefit", f"{format_percent(self.level)} interval", "treat all"]]
+        table += [
+            [f"{self.threshold[i]:g}", format_number(self.value[i]), format_interval(self.low[i], self.high[i]),
+             format_number(self.treat_all[i])]
+            for i in at.tolist()
+        ]  # fmt: skip
+        if spans := self.useful:
+            where = " and ".join(f"{a:g} to {b:g}" if a < b else f"at {a:g}" for a, b in spans)
+            words = f"Acting on the probability beats acting always and never for thresholds {where}."
+        else:
+            words = "At no threshold does acting on the probability significantly beat acting always or never."
+        event = f"Class {self.event} is the event: {format_percent(self.prevalence, 1)} of {self.rows:,} rows."
+        return "\n\n".join([text_table(table), f"{event} {words}"])
+
+
+def net_benefit(
+    logits: Any, labels: Any, *, event: int = 1, thresholds: Any = THRESHOLDS, level: float = 0.95
+) -> NetBenefit:
+    """The decision curve of an event: TP/n − FP/n · t/(1 − t) at each threshold t.
+
+    A threshold is what one is willing to pay: at t = 0.1, nine false alarms weigh as much as one event found. Rows with
+    P(event) ≥ t are acted on. Each value is a mean over the rows, and so has a normal interval.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=2000)
+    >>> z = np.stack([np.zeros(2000), 2 * x - 1], axis=1)
+    >>> y = (rng.random(2000) < 1 / (1 + np.exp(1 - 2 * x))).astype(int)
+    >>> curve = net_benefit(z, y, thresholds=[0.1, 0.5])
+    >>> curve.value.round(3), curve.treat_all.round(3), curve.useful
+    (array([0.3  , 0.154]), array([ 0.282, -0.293]), [(0.1, 0.5)])
+
+    Vickers and Elkin, "Decision curve analysis" (2006).
+    """
+    z, y = as_tensors(logits, labels, at_least=1)
+    check_share(level, "level")
+    if not 0 <= event < z.shape[1]:
+        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    t = as_vector(thresholds, "thresholds").numpy()
+    if not len(t) or t.min() <= 0 or t.max() >= 1 or (np.diff(t) <= 0).any():
+        raise InputError("thresholds", "rise, strictly between 0 and 1", f"{t[:3].tolist()} …")
+    score = score_and_class(z, event)[0]
+    happened = (y.cpu().numpy() == event).astype(np.float64)
+    n, odds, reach = len(score), t / (1 - t), float(-ndtri((1 - level) / 2))
+    value, low, high, gain_low = (np.empty(len(t)) for _ in range(4))
+    prevalence = float(happened.mean())
+    treat_all = prevalence - (1 - prevalence) * odds
+    for i in range(len(t)):
+        worth = happened - (1 - happened) * odds[i]
+        acted = worth * (score >= t[i])
+        value[i], error = acted.mean(), acted.std() / math.sqrt(n)
+        low[i], high[i] = value[i] - reach * error, value[i] + reach * error
+        gains = [acted, acted - worth]
+        gain_low[i] = min(gain.mean() - reach * gain.std() / math.sqrt(n) for gain in gains)
+    return NetBenefit(t, value, low, high, treat_all, gain_low, n, event, prevalence, level)

@@ -1,0 +1,595 @@
+"""Thresholds with a promise: from which confidence on a risk is bounded, with a stated certainty.
+
+Candidate thresholds are the distinct scores, tested from the highest to the lowest: at each the hypothesis "the risk of
+what lies at or above it exceeds the bound" has an exact binomial p-value (for a matrix of costs one by betting), and
+the first that cannot be rejected ends the sequence. No correction for many thresholds is needed, since a threshold is
+only tested when all before it passed. A test of few rows can fail by bad luck even where nearly everything is right,
+which would end the sequence at its first step; so there are several starts, which share the error budget, and the
+budget of a chain that arrives at the next start is added to it (the fallback procedure).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import bdtr, betaincinv, betaln, logsumexp, ndtri
+from scipy.special import betainc as beta_cdf
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.compose import cross_fit
+from trueup.core.arrays import as_logits, as_tensors, as_vector, match_kind, take_rows
+from trueup.core.bins import tie_ends
+from trueup.core.errors import InputError
+from trueup.core.formatting import format_percent
+from trueup.core.row_scores import confidences
+from trueup.core.splits import stratified_folds
+from trueup.registry import METHODS
+
+Risk = Literal["error", "false_discovery_rate", "false_positive_rate", "cost"]
+RISKS: Mapping[str, str] = {
+    "error": "of the answers are wrong",
+    "false_discovery_rate": "of the rows flagged as the event are not the event",
+    "false_positive_rate": "of the rows without the event are flagged",
+    "cost": "is the mean cost of an answer",
+}
+"""Risk → how a sentence on it goes on after the number."""
+
+FIRST_START = 8
+"""The first start, and the best paid one, is at an eighth of the rows; the others at a 64th, a 512th …"""
+_POINTS = 200
+_BETS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
+"""Shares of the largest bet that betting on a mean cost may place, each with the same part of the money."""
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCurve:
+    """The risk of the rows at or above each threshold, highest first, with pointwise intervals."""
+
+    threshold: np.ndarray
+    coverage: np.ndarray
+    """The share of all rows at or above the threshold."""
+    risk: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    """One-sided bounds, each with the certainty of the promise (NaN for costs, whose bound is tested directly)."""
+
+    def thin(self, points: int = _POINTS) -> RiskCurve:
+        """At most so many of its points, evenly spread."""
+        n = len(self.threshold)
+        at = np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64)) if n else np.zeros(0, np.int64)
+        return RiskCurve(*(getattr(self, name)[at] for name in ("threshold", "coverage", "risk", "low", "high")))
+
+
+@dataclass(frozen=True, eq=False)
+class Threshold:
+    """The least score from which a risk is bounded with a stated certainty, or the news that there is none."""
+
+    threshold: float
+    """Rows that score at least this are answered; infinite where nothing can be promised."""
+    at_most: float
+    certainty: float
+    risk: str
+    event: int | None
+    rows: int
+    """That carry the promise."""
+    answered: int
+    observed: float
+    """The risk seen among the answered rows; NaN without any."""
+    bound: float
+    """The upper end of the one-sided interval of the risk at this threshold; NaN for costs."""
+    labels_needed: int | None
+    """About how many labelled rows would do where nothing can be promised; None where more rows would not help."""
+    curve: RiskCurve = field(repr=False)
+    calibrator: Calibrator | None = None
+    """What was fitted here on other rows, if a method was given: apply it before the threshold."""
+    note: str = ""
+
+    @property
+    def promised(self) -> bool:
+        """Whether there is a threshold."""
+        return math.isfinite(self.threshold)
+
+    @property
+    def coverage(self) -> float:
+        """The share of rows that are answered."""
+        return self.answered / self.rows if self.rows else math.nan
+
+    @property
+    def review(self) -> float:
+        """The share of rows that are not, and go to somebody else."""
+        return 1 - self.coverage
+
+    def answers(self, logits: Any) -> Any:
+        """Which rows score at least the threshold, (n,), booleans; the calibrator, if there is one, goes first."""
+        z = as_logits(logits)
+        if self.calibrator is not None:
+            z = as_logits(self.calibrator(z))
+        return match_kind(torch.from_numpy(score_and_class(z, self.event)[0] >= self.threshold), logits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        curve = self.curve.thin()
+        return {
+            "schema": 1,
+            "promised": self.promised,
+            "threshold": _plain(self.threshold),
+            "risk": self.risk,
+            "event": self.event,
+            "at_most": self.at_most,
+            "certainty": self.certainty,
+            "rows": self.rows,
+            "answered": self.answered,
+            "coverage": _plain(self.coverage),
+            "review": _plain(self.review),
+            "observed": _plain(self.observed),
+            "bound": _plain(self.bound),
+            "labels_needed": self.labels_needed,
+            "calibrator": None if self.calibrator is None else repr(self.calibrator),
+            "note": self.note,
+            "curve": {name: [_plain(x) for x in values.tolist()] for name, values in vars(curve).items()},
+        }
+
+    def __str__(self) -> str:
+        score = "confidence" if self.event is None else f"probability of class {self.event}"
+        limit = f"{self.at_most:g}" if self.risk == "cost" else format_percent(self.at_most)
+        promise = f"at most {limit} {RISKS[self.risk]}, with {format_percent(self.certainty)} certainty"
+        verb = "Answer" if self.event is None else "Flag"
+        if not self.promised:
+            lines = [f"Nothing can be promised from {self.rows:,} rows: no threshold keeps the risk down ({promise})."]
+            if self.labels_needed is not None:
+                lines.append(
+                    f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
+                )
+            else:
+                lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
+            return " ".join([*lines, self.note]).rstrip()
+        done = "answered" if self.event is None else "flagged"
+        lines = [
+            f"{verb} when the {score} is at least {self.threshold:.4g}: {promise}.",
+            f"{format_percent(self.coverage, 1)} of the rows are {done}; "
+            f"of 1,000 rows {round(1000 * self.review)} {'go to review' if self.event is None else 'are not'}.",
+        ]
+        seen = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
+        lines.append(f"The risk seen on {self.rows:,} labelled rows is {seen}.")
+        return " ".join([*lines, self.note]).rstrip()
+
+
+@dataclass(frozen=True, eq=False)
+class GroupThresholds(Mapping[Hashable, Threshold]):
+    """A threshold for each group; all promises hold together with the stated certainty."""
+
+    groups: Mapping[Hashable, Threshold]
+    certainty: float
+
+    def __getitem__(self, group: Hashable) -> Threshold:
+        return self.groups[group]
+
+    def __iter__(self) -> Any:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def coverage(self) -> float:
+        """The share of all rows that are answered."""
+        rows = sum(one.rows for one in self.groups.values())
+        return sum(one.answered for one in self.groups.values()) / rows if rows else math.nan
+
+    def answers(self, logits: Any, groups: Any) -> Any:
+        """Which rows score at least the threshold of their group; rows of a group without one are not answered."""
+        z = as_logits(logits)
+        given = as_groups(groups, len(z))
+        mask = torch.zeros(len(z), dtype=torch.bool)
+        for group, one in self.groups.items():
+            rows = torch.from_numpy(np.flatnonzero(given == group))
+            mask[rows] = torch.as_tensor(one.answers(z[rows])).cpu()
+        return match_kind(mask, logits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        found = {str(group): one.to_dict() for group, one in self.groups.items()}
+        return {"schema": 1, "certainty": self.certainty, "coverage": _plain(self.coverage), "groups": found}
+
+    def __str__(self) -> str:
+        head = f"All promises hold together with {format_percent(self.certainty)} certainty."
+        return "\n".join([head, *(f"{group}: {one}" for group, one in self.groups.items())])
+
+
+def threshold(
+    logits: Any,
+    labels: Any,
+    *,
+    risk: Literal["error", "false_discovery_rate", "false_positive_rate"] = "error",
+    costs: Any = None,
+    at_most: float = 0.02,
+    certainty: float = 0.95,
+    event: int = 1,
+    groups: Any = None,
+    method: str | Callable[..., Calibrator] | None = None,
+    folds: int | None = None,
+) -> Any:
+    """The least confidence from which a risk is at most so large, with a stated certainty.
+
+    With probability `certainty` over the labelled rows, P(wrong | score ≥ threshold) ≤ `at_most`. Instead of errors,
+    `risk` may be "false_discovery_rate", P(not the event | flagged), or "false_positive_rate", P(flagged | not the
+    event), flagged being P(class `event`) ≥ threshold; `costs` (K, K) holds the cost of predicting class j where i is
+    true, and bounds its mean over the answers. `groups` (n,) gives each group a threshold, and all promises hold
+    together.
+
+    The rows must not have fitted or chosen the calibrator. With `method` this is done here: half of the rows fit it and
+    the other half carry the promise; with `folds` as well, each row is calibrated by a fit to the other folds, which
+    uses all rows but makes the promise approximate, for the calibrator to be used is fitted on all of them.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 10)) * 4
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> result = threshold(z, y, at_most=0.05)
+    >>> print(result)
+    Answer when the confidence is at least 0.8931: at most 5 % of the answers are wrong, with 95 % certainty. 31.7 % of
+    the rows are answered; of 1,000 rows 683 go to review. The risk seen on 5,000 labelled rows is 4.04 %.
+
+    Bauer (1991), Wiens (2003) for the sequence; Angelopoulos et al., "Learn then test" (2021); Geifman and El-Yaniv,
+    "Selective classification for deep neural networks" (2017).
+    """
+    z, y = as_tensors(logits, labels)
+    name, cost = _check_risk(risk, costs, at_most, z.shape[1])
+    check_share(certainty, "certainty")
+    of_event = name in ("false_discovery_rate", "false_positive_rate")
+    if of_event and not (isinstance(event, int) and 0 <= event < z.shape[1]):
+        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    calibrator, note = None, ""
+    given = None if groups is None else as_groups(groups, len(z))
+    if method is not None:
+        z, y, rows, calibrator, note = _calibrate(z, y, method, folds)
+        given = given[rows] if given is not None else None
+    score, predicted = score_and_class(z, event if of_event else None)
+    true = y.cpu().numpy()
+    if cost is not None:
+        loss = cost[true, predicted]
+    else:
+        loss = (true != (event if of_event else predicted)).astype(np.float64)
+    worst, kinds = (1.0, 2) if cost is None else (float(cost.max()) or 1.0, len(np.unique(cost)))
+    problem = _Problem(name, at_most, event if of_event else None, worst, kinds <= 2)
+
+    def solve(rows: Any, alpha: float) -> Threshold:
+        found = problem.solve(score[rows], loss[rows], alpha)
+        return replace(found, certainty=certainty, calibrator=calibrator, note=note)
+
+    if given is None:
+        return solve(slice(None), 1 - certainty)
+    members = sorted(set(given.tolist()), key=str)
+    each = {group: solve(given == group, (1 - certainty) / len(members)) for group in members}
+    return GroupThresholds(each, certainty)
+
+
+class _Sequence(NamedTuple):
+    """Down the distinct scores: the scores, and of the rows at or above each how many there are and their losses."""
+
+    score: np.ndarray
+    kept: np.ndarray
+    """Rows at or above."""
+    trials: np.ndarray
+    """Rows that the risk is a mean over."""
+    losses: np.ndarray
+    """Their sum of losses."""
+    p_value: np.ndarray
+    start: np.ndarray
+    """The p-value if the sequence begins here: without the row whose score is the threshold."""
+
+
+class _Problem(NamedTuple):
+    """A risk and its bound."""
+
+    risk: str
+    at_most: float
+    event: int | None
+    largest: float = 1.0
+    """The largest loss that there can be."""
+    two_valued: bool = True
+
+    @property
+    def bound(self) -> float:
+        """As a share of the largest loss."""
+        return min(self.at_most / self.largest, 1.0)
+
+    def solve(self, score: np.ndarray, loss: np.ndarray, alpha: float) -> Threshold:
+        n = len(score)
+        steps = self.sequence(score, loss)
+        last = self.last(steps, n, alpha)
+        risk = steps.losses / np.maximum(steps.trials, 1)
+        low, high = self.bounds(steps, alpha)
+        curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, low, high)
+        needed = None if last >= 0 else self.labels_needed(steps, n, alpha)
+        at = (steps.score[last], int(steps.kept[last]), risk[last], high[last]) if last >= 0 else (
+            math.inf, 0, math.nan, math.nan,
+        )  # fmt: skip
+        return Threshold(
+            float(at[0]), self.at_most, 1 - alpha, self.risk, self.event, n, at[1], float(at[2]), float(at[3]),
+            needed, curve,
+        )  # fmt: skip
+
+    def sequence(self, score: np.ndarray, loss: np.ndarray) -> _Sequence:
+        order = np.argsort(-score, kind="stable")
+        last = np.flatnonzero(tie_ends(-score[order])) if len(score) else np.zeros(0, np.int64)
+        kept, losses = last + 1.0, np.cumsum(loss[order])[last]
+        if self.risk == "false_positive_rate":
+            negatives = np.full(len(last), loss.sum())
+            p = bdtr(losses, negatives.astype(np.int64), self.at_most) if len(last) else losses
+            return _Sequence(score[order][last], kept, negatives, losses, p, p)
+        if not self.two_valued:
+            p = self.betting(loss[order])
+            return _Sequence(score[order][last], kept, kept, losses, p[last], p[np.maximum(last - 1, 0)])
+        bound, count = self.bound, np.round(losses / self.largest)
+        p = bdtr(count, kept.astype(np.int64), bound) if bound < 1 else np.zeros_like(kept)
+        start = bdtr(count, np.maximum(kept.astype(np.int64) - 1, 0), bound) if bound < 1 else p
+        start = np.where(kept - 1 < count, 1.0, start)
+        return _Sequence(score[order][last], kept, kept, losses, p, start)
+
+    def betting(self, loss: np.ndarray) -> np.ndarray:
+        """1/wealth of bets that the mean cost is below the bound, after each row: a mixture of fixed bets."""
+        if self.bound >= 1:
+            return np.zeros(len(loss))
+        most = 1.0 / (self.largest - self.at_most)
+        log_wealth = np.cumsum(np.log1p(np.outer(_BETS * most, self.at_most - loss)), axis=1)
+        p: np.ndarray = np.minimum(np.exp(-(logsumexp(log_wealth, axis=0) - math.log(len(_BETS)))), 1.0)
+        return p
+
+    def last(self, steps: _Sequence, n: int, alpha: float) -> int:
+        """The place of the lowest threshold that passes; −1 where none does."""
+        best, budget = -1, 0.0
+        places = self.starts(steps, n, alpha)
+        ends = [place for place, _ in places[1:]] + [len(steps.score)]
+        for (place, share), end in zip(places, ends, strict=False):
+            fresh = budget == 0
+            budget += share
+            p = steps.p_value[place:end].copy()
+            if len(p) and fresh:
+                p[0] = steps.start[place]
+            failed = np.flatnonzero(p > budget)
+            passed = len(p) if not len(failed) else int(failed[0])
+            best = place + passed - 1 if passed else best
+            budget = budget if not len(failed) else 0.0
+        return best
+
+    def starts(self, steps: _Sequence, n: int, alpha: float) -> list[tuple[int, float]]:
+        """Where chains begin, highest score first, and with what part of α each."""
+        if not len(steps.score):
+            return []
+        if self.risk == "false_positive_rate":  # falls with every threshold: one chain, from the top
+            return [(0, alpha)]
+        shares: list[tuple[float, float]] = []
+        count, left = n / FIRST_START, alpha
+        while count / FIRST_START > least_rows(self.bound, left / 2) and len(shares) < 8:
+            shares.append((count, left / 2))
+            left /= 2
+            count /= FIRST_START
+        # The last one takes what is left, and cannot begin before a test of perfect rows could pass.
+        shares.append((max(count, least_rows(self.bound, left) + 1), left))
+        begun: dict[int, float] = {}
+        for rows, share in reversed(shares):
+            place = min(int(np.searchsorted(steps.kept, rows)), len(steps.score) - 1)
+            begun[place] = begun.get(place, 0.0) + share
+        return sorted(begun.items())
+
+    def bounds(self, steps: _Sequence, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """Clopper and Pearson's one-sided bounds of each risk."""
+        if self.risk == "cost":
+            nothing = np.full(len(steps.score), np.nan)
+            return nothing, nothing
+        return binomial_bounds(steps.losses, steps.trials, alpha)
+
+    def labels_needed(self, steps: _Sequence, n: int, alpha: float) -> int | None:
+        """The fewest rows with which some threshold would pass in four of five cases, were the risks those seen."""
+        if self.risk == "false_positive_rate":
+            return math.ceil(least_rows(self.at_most, alpha) * n / max(float(steps.trials[0]), 1.0)) if n else None
+        if not n:
+            return None
+        bound = self.bound
+        # Of few rows an error rate of zero shows little: half an error is added.
+        risk = (steps.losses / self.largest + 0.5) / (steps.trials + 1.0)
+        risk = np.where(steps.losses == 0, np.minimum(risk, bound / 2), risk)
+        enough = steps.kept >= min(n, max(20.0, 0.02 * n))
+        hopeful = np.flatnonzero(enough & (risk < 0.9 * bound))
+        if not len(hopeful):
+            return None
+        hopeful = hopeful[np.unique(np.linspace(0, len(hopeful) - 1, min(len(hopeful), 100)).astype(np.int64))]
+        wanted = [rows_to_pass(float(risk[i]), bound, alpha / 2) * n / steps.kept[i] for i in hopeful]
+        needed = max(math.ceil(min(wanted)), n + 1)
+        digits = max(len(str(needed)) - 2, 0)
+        return math.ceil(needed / 10**digits) * 10**digits
+
+
+def least_rows(at_most: float, alpha: float) -> float:
+    """How many rows without a single error prove a risk of at most so much: ln α / ln(1 − r).
+
+    >>> round(least_rows(0.02, 0.05), 1)
+    148.3
+    """
+    return math.log(alpha) / math.log1p(-at_most) if at_most < 1 else 1.0
+
+
+def rows_to_pass(risk: float, at_most: float, alpha: float, power: float = 0.8) -> int:
+    """How many rows it takes to reject "the risk exceeds the bound" with this power, if the risk is this.
+
+    >>> rows_to_pass(0.01, 0.02, 0.05)
+    987
+    """
+    gap = at_most - risk
+    noise = float(-ndtri(alpha)) * math.sqrt(at_most * (1 - at_most))
+    noise += float(ndtri(power)) * math.sqrt(risk * (1 - risk))
+    return math.ceil(max((noise / gap) ** 2, least_rows(at_most, alpha)))
+
+
+def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """One-sided lower and upper bounds of a share, each wrong with probability α at most.
+
+    >>> [bound.round(4).tolist() for bound in binomial_bounds(np.array([0.0, 3.0]), np.array([50.0, 50.0]), 0.05)]
+    [[0.0, 0.0166], [0.0582, 0.1478]]
+
+    Clopper and Pearson (1934).
+    """
+    missed = trials - hits
+    low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), missed + 1, alpha), 0.0)
+    high = np.where(missed > 0, betaincinv(hits + 1, np.maximum(missed, 1), 1 - alpha), 1.0)
+    return low, high
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """A promise checked again as labels arrive: valid whenever it is looked at.
+
+    `update` adds rows that were answered and whose outcome is known, and returns a new check. The promise is refuted
+    once the wealth of bets against it reaches 1/α: were it kept, that would happen with probability α at most, however
+    often and whenever one looks (Ville). Bets are a mixture over all risks above the bound, in closed form:
+    M = ∫_r^1 (q/r)^k ((1−q)/(1−r))^(m−k) dπ(q), π a Beta law beyond r.
+
+    >>> check = Recheck(at_most=0.02).update(np.zeros(500)).update(np.ones(30))
+    >>> check.refuted, round(check.low, 4)
+    (True, 0.0292)
+    """
+
+    at_most: float
+    certainty: float = 0.95
+    rows: int = 0
+    wrong: int = 0
+    refuted: bool = False
+    """Stays, once it was so."""
+
+    def __post_init__(self) -> None:
+        check_share(self.at_most, "at_most")
+        check_share(self.certainty, "certainty")
+
+    def update(self, wrong: Any) -> Recheck:
+        """Add answered rows: 1 where wrong, 0 where right."""
+        x = as_vector(wrong, "wrong").numpy()
+        if len(x) and not np.isin(x, (0.0, 1.0)).all():
+            raise InputError("wrong", "hold 0 and 1 only", f"{x[~np.isin(x, (0.0, 1.0))][0]:g}")
+        errors = np.cumsum(x)
+        # A crossing inside the batch counts too: it was valid to look then.
+        log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + errors)
+        crossed = bool((log_wealth >= -math.log(1 - self.certainty)).any())
+        return replace(self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed)
+
+    @property
+    def wealth(self) -> float:
+        """Of the bets against the promise, 1 at the start; 1/α is proof."""
+        return float(np.exp(np.minimum(self._log_wealth(np.array(self.rows), np.array(self.wrong)), 700.0)))
+
+    @property
+    def low(self) -> float:
+        """The risk is at least this, with the certainty, whenever one looks; 0 where nothing is known."""
+        return self._end(lower=True)
+
+    @property
+    def high(self) -> float:
+        """The risk is at most this, with the certainty, whenever one looks."""
+        return self._end(lower=False)
+
+    def _log_wealth(self, rows: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+        r = self.at_most
+        a, b = 1.0, (1 - r) / r  # a law with mean r: most risks worth a bet are not far above it
+        tail = np.maximum(1 - beta_cdf(a + wrong, b + rows - wrong, r), 1e-300)
+        prior = 1 - beta_cdf(a, b, r)
+        against = np.log(tail) - math.log(prior) + betaln(a + wrong, b + rows - wrong) - betaln(a, b)
+        log_wealth: np.ndarray = against - wrong * math.log(r) - (rows - wrong) * math.log1p(-r)
+        return log_wealth
+
+    def _end(self, *, lower: bool) -> float:
+        """The end of {q: M(q) < 1/α}, M the mixture over all risks against q, by bisection."""
+        if not self.rows:
+            return 0.0 if lower else 1.0
+        m, k, limit = self.rows, self.wrong, -math.log(1 - self.certainty)
+        a, b = 1.0, (1 - self.at_most) / self.at_most
+        mixture = betaln(a + k, b + m - k) - betaln(a, b)
+
+        def against(q: float) -> float:
+            return float(mixture - (k * math.log(q) if k else 0.0) - ((m - k) * math.log1p(-q) if m > k else 0.0))
+
+        inside, outside = k / m, 0.0 if lower else 1.0
+        if inside == outside or against(min(max(inside, 1e-12), 1 - 1e-12)) >= limit:
+            return outside
+        for _ in range(60):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if against(middle) < limit else (inside, middle)
+        return inside
+
+    def __str__(self) -> str:
+        found = f"{self.wrong:,} of {self.rows:,} answers were wrong"
+        span = f"between {format_percent(self.low, 2)} and {format_percent(self.high, 2)}"
+        promise = f"at most {format_percent(self.at_most)}"
+        if self.refuted:
+            return f"The promise of {promise} errors is broken: {found}; the risk lies {span}."
+        return f"Nothing speaks against the promise of {promise} errors: {found}; the risk lies {span}."
+
+
+def check_share(value: float, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    if not (isinstance(value, (int, float)) and 0 < value < 1):
+        raise InputError(name, "lie between 0 and 1", repr(value))
+    return float(value)
+
+
+def as_groups(groups: Any, length: int) -> np.ndarray:
+    """Check groups (n,) of any values, numbers or words."""
+    values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
+    if values.shape != (length,):
+        raise InputError("groups", f"have shape ({length},), one entry a row", str(values.shape))
+    return values
+
+
+def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[str, np.ndarray | None]:
+    if costs is None:
+        if risk not in RISKS or risk == "cost":
+            raise InputError("risk", "be error, false_discovery_rate or false_positive_rate", repr(risk))
+        check_share(at_most, "at_most")
+        return risk, None
+    if risk != "error":
+        raise InputError("risk", "be left out where costs are given", repr(risk))
+    cost = np.asarray(costs, dtype=np.float64)
+    if cost.shape != (classes, classes):
+        raise InputError("costs", f"have shape ({classes}, {classes}), true class by predicted class", str(cost.shape))
+    if not np.isfinite(cost).all() or cost.min() < 0:
+        raise InputError("costs", "be finite and not negative", f"{cost.min():g}..{cost.max():g}")
+    if not (isinstance(at_most, (int, float)) and at_most > 0):
+        raise InputError("at_most", "be positive", repr(at_most))
+    return "cost", cost
+
+
+def score_and_class(z: torch.Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    confidence, predicted = confidences(z)
+    if event is None:
+        return confidence, predicted
+    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
+    chance = confidence * torch.exp(z[:, event].double() - top).cpu().numpy()
+    return chance, predicted
+
+
+def _calibrate(
+    z: torch.Tensor, y: torch.Tensor, method: str | Callable[..., Calibrator], folds: int | None
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray, Calibrator, str]:
+    """Fit a method where it cannot spoil the promise: the rows that carry it, calibrated."""
+    fit: Callable[..., Calibrator] = METHODS[method] if isinstance(method, str) else method
+    if len(z) < 4:
+        raise InputError("logits", "have at least 4 rows, to fit on some and promise on others", str(len(z)))
+    if folds is None:
+        half = torch.from_numpy(stratified_folds(z, y, 2)).to(z.device)
+        calibrator = fit(*take_rows(z, y, half == 0))
+        kept = half == 1
+        note = f"Half of the rows fitted the calibrator; the other {int(kept.sum()):,} carry the promise."
+        return as_logits(calibrator(z[kept])), y[kept], kept.cpu().numpy(), calibrator, note
+    out = torch.from_numpy(cross_fit(fit, folds=folds)(z, y)).to(z.device)
+    note = (
+        f"Cross-fitted in {folds} folds: the promise is approximate, since the calibrator is then fitted on all rows."
+    )
+    return as_logits(out), y, np.ones(len(z), bool), fit(z, y), note
+
+
+def _plain(x: float) -> float | None:
+    return float(x) if math.isfinite(x) else None

@@ -1,0 +1,272 @@
+"""Performance without labels: what calibrated probabilities say of accuracy, F1 and ranking before labels arrive.
+
+If calibration holds, a prediction of probability p is right with probability p, so that expected counts of right and
+wrong predictions follow from the probabilities alone. It cannot see concept drift: where what the classes look like has
+changed, only labels tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, ndtri
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.errors import InputError
+from trueup.core.formatting import format_interval, format_number, format_percent, text_table
+from trueup.core.progress import track
+from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
+from trueup.decisions.refits import Refits, Resample
+from trueup.decisions.thresholds import check_share
+from trueup.metrics.intervals import Interval
+from trueup.metrics.resampling import check_resamples
+
+ESTIMATES = ("accuracy", "error_above", "f1", "roc_auc")
+ASSUMPTION = "This holds as long as calibration does; a change in what the classes look like shows only with labels."
+
+
+@dataclass(frozen=True, eq=False)
+class PerformanceEstimate:
+    """What a network's performance on unlabelled rows is expected to be, with intervals of what labels would show."""
+
+    values: Mapping[str, Interval]
+    rows: int
+    level: float
+    calibration_rows: int
+    """That the intervals carry the uncertainty of; 0 where the probabilities were taken as they are."""
+    shifted: bool
+    """Whether the class frequencies were estimated anew."""
+
+    def __getitem__(self, metric: str) -> Interval:
+        return self.values[metric]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        values = {
+            name: {key: None if math.isnan(x) else x for key, x in asdict(one).items()}
+            for name, one in self.values.items()
+        }
+        return {
+            "schema": 1,
+            "rows": self.rows,
+            "level": self.level,
+            "calibration_rows": self.calibration_rows,
+            "shifted": self.shifted,
+            "metrics": values,
+        }
+
+    def __str__(self) -> str:
+        head = f"Estimated without labels on {self.rows:,} rows"
+        source = (
+            f"calibrated on {self.calibration_rows:,} labelled rows"
+            if self.calibration_rows
+            else "the probabilities taken as calibrated"
+        )
+        shifted = ", class frequencies estimated anew" if self.shifted else ""
+        table = [["metric", "estimate", f"{format_percent(self.level)} interval"]]
+        table += [[k, format_number(i.value), format_interval(i.low, i.high)] for k, i in self.values.items()]
+        return "\n\n".join([f"{head}, {source}{shifted}", text_table(table), ASSUMPTION])
+
+
+def estimate_performance(
+    logits: Any,
+    *,
+    val: tuple[Any, Any] | None = None,
+    metrics: Iterable[str] = ("accuracy",),
+    threshold: float = 0.5,
+    event: int = 1,
+    calibrate: str | Callable[..., Calibrator] | None = None,
+    shift: bool = False,
+    level: float = 0.95,
+    n_resamples: int = 200,
+    seed: int = 0,
+    progress: bool = True,
+) -> PerformanceEstimate:
+    """Expected accuracy, error above a confidence, F1 and ROC-AUC of unlabelled rows.
+
+    accuracy: the mean confidence. error_above: 1 − the mean confidence of the rows whose confidence is at least
+    `threshold`. f1 and roc_auc are of class `event` against the others: TP is the sum of P(event) over the rows
+    predicted as the event, and so on. With labelled rows `val`, `calibrate` (temperature scaling unless named) is
+    fitted to them, with a shift of the confidences' log-odds so that their mean is the accuracy there; the intervals
+    come from fits to resamples of `val` and labels drawn from what each says, so that they are intervals of what labels
+    would show. `shift=True` first estimates the new class frequencies and corrects for them.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> print(estimate_performance(3 * z[2000:], val=(3 * z[:2000], y[:2000]), n_resamples=100))
+    Estimated without labels on 2,000 rows, calibrated on 2,000 labelled rows
+    <BLANKLINE>
+    metric    estimate     95 % interval
+    accuracy    0.5830  [0.5559, 0.6101]
+    <BLANKLINE>
+    This holds as long as calibration does; a change in what the classes look like shows only with labels.
+    >>> f"{(z[2000:].argmax(axis=1) == y[2000:]).mean():.4f}"
+    '0.5930'
+
+    Guerra et al. call it confidence-based performance estimation (CBPE); Garg et al. (2022) for its limits.
+    """
+    z = as_logits(logits)
+    wanted = _check_metrics(metrics)
+    check_share(level, "level")
+    check_resamples(n_resamples)
+    if not len(z):
+        raise InputError("logits", "have rows", "none")
+    if not 0 <= event < z.shape[1]:
+        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    if shift and val is None:
+        raise ValueError("shift=True needs val, labelled rows of the old population")
+    rng = np.random.default_rng(seed)
+    if val is None:
+        p = softmax(z)
+        draws: Any = (p for _ in range(n_resamples))
+        labelled = 0
+    else:
+        pair = as_tensors(*val, at_least=2)
+        labelled = len(pair[0])
+        name = calibrate or (CALIBRATION if shift else "temperature")
+        refits = Refits(name, *pair)
+        p, prior = _calibrated(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
+        draws = (_resampled(refits, z, shift, prior, rng) for _ in range(n_resamples))
+    reader = _Reader(p, threshold, event)
+    point = {name: reader.expected(name, p) for name in wanted}
+    seen: dict[str, list[float]] = {name: [] for name in wanted}
+    for drawn in track(draws, n_resamples, label="resampling", enabled=progress):
+        labels = _draw(drawn, rng)
+        for name in wanted:
+            seen[name].append(reader.realised(name, labels))
+    reach = float(-ndtri((1 - level) / 2))
+    values = {}
+    for name, value in point.items():
+        # The spread, not the percentiles, which some hundred draws leave too near to each other.
+        error = math.nan if math.isnan(value) else reach * float(np.nanstd(seen[name], ddof=1))
+        values[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
+    return PerformanceEstimate(values, len(z), level, labelled, shift)
+
+
+class _Reader:
+    """What was predicted, and how a metric reads it: from probabilities, or from labels."""
+
+    def __init__(self, p: np.ndarray, threshold: float, event: int) -> None:
+        self.predicted = p.argmax(axis=1)
+        self.kept = p.max(axis=1) >= threshold
+        self.event, self.positive, self.score = event, self.predicted == event, p[:, event]
+
+    def expected(self, metric: str, p: np.ndarray) -> float:
+        return self._read(metric, p[np.arange(len(p)), self.predicted], p[:, self.event])
+
+    def realised(self, metric: str, labels: np.ndarray) -> float:
+        return self._read(
+            metric, (labels == self.predicted).astype(np.float64), (labels == self.event).astype(np.float64)
+        )
+
+    def _read(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
+        if metric == "accuracy":
+            return float(right.mean())
+        if metric == "error_above":
+            return float(1 - right[self.kept].mean()) if self.kept.any() else math.nan
+        if metric == "f1":
+            both = float(happens[self.positive].sum())
+            either = float(self.positive.sum()) + float(happens.sum())
+            return 2 * both / either if either > 0 else math.nan
+        return soft_roc_auc(self.score, happens)
+
+
+def soft_roc_auc(scores: np.ndarray, chance: np.ndarray) -> float:
+    """The area under the ROC curve where row i is positive with probability `chance`[i]; ties are one step.
+
+    >>> f"{soft_roc_auc(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 0.0])):.2f}"
+    '1.00'
+    """
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    true = np.append(0.0, np.cumsum(chance[order])[last])
+    false = np.append(0.0, np.cumsum(1 - chance[order])[last])
+    if true[-1] <= 0 or false[-1] <= 0:
+        return math.nan
+    return float(np.diff(false) @ (true[1:] + true[:-1]) / (2 * true[-1] * false[-1]))
+
+
+def _calibrated(
+    fitted: Resample,
+    refits: Refits,
+    z: Tensor,
+    shift: bool,
+    weights: np.ndarray | None,
+    start: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Calibrated probabilities, and the class frequencies that they were corrected for."""
+    val_z, val_y = refits.pair
+    labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
+    right = labelled.argmax(axis=1) == val_y.cpu().numpy()[fitted.rows]
+    # Temperature scaling may leave the mean confidence some tenths of a per cent off: that is all that counts here.
+    intercept = match_mean(_log_odds(labelled.max(axis=1)), float((right.sum() + 0.5) / (len(right) + 1)))
+    p = _shift_confidence(softmax(fitted.calibrator(z)), intercept)
+    if not shift:
+        return p, None
+    old = _shift_confidence(labelled, intercept).mean(axis=0)
+    prior = em_prior(p, old, weights=weights, start=start)
+    return softmax(torch.from_numpy(shift_prior(prior, old)(np.log(np.maximum(p, 1e-300))))), prior
+
+
+def _resampled(
+    refits: Refits, z: Tensor, shift: bool, start: np.ndarray | None, rng: np.random.Generator
+) -> np.ndarray:
+    fitted = refits.draw(rng)
+    weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
+    return _calibrated(fitted, refits, z, shift, weights, start)[0]
+
+
+def match_mean(odds: np.ndarray, wanted: float) -> float:
+    """The a with which σ(log-odds + a) has the wanted mean, by Newton's method.
+
+    >>> round(match_mean(np.zeros(3), 0.75), 4)
+    1.0986
+    """
+    a = 0.0
+    for _ in range(50):
+        p = expit(odds + a)
+        step = (wanted - float(p.mean())) / max(float((p * (1 - p)).mean()), 1e-6)
+        a += min(max(step, -1.0), 1.0)
+        if abs(step) < 1e-9:
+            break
+    return a
+
+
+def _log_odds(confidence: np.ndarray) -> np.ndarray:
+    c = np.clip(confidence, 1e-15, 1 - 1e-15)
+    odds: np.ndarray = np.log(c) - np.log1p(-c)
+    return odds
+
+
+def _shift_confidence(p: np.ndarray, intercept: float) -> np.ndarray:
+    """Add to the log-odds of the predicted class; the others share the rest as before."""
+    rows, best = np.arange(len(p)), p.argmax(axis=1)
+    confidence = p[rows, best]
+    moved = expit(_log_odds(confidence) + intercept)
+    out = p * ((1 - moved) / np.maximum(1 - confidence, 1e-15))[:, None]
+    out[rows, best] = moved
+    shifted: np.ndarray = out / out.sum(axis=1, keepdims=True)
+    return shifted
+
+
+def _draw(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A label of each row."""
+    edges = np.cumsum(p, axis=1)
+    labels: np.ndarray = (rng.random((len(p), 1)) * edges[:, -1:] > edges).sum(axis=1)
+    return np.minimum(labels, p.shape[1] - 1)
+
+
+def _check_metrics(metrics: Iterable[str]) -> tuple[str, ...]:
+    wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for name in wanted:
+        if name not in ESTIMATES:
+            raise InputError("metrics", f"be of {', '.join(ESTIMATES)}", repr(name))
+    return wanted

@@ -1,0 +1,71 @@
+"""Drawings of a repair: the ladder of what was tried, and inputs before and after."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trueup.clamping.input_repair import RepairRecord
+from trueup.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PICTURES = 8
+
+
+def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """The held-out loss of each rung, its error bar that of the gain over the rung below; hollow ones were refused.
+
+    >>> from trueup.clamping.input_repair import repair
+    >>> x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
+    >>> ax = draw_ladder(repair(torch.nn.Identity(), [(x, y)]).repair_record)
+    >>> ax.get_xlabel()
+    'Held-out log-loss (nats)'
+    """
+    ax = style.axes_for(ax, height=max(1.6, 0.9 + 0.3 * len(record.rungs)))
+    for number, rung in enumerate(record.rungs):
+        colour = style.line_style(0 if rung.kept else 1)["color"]
+        look = {"color": colour, "markerfacecolor": colour if rung.kept else "none"}
+        ax.errorbar([rung.loss], [number], xerr=[rung.error], fmt="o", markersize=4, capsize=2, **look)
+    ax.set_yticks(range(len(record.rungs)), [style.shorten(rung.title, 34) for rung in record.rungs])
+    ax.invert_yaxis()
+    style.set_labels(ax, "What was tried" if title is None else title, "Held-out log-loss (nats)", "")
+    return ax
+
+
+def save_ladder(record: RepairRecord, path: str | os.PathLike[str]) -> None:
+    """Draw the ladder to a file, whose suffix says which format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, max(1.8, 0.9 + 0.3 * len(record.rungs))), layout="constrained")
+    draw_ladder(record, figure.subplots())
+    figure.savefig(os.fspath(path))
+
+
+def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:
+    """A strip of a network's inputs as they come, above the same through the input map, in pixels.
+
+    `images` are inputs of the network, (n, C, H, W); a few are shown. Returns the figure.
+    """
+    from matplotlib.figure import Figure
+
+    shown = images[:_PICTURES].detach().float().cpu()
+    before = repaired.before
+    with torch.no_grad():
+        after = shown if before is None else before.cpu()(shown)
+    if before is not None:
+        low, width = before.low.cpu(), (before.high - before.low).cpu()
+        shown, after = (shown - low) / width, (after - low) / width
+    figure = Figure(figsize=(0.8 * len(shown), 1.9))
+    axes = figure.subplots(2, len(shown), squeeze=False)
+    for row, (name, pictures) in enumerate((("as they come", shown), ("repaired", after))):
+        for column, picture in enumerate(pictures):
+            pixels = picture.clamp(0, 1).movedim(0, -1).numpy()
+            ax = axes[row, column]
+            ax.imshow(pixels[..., 0] if pixels.shape[-1] != 3 else pixels, cmap="gray", vmin=0, vmax=1)
+            ax.set_axis_off()
+        axes[row, 0].set_title(name, fontsize=8, loc="left")
+    return figure

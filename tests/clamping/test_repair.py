@@ -1,0 +1,255 @@
+"""Repair of a small network on small colour images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from colour_images import images, trained, white_balance
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import trueup
+from trueup.clamping.batch_norm import batch_norms, estimate, share_copy
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.head import fit_correction
+from trueup.clamping.input_repair import Repaired, repair
+from trueup.clamping.ladder import Rung, judge, nested_rows
+from trueup.clamping.network import Network
+from trueup.core.errors import InputError
+
+
+def loader(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(90), y.split(90), strict=True))
+
+
+def fit(x: Tensor, y: Tensor, **options: Any) -> Repaired:
+    return repair(trained(), loader(x, y), normalise=nn.Identity(), augment=None, **options)
+
+
+def nll(network: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(network(x), y))
+
+
+@pytest.fixture(scope="module")
+def balanced() -> Repaired:
+    """Repaired after another white balance."""
+    x, y = images(300, 2)
+    return fit(white_balance(x), y, parts=("input", "head"), maps=("affine", "gamma"))
+
+
+def test_white_balance_is_found_and_undone(balanced: Repaired) -> None:
+    record = balanced.repair_record
+    assert record.causes == ("white balance",)
+    assert "input" in record.parts
+    assert record.verdict.startswith("Yes: red gain 1.")
+    x, y = images(1500, 3)
+    home = trueup.METHODS["temperature"](trained()(x).detach(), y)
+    clean = float(F.cross_entropy(home(trained()(x).detach()), y))
+    shifted = trained()(white_balance(x)).detach()
+    lost = float(F.cross_entropy(trueup.METHODS["temperature"](shifted, y)(shifted), y)) - clean
+    assert nll(balanced, white_balance(x), y) - clean < 0.2 * lost
+    assert record.gain > 1.64 * record.error
+    assert record.equivalents < 120
+
+
+def test_the_ladder_tells_what_was_tried(balanced: Repaired) -> None:
+    first, *others = balanced.repair_record.rungs
+    assert first.name == "temperature"
+    assert first.loss == pytest.approx(balanced.repair_record.baseline)
+    for rung in others:
+        assert rung.kept == (rung.gain > 1.64 * rung.error)
+    assert balanced.repair_record.p_values.keys() == {"affine", "gamma"}
+
+
+def test_home_data_is_left_to_temperature() -> None:
+    x, y = images(300, 5)
+    repaired = fit(x, y)
+    assert repaired.repair_record.parts == ()
+    assert repaired.repair_record.verdict.startswith("No: temperature is enough")
+    alone = trueup.METHODS["temperature"](trained()(x).detach(), y)
+    torch.testing.assert_close(repaired(x), alone(trained()(x)), rtol=1e-5, atol=1e-5)
+    assert repaired.model is trained()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_callers_network_is_bit_identical_afterwards(fails: bool) -> None:
+    network = deepcopy(trained()).train()
+    network[0].weight.requires_grad = False
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    random, (x, y) = torch.get_rng_state(), images(120, 6)
+
+    def broken() -> Iterator[tuple[Tensor, Tensor]]:
+        yield x[:60], y[:60]
+        raise OSError("the disk is gone")
+
+    if fails:
+        with pytest.raises(OSError, match="gone"):
+            repair(network, broken())
+        calls = iter(range(10**6))
+
+        def fail(*_: Any) -> None:
+            if next(calls) > 8:  # in a later pass
+                raise ZeroDivisionError
+
+        handle = network[3].register_forward_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            repair(network, loader(white_balance(x), y), normalise=nn.Identity())
+        handle.remove()
+    else:
+        repaired = repair(network, loader(white_balance(x), y), normalise=nn.Identity(), maps="affine")
+        assert isinstance(repaired, Repaired)
+    assert all(torch.equal(state[name], tensor) for name, tensor in network.state_dict().items())
+    assert network.training
+    assert not network[0].weight.requires_grad
+    assert network[1].weight.requires_grad
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in network.modules())
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_batch_norm_statistics_are_those_of_the_inputs() -> None:
+    x, y = images(200, 7)
+    samples = Network(trained(), CalibrationSet.read(loader(x + 0.3, y), device="cpu"))
+    found = estimate(samples, None, 1.0)
+    copied = deepcopy(trained())
+    for layer in batch_norms(copied).values():
+        layer.momentum = 1.0
+    with torch.no_grad():
+        copied.train()(x + 0.3)  # torch's own statistics of the whole batch
+    for name, tensor in found.tensors.items():
+        wanted = copied.state_dict()[name]
+        count = 200 * (64 if name.startswith("1.") else 16)  # torch's variance is that of a sample
+        wanted = wanted * (count - 1) / count if name.endswith("var") else wanted
+        torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-4)
+    assert max(found.divergences.values()) > 0.1
+    untouched = estimate(samples, None, 0.0)
+    assert all(torch.equal(tensor, trained().state_dict()[name]) for name, tensor in untouched.tensors.items())
+
+
+def test_a_copy_shares_all_but_what_changed() -> None:
+    other = share_copy(trained(), {"8.weight": torch.zeros(4, 16)})
+    mine, theirs = dict(other.named_parameters()), dict(trained().named_parameters())
+    assert [name for name in mine if mine[name] is not theirs[name]] == ["8.weight"]
+    assert all(a is b for a, b in zip(other.buffers(), trained().buffers(), strict=True))
+
+
+def test_the_last_layer_is_the_correction_of_its_logits() -> None:
+    x, y = images(200, 8)
+    with torch.no_grad():
+        features = trained()[:8](x)
+        logits = trained()(x)
+    found = fit_correction(logits.double().numpy(), features.double().numpy(), y.numpy(), 0.1)
+    weight, bias = found.layer(trained()[8])
+    expected = found.logits(logits.double().numpy(), features.double().numpy())
+    np.testing.assert_allclose(F.linear(features, weight, bias).numpy(), expected, atol=1e-4)
+    before = float(F.cross_entropy(logits, y))
+    assert float(F.cross_entropy(torch.from_numpy(expected), y)) < before
+
+
+def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_those_who_chose() -> None:
+    rng = np.random.default_rng(0)
+    labels = torch.zeros(90, dtype=torch.int64)
+    plain = np.zeros((90, 2))
+    better = plain + np.column_stack([rng.normal(0.2, 0.3, 90), np.zeros(90)])
+    noise = plain + np.column_stack([rng.normal(0.0, 0.3, 90), np.zeros(90)])
+    start = Rung("temperature", "", 0, 0, plain, np.full(90, np.log(2)))
+    kept, refused = judge([start], 0, "better", "", 1, better, labels), judge([start], 0, "noise", "", 1, noise, labels)
+    assert (kept.kept, refused.kept) == (True, False)
+    masks = [torch.arange(90) % 3 == k for k in range(3)]
+    losses, _ = nested_rows([start, refused, kept], masks)
+    assert losses.mean() < start.losses.mean()
+    # A rung that is good in one fold alone is chosen by that fold for the others only, and refused by them for it.
+    lucky = np.where(masks[0].numpy()[:, None], better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
+    losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], masks)
+    assert (losses[masks[0].numpy()] == start.losses[masks[0].numpy()]).all()
+
+
+def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:
+    x, y = images(300, 9)
+    same = repair(trained(), [x], augment=None, normalise=nn.Identity())
+    assert same.repair_record.parts == ()
+    assert "have not moved" in same.repair_record.verdict
+    torch.testing.assert_close(same(x), trained()(x))
+    dark = repair(trained(), loader(x**2, y), labels=None, augment=None, normalise=nn.Identity(), maps=("gamma",))
+    assert not dark.repair_record.labelled
+    assert "batch_norm" in dark.repair_record.parts
+    xt, yt = images(1500, 10)
+    assert nll(dark, xt**2, yt) < 0.9 * nll(trained(), xt**2, yt)
+
+
+def test_networks_without_batch_norm_or_linear_head_skip_those_parts() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 6 * x
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(120, 3, generator=generator)
+    y = torch.multinomial(torch.softmax(6 * x, dim=1), 1, generator=generator)[:, 0]
+    notes = repair(Plain(), [(x, y)]).repair_record.notes
+    assert any("no layers with running statistics" in note for note in notes)
+    assert any("not the output of one small nn.Linear" in note for note in notes)
+    few = repair(Plain(), [(x[:20], y[:20])]).repair_record
+    assert few.parts == ()
+    assert "20 samples are too few" in few.notes[0]
+
+
+def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Path) -> None:
+    x, y = images(200, 11)
+    moved = fit(x**0.4, y, parts=("batch_norm", "head"))
+    for number, repaired in enumerate((balanced, moved)):
+        path = tmp_path / f"{number}.safetensors"
+        trueup.save_repaired(repaired, path)
+        again = trueup.load_repaired(trained(), path)
+        assert torch.equal(again(x), repaired(x))
+        assert again.repair_record == repaired.repair_record
+        assert path.stat().st_size < 20_000
+    with pytest.raises(ValueError, match="must be the one that was repaired"):
+        trueup.load_repaired(nn.Linear(2, 2), path)
+    with pytest.raises(ValueError, match=r"hold a clamped network, got a repaired network; load_repaired"):
+        trueup.load_clamped(trained(), path)
+
+
+def test_torch_export_agrees(balanced: Repaired) -> None:
+    x, _ = images(6, 12)
+    program = torch.export.export(balanced, (x,))
+    torch.testing.assert_close(program.module()(x), balanced(x), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ("input", "wheels")}, "parts must be some of input, batch_norm, head, got 'wheels'"),
+        ({"maps": ("gamma",)}, "maps must be without gamma where the pixels' range is unknown, got 'gamma'; give norm"),
+        ({"maps": ("fish",)}, "maps must be some of"),
+        ({"augment": "flip"}, 'augment must be "crop", None or a function'),
+        ({"normalise": ((0.5,), (0.0,))}, "normalise must have a mean and a positive std"),
+        ({"temperature": -1.0}, "temperature must be a positive number"),
+        ({"labels": "mine"}, 'labels must be "loader" or None'),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
+    x, y = images(60, 13)
+    with pytest.raises(InputError) as error:
+        repair(trained(), [(x, y)], **options)
+    assert str(error.value).startswith(message)
+
+
+def test_the_ladder_and_the_inputs_are_drawn(balanced: Repaired) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from trueup.report.repair_figures import draw_inputs, draw_ladder
+
+    ax = draw_ladder(balanced.repair_record)
+    assert len(ax.get_yticklabels()) == len(balanced.repair_record.rungs)
+    assert ax.get_yticklabels()[0].get_text() == "temperature alone"
+    x, _ = images(4, 14)
+    shown = [picture.get_images()[0].get_array() for picture in draw_inputs(balanced, white_balance(x)).axes]
+    assert len(shown) == 8
+    torch.testing.assert_close(torch.tensor(np.asarray(shown[0])), white_balance(x)[0].movedim(0, -1))
+    clean = x[0].movedim(0, -1).numpy()
+    assert np.abs(shown[4] - clean).mean() < 0.5 * np.abs(shown[0] - clean).mean()  # the map undoes what was done

@@ -1,0 +1,102 @@
+"""Families of input maps: the identity at zero, gradients, compositions, words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueup.clamping.natural_gradient import pull_back, solve_damped
+from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, InputMap, PixelSpace
+from trueup.core.errors import InputError
+
+SHAPE = (3, 8, 8)
+ZERO_ONE = (torch.tensor(0.0), torch.tensor(1.0))
+
+
+def drawn(name: str, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> InputMap:
+    family = FAMILIES[name]
+    return family(shape, 0.3 * torch.randn(family.size(shape), generator=torch.Generator().manual_seed(seed)))
+
+
+def pixels(n: int = 5, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_the_identity_at_zero_and_says_nothing(name: str) -> None:
+    family = FAMILIES[name](SHAPE)
+    torch.testing.assert_close(family(pixels()), pixels(), rtol=0, atol=1e-6)
+    assert family.words() == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_away_from_zero_it_changes_pixels_and_says_so(name: str) -> None:
+    family = drawn(name)
+    assert float((family(pixels()) - pixels()).abs().max()) > 0.01
+    assert family.words()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_of_each_sample_are_those_of_autograd(name: str) -> None:
+    space = PixelSpace(drawn(name), torch.tensor(-1.0), torch.tensor(2.0))
+    x, g = pixels(3), torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2))
+    rows = pull_back(space, space.inner.theta, x, g)
+    for i in range(3):  # one sample at a time, by plain autograd
+        theta = space.inner.theta.clone().requires_grad_()
+        (slow,) = torch.autograd.grad((space.apply_map(theta, x[i : i + 1]) * g[i]).sum(), theta)
+        torch.testing.assert_close(rows[i], slow, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rich", "poor"), [(rich, poor) for rich in CONTAINS for poor in CONTAINS[rich]])
+def test_a_richer_family_starts_where_the_poorer_one_was(rich: str, poor: str) -> None:
+    start = Composition([drawn(poor)])
+    extended = start.extend(rich, SHAPE)
+    assert [part.name for part in extended.parts] == [rich]
+    torch.testing.assert_close(extended(pixels()), start(pixels()), rtol=0, atol=1e-5)
+
+
+def test_a_kernel_takes_over_colours_and_sharpness_together() -> None:
+    start = Composition([drawn("colour"), drawn("grey_kernel", seed=3)])
+    torch.testing.assert_close(start.extend("kernel", SHAPE)(pixels()), start(pixels()), rtol=0, atol=1e-5)
+
+
+def test_a_composition_applies_gamma_first() -> None:
+    both = Composition([drawn("affine"), drawn("gamma")])
+    assert both.name == "gamma + affine"
+    torch.testing.assert_close(both(pixels()), drawn("affine")(drawn("gamma")(pixels())))
+    torch.testing.assert_close(both.apply_map(both.theta, pixels()), both(pixels()))
+
+
+def test_pixel_space_is_the_map_between_two_affine_changes() -> None:
+    mean, std = torch.tensor([0.4, 0.5, 0.6]).reshape(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).reshape(3, 1, 1)
+    space = PixelSpace(drawn("gamma"), -mean / std, (1 - mean) / std)
+    expected = (drawn("gamma")(pixels()) - mean) / std
+    torch.testing.assert_close(space((pixels() - mean) / std), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["offset", "affine", "colour", "pixel_offset"])
+def test_features_and_embeddings_are_mapped_too(name: str) -> None:
+    family = drawn(name, (4,))
+    rows = pixels(6, (4,))
+    tokens = rows.reshape(2, 3, 4)
+    torch.testing.assert_close(family(tokens).reshape(6, 4), family(rows))
+
+
+def test_many_coordinates_are_solved_among_the_samples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(20, 450, generator=generator, dtype=torch.float64).numpy()
+    v = torch.randn(450, generator=generator, dtype=torch.float64).numpy()
+    precision = torch.full((450,), 0.01, dtype=torch.float64).numpy()
+    scaled = u / len(u) ** 0.5
+    damping = 0.05 * (scaled**2).sum() / 450
+    matrix = torch.from_numpy(scaled.T @ scaled) + torch.eye(450, dtype=torch.float64) * (0.01 + damping)
+    slow = torch.linalg.solve(matrix, torch.from_numpy(v))
+    torch.testing.assert_close(torch.from_numpy(solve_damped(u, v, precision)), slow)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="theta must have shape"):
+        FAMILIES["affine"](SHAPE, torch.zeros(5))
+    with pytest.raises(InputError, match="shape must"):
+        FAMILIES["kernel"]((4,))

@@ -1,0 +1,203 @@
+"""Promised thresholds: the guarantee by simulation, small cases by hand, and input people have."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from trueup.core.errors import InputError
+from trueup.decisions import GroupThresholds, Recheck, threshold
+from trueup.decisions.thresholds import least_rows
+
+
+def draw(n, seed, classes=4, scale=3.0):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, classes)) * scale
+    return z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+
+
+def event_pair(chance, happened):
+    return np.stack([np.log1p(-chance), np.log(chance)], axis=1), happened.astype(int)
+
+
+def population(size=100_000, seed=5):
+    """Confidences, and how often each is right: too sure by a temperature of 1.3."""
+    rng = np.random.default_rng(seed)
+    c = np.clip(rng.beta(4, 0.7, size), 0.01, 0.9999)
+    odds = np.log(c / (1 - c)) / 1.3
+    return c, 1 / (1 + np.exp(-odds))
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_promise_fails_no_more_often_than_stated(rounded):
+    c, right = population()
+    c = np.clip(c.round(2), 0.01, 0.99) if rounded else c
+    order = np.argsort(-c)
+    risk = np.cumsum(1 - right[order]) / np.arange(1, len(c) + 1)
+    rng = np.random.default_rng(0)
+    failed, promised, trials = 0, 0, 300
+    for _ in range(trials):
+        at = rng.integers(0, len(c), 600)
+        found = threshold(
+            *event_pair(c[at], rng.random(600) < right[at]), risk="false_discovery_rate", at_most=0.1, certainty=0.9
+        )
+        kept = np.searchsorted(-c[order], -found.threshold * (1 - 1e-9), side="right")
+        promised += found.promised
+        failed += bool(kept and risk[kept - 1] > 0.1)
+    assert promised > 0.9 * trials
+    assert failed <= binom.ppf(0.999, trials, 0.1)
+    assert failed > 0  # not so careful that it says nothing
+
+
+def test_false_positives_are_bounded_by_the_exact_quantile():
+    rng = np.random.default_rng(0)
+    chance = rng.random(3000)
+    happened = rng.random(3000) < chance
+    found = threshold(*event_pair(chance, happened), risk="false_positive_rate", at_most=0.05)
+    negatives = np.sort(chance[~happened])[::-1]
+    allowed = int(binom.ppf(0.05, len(negatives), 0.05)) - 1
+    passed = (negatives >= found.threshold - 1e-12).sum()
+    assert allowed - 1 <= passed <= allowed + 1
+    assert binom.cdf(passed, len(negatives), 0.05) <= 0.05
+
+
+def test_the_threshold_is_a_score_and_its_rows_are_answered():
+    z, y = draw(3000, 0)
+    found = threshold(z, y, at_most=0.1)
+    answers = found.answers(z)
+    assert answers.dtype == bool
+    assert answers.sum() == found.answered
+    assert found.observed == pytest.approx((z.argmax(axis=1) != y)[answers].mean())
+    assert found.observed < found.bound <= 0.1 + 1e-9
+    assert isinstance(found.answers(torch.from_numpy(z)), torch.Tensor)
+    assert found.coverage + found.review == 1
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_discrete_scores_are_one_step():
+    c = np.repeat([0.9, 0.6], [400, 400])
+    wrong = np.zeros(800, bool)
+    wrong[:8] = True  # 2 % of the first
+    wrong[400:520] = True  # 30 % of the others
+    found = threshold(*event_pair(c, ~wrong), risk="false_discovery_rate", at_most=0.05)
+    assert found.answered == 400
+    assert found.threshold == pytest.approx(0.9)
+
+
+def test_nothing_to_promise_is_said_with_the_labels_it_takes():
+    z, y = draw(60, 1)
+    found = threshold(z, y, at_most=0.01)
+    assert not found.promised
+    assert math.isinf(found.threshold)
+    assert found.answered == 0
+    assert not found.answers(z).any()
+    assert found.labels_needed is None or found.labels_needed > 60
+    assert "Nothing can be promised from 60 rows" in str(found)
+    useless = threshold(np.zeros((500, 2)), np.arange(500) % 2, at_most=0.05)
+    assert useless.labels_needed is None
+    assert "not likely to help" in str(useless)
+
+
+def test_the_labels_needed_are_about_enough():
+    c, right = population()
+    rng = np.random.default_rng(1)
+
+    def promised(n):
+        at = rng.integers(0, len(c), n)
+        return threshold(*event_pair(c[at], rng.random(n) < right[at]), risk="false_discovery_rate", at_most=0.05)
+
+    needed = [one.labels_needed for one in (promised(150) for _ in range(20)) if not one.promised]
+    guess = int(np.median([n for n in needed if n is not None]))
+    assert np.mean([promised(guess).promised for _ in range(40)]) > 0.5
+
+
+def test_all_right_needs_no_fewer_rows_than_the_law_says():
+    for n in (149, 151):
+        pair = event_pair(np.linspace(0.9, 0.99, n), np.ones(n, bool))
+        assert threshold(*pair, risk="false_discovery_rate").promised == (n > least_rows(0.02, 0.05) + 1)
+
+
+def test_groups_share_the_certainty():
+    z, y = draw(4000, 2)
+    groups = np.where(np.arange(4000) % 2 == 0, "left", "right")
+    both = threshold(z, y, at_most=0.1, groups=groups)
+    assert isinstance(both, GroupThresholds)
+    assert list(both) == ["left", "right"]
+    alone = threshold(z[::2], y[::2], at_most=0.1, certainty=0.975)
+    assert both["left"].threshold == alone.threshold
+    assert both.answers(z, groups).mean() == pytest.approx(both.coverage)
+    assert not both.answers(z[:1], ["elsewhere"]).any()
+    json.dumps(both.to_dict(), allow_nan=False)
+    assert "left: Answer when" in str(both)
+
+
+def test_costs_of_two_values_are_errors_and_others_are_bounded():
+    z, y = draw(4000, 3)
+    errors = threshold(z, y, at_most=0.1)
+    scaled = threshold(z, y, costs=5.0 * (1 - np.eye(4)), at_most=0.5)
+    assert scaled.threshold == errors.threshold
+    uneven = 1 - np.eye(4)
+    uneven[0] *= 10
+    found = threshold(z, y, costs=uneven, at_most=0.5)
+    cost = uneven[y, z.argmax(axis=1)]
+    assert found.promised
+    assert cost[found.answers(z)].mean() < 0.5
+    assert threshold(z, y, costs=uneven, at_most=11.0).coverage == 1
+
+
+def test_a_method_is_fitted_on_other_rows():
+    z, y = draw(4000, 4)
+    split = threshold(3 * z, y, at_most=0.1, method="temperature")
+    assert split.rows == 2000
+    assert "Half of the rows" in str(split)
+    crossed = threshold(3 * z, y, at_most=0.1, method="temperature", folds=5)
+    assert crossed.rows == 4000
+    assert "approximate" in str(crossed)
+    assert crossed.answers(3 * z).mean() == pytest.approx(crossed.coverage, abs=0.02)
+
+
+def test_a_recheck_is_valid_whenever_one_looks_and_finds_what_is_broken():
+    rng = np.random.default_rng(0)
+    alarms, outside = 0, 0
+    for _ in range(300):
+        check = Recheck(at_most=0.05, certainty=0.9)
+        low, high = 0.0, 1.0
+        for _ in range(10):
+            check = check.update(rng.random(100) < 0.05)
+            low, high = max(low, check.low), min(high, check.high)
+        alarms += check.refuted
+        outside += not low <= 0.05 <= high
+    assert alarms <= binom.ppf(0.999, 300, 0.1)
+    assert outside <= binom.ppf(0.999, 300, 0.1)
+    broken = Recheck(at_most=0.05).update(rng.random(2000) < 0.1)
+    assert broken.refuted
+    assert broken.low > 0.05
+    assert "is broken" in str(broken)
+    assert Recheck(at_most=0.05).wealth == pytest.approx(1)
+    assert (Recheck(0.1).low, Recheck(0.1).high) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"at_most": 0.0}, "at_most must lie between 0 and 1"),
+        ({"certainty": 1.0}, "certainty must lie between 0 and 1"),
+        ({"risk": "errors"}, "risk must be error"),
+        ({"risk": "false_positive_rate", "event": 4}, "event must be a class of 0..3"),
+        ({"groups": [1, 2]}, "groups must have shape"),
+        ({"costs": np.eye(3)}, "costs must have shape"),
+        ({"costs": -np.eye(4)}, "costs must be finite and not negative"),
+    ],
+)
+def test_bad_input(options, words):
+    with pytest.raises(InputError, match=words):
+        threshold(*draw(50, 0), **options)
+
+
+def test_no_rows_promise_nothing():
+    found = threshold(np.zeros((0, 3)), np.zeros(0, int))
+    assert not found.promised
+    assert "Nothing can be promised from 0 rows" in str(found)

@@ -1,0 +1,93 @@
+"""Performance without labels: intervals hold what labels show, and the formulas are those of the expectation."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from trueup.calibrators.temperature import Temperature
+from trueup.core.arrays import as_tensors, take_rows
+from trueup.decisions import estimate_performance
+from trueup.decisions.refits import Refits
+from trueup.decisions.unlabelled_performance import soft_roc_auc
+from trueup.metrics.ranking import roc_area
+from trueup.registry import METHODS
+
+
+def draw(n, seed, sharper=2.0):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, 4)) * 2
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return sharper * z, y
+
+
+def test_intervals_hold_what_labels_show():
+    held = []
+    for seed in range(40):
+        z, y = draw(900, seed)
+        found = estimate_performance(
+            z[:600], val=(z[600:], y[600:]), metrics=("accuracy", "error_above", "f1", "roc_auc"), threshold=0.8,
+            n_resamples=60, seed=seed, progress=False,
+        )  # fmt: skip
+        soft = z[:600] / float(Temperature.fit(z[600:], y[600:]).temperature)
+        p = torch.softmax(torch.from_numpy(soft), dim=1).numpy()
+        kept, event, predicted = p.max(axis=1) >= 0.8, y[:600] == 1, z[:600].argmax(axis=1)
+        truth = {
+            "accuracy": (predicted == y[:600]).mean(),
+            "error_above": (predicted != y[:600])[kept].mean(),
+            "f1": 2 * (event & (predicted == 1)).sum() / (event.sum() + (predicted == 1).sum()),
+            "roc_auc": roc_area(p[:, 1], event.astype(float)),
+        }
+        held.append([found[name].low <= truth[name] <= found[name].high for name in truth])
+    assert np.mean(held) > 0.86
+    assert (np.mean(held, axis=0) > 0.8).all()
+
+
+def test_point_estimates_are_the_expected_counts():
+    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+    found = estimate_performance(np.log(p), metrics=("accuracy", "error_above", "f1", "roc_auc"), n_resamples=5)
+    assert found["accuracy"].value == pytest.approx((0.9 + 0.6 + 0.8) / 3)
+    assert found["error_above"].value == pytest.approx(1 - (0.9 + 0.6 + 0.8) / 3)
+    assert found["f1"].value == pytest.approx(2 * 0.8 / (1 + 1.3))
+    high = estimate_performance(np.log(p), metrics=("error_above",), threshold=0.85, n_resamples=5)
+    assert high["error_above"].value == pytest.approx(0.1)
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "taken as calibrated" in str(found)
+
+
+def test_hard_labels_give_the_usual_area():
+    rng = np.random.default_rng(0)
+    s, y = rng.random(200).round(1), rng.integers(0, 2, 200).astype(float)
+    assert soft_roc_auc(s, y) == pytest.approx(roc_area(s, y))
+
+
+@pytest.mark.parametrize("method", ["temperature", "bias_corrected_temperature"])
+def test_one_newton_step_is_nearly_a_new_fit(method):
+    z, y = as_tensors(*draw(3000, 1))
+    refits = Refits(method, z, y)
+    again, rows = refits.draw(np.random.default_rng(0))
+    exact = METHODS[method](*take_rows(z, y, torch.from_numpy(rows)))
+    moved, wanted, start = (torch.softmax(one(z), dim=1).numpy() for one in (again, exact, refits.calibrator))
+    assert np.abs(moved - wanted).max() < 0.15 * np.abs(wanted - start).max()
+
+
+def test_other_methods_are_fitted_anew_and_shift_is_corrected():
+    z, y = draw(800, 2)
+    found = estimate_performance(z[:400], val=(z[400:], y[400:]), calibrate="vector", n_resamples=5, progress=False)
+    assert 0.5 < found["accuracy"].value < 0.9
+    shifted = estimate_performance(z[:400], val=(z[400:], y[400:]), shift=True, n_resamples=5, progress=False)
+    assert shifted.shifted
+    assert "class frequencies estimated anew" in str(shifted)
+
+
+def test_bad_input():
+    z, _ = draw(20, 0)
+    for options, words in (
+        ({"metrics": ("recall",)}, "metrics must be of"),
+        ({"event": 4}, "event must be a class"),
+        ({"shift": True}, "needs val"),
+        ({"level": 1.0}, "level must lie"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            estimate_performance(z, **options)
