@@ -277,3 +277,36 @@ def test_a_part_has_as_many_rows_as_make_a_fixed_number_of_logits(tmp_path, monk
     trueup.save(tmp_path / "a.npy", (z, y))
     monkeypatch.setattr(source, "NUMBERS", 2000)
     assert [len(part.labels) for part in Shards.of(tmp_path).read(str(tmp_path / "a.npy"))] == [200] * 5
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two classes", "three classes"])
+def weighted(request, tmp_path_factory):
+    z, y = drawn(2000, request.param)
+    w = np.random.default_rng(1).gamma(1.0, size=2000)
+    w[:400] = 0.0  # a whole shard, and some rows of others
+    w[900:950] = 0.0
+    folder = tmp_path_factory.mktemp("weighted")
+    for i, rows in enumerate(np.split(np.arange(2000), 5)):
+        np.savez(folder / f"{i}.npz", logits=z[rows], labels=y[rows], w=w[rows])
+    return folder, z, y, w
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_weights_of_shards_are_those_of_rows_in_memory(weighted, method):
+    folder, z, y, w = weighted
+    ours, theirs = (
+        fit(method, Shards.of(folder, weights="w"), progress=False)(z),
+        trueup.METHODS[method](z, y, weights=w)(z),
+    )
+    if method == "histogram_mass":  # whose cuts are on a grid: a few rows near one change their bin
+        assert np.median(np.abs(ours - theirs)) < 0.02
+    else:
+        assert metrics.nll(ours, y, weights=w) == pytest.approx(metrics.nll(theirs, y, weights=w), abs=1e-7)
+        np.testing.assert_allclose(ours, theirs, atol=2e-3)
+
+
+def test_weights_of_shards_that_are_all_zero_are_one_clear_error(tmp_path):
+    z, y = drawn(50)
+    np.savez(tmp_path / "a.npz", logits=z, labels=y, w=np.zeros(50))
+    with pytest.raises(ValueError, match="w must not all be zero"):
+        fit("temperature", Shards.of(tmp_path, weights="w"), progress=False)

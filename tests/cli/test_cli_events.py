@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import trueup
+from trueup.cli import app
 
 REAL = "llm/mmlu_pro_gpt-4.1-mini.csv"
 
@@ -179,3 +181,29 @@ def test_the_stated_confidences_of_a_language_model(data, asked):
     assert metrics["observed"]["value"] == pytest.approx(0.7601, abs=5e-5)
     assert found["rows"] == 11_861
     assert len(found["methods"]["network"]["groups"]["groups"]) == 14
+
+
+def test_report_by_group_and_weight(answers, command):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    command(
+        "report", "answers.csv", *SAID, "--by", "region", "--weight", "w", "-m", "temperature", "-o", "a.html", "-q"
+    )
+    with open("a.html", encoding="utf-8") as file:
+        page = file.read()
+    assert "Where is it wrong?" in page
+    assert "by region" in page
+    assert "Rows count by their weights" in page
+
+
+def test_monitor_by_group_goes_on_after_a_restart(answers):
+    _, right, region = answers
+    words = ("monitor", "answers.csv", *SAID, "--by", "region", "--state", "watch.safetensors")
+    for times in (1, 2):
+        result = CliRunner().invoke(app, [*words, "--json", "-q"])
+        assert result.exit_code in (0, 3), result.output
+        groups = {row["group"]: row for row in json.loads(result.stdout)["groups"]["groups"]}
+        assert groups["eu"]["rows"] == times * (region == "eu").sum()
+        assert groups["eu"]["observed"] == pytest.approx(right[region == "eu"].mean())
+    told = CliRunner().invoke(app, [*words]).stdout
+    assert "region=us" in told
+    assert "observed" in told

@@ -9,7 +9,10 @@ import pytest
 from scipy.stats import beta
 
 from trueup import compare, evaluate, from_confidence
+from trueup.calibrators.per_group import per_group
 from trueup.metrics.groups import GroupTally, evaluate_groups
+from trueup.monitor import Monitor
+from trueup.report.audit import audit
 
 RNG = np.random.default_rng(0)
 P = RNG.uniform(0.05, 0.6, 3000)
@@ -107,6 +110,10 @@ def test_bad_input_is_named():
         ((P, Y, WARD[1:]), "groups must have 3000 entries, one for each row, got 2999"),
         ((P, Y, {"ward": WARD[1:]}), r"groups\['ward'\] must have 3000 entries"),
         ((P, Y, {}), "groups must have at least one column"),
+        ((P, Y, "ward"), "groups must have one value for each row, got the single value 'ward'"),
+        ((P, Y, {"ward": 3}), r"groups\['ward'\] must have one value for each row, got the single value 3"),
+        ((P, Y, np.stack([WARD, WARD], axis=1)), r"groups must have one value for each row, got shape \(3000, 2\)"),
+        ((P, Y, [{"a": 1}] * 3000), "groups must be numbers, text or other hashable values, got dict"),
         ((P * 2, Y, WARD), r"scores must lie in \[0, 1\]"),
         ((P, Y * 2, WARD), "outcomes must be 0 or 1, got 2"),
     ):
@@ -114,6 +121,38 @@ def test_bad_input_is_named():
             evaluate_groups(*arguments)
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         evaluate_groups(P, Y, WARD, level=95)
+
+
+@pytest.mark.parametrize("wrong", [WARD[1:], {"ward": WARD[1:]}], ids=["array", "mapping"])
+def test_groups_of_another_length_are_one_clear_error_everywhere(wrong):
+    z, labels = from_confidence(P), Y
+    doors = {
+        "evaluate": lambda: evaluate(z, labels, groups=wrong, n_resamples=19),
+        "compare": lambda: compare(raw=(z, labels), half=(z / 2, labels), groups=wrong, n_resamples=19),
+        "audit": lambda: audit((z, labels), methods=["temperature"], groups=wrong, progress=False),
+        "monitor": lambda: Monitor(2).update(z, labels, groups=wrong),
+        "per_group": lambda: per_group("temperature")(z, labels, groups=wrong),
+    }
+    for name, call in doors.items():
+        with pytest.raises(ValueError, match=r"groups.* must have 3000 entries, one for each row, got 2999"):
+            pytest.fail(f"{name} took them: {call()}")
+
+
+def test_what_is_not_a_number_is_one_group():
+    ages = np.where(np.arange(3000) % 3 == 0, np.nan, 40.0)
+    table = evaluate_groups(P, Y, ages)
+    assert {row.group: row.rows for row in table.rows} == {"(missing)": 1000, 40.0: 2000}
+
+
+def test_packed_sums_come_back():
+    tally = GroupTally.of(P, Y, {"ward": WARD, "even": np.arange(3000) % 2})
+    keys, places, sums = tally.pack()
+    again = GroupTally.unpack(json.loads(json.dumps(keys)), places, sums)
+    assert str(again.table()) == str(tally.table())
+    assert GroupTally.unpack(*GroupTally({}).pack()).sums == {}
+    for broken in ((keys[:1], places, sums), (keys, places[1:], sums), (keys, places, -sums), ([["a"]], places, sums)):
+        with pytest.raises(ValueError, match="its groups"):
+            GroupTally.unpack(*broken)
 
 
 def test_simulations_run(monkeypatch):

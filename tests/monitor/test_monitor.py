@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup import as_event, metrics
+from trueup import as_event, evaluate, metrics
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
 
@@ -311,3 +311,43 @@ def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     with pytest.raises(ValueError, match="weights must"):
         monitor.update(z, y, weights=-w)
     assert monitor.status() == status
+
+
+def test_groups_are_told_apart_and_survive_a_restart(tmp_path):
+    z, y = drawn(3000)
+    day = np.arange(3000) % 3
+    batches = [slice(0, 1000), slice(1000, 1700), slice(1700, 3000)]
+    monitor = Monitor(4)
+    assert monitor.by_group() is None
+    for batch in batches[:2]:
+        monitor.update(z[batch], y[batch], groups={"day": day[batch]})
+    save_monitor(monitor, tmp_path / "watch.safetensors")
+    again = load_monitor(tmp_path / "watch.safetensors")
+    again.update(z[batches[2]], y[batches[2]], groups={"day": day[batches[2]]})
+    whole = evaluate(z, y, groups={"day": day}, n_resamples=19).groups
+    assert {row.name: row.rows for row in again.by_group().rows} == {"day=0": 1000, "day=1": 1000, "day=2": 1000}
+    for row in whole.rows:
+        found = again.by_group()[row.name]
+        assert (found.predicted, found.observed) == pytest.approx((row.predicted, row.observed), abs=1e-12)
+        assert found.difference.low == pytest.approx(row.difference.low, abs=1e-9)
+    both = again + Monitor(4)
+    assert both.by_group()["day=1"].rows == 1000
+
+
+def test_bad_groups_change_nothing():
+    z, y = drawn(1500)
+    monitor = Monitor(4)
+    monitor.update(z, y, groups=np.zeros(1500, int))
+    before = monitor.status(), str(monitor.by_group())
+    with pytest.raises(ValueError, match="groups must be at most 1,000 in all batches and columns, got 1,500"):
+        monitor.update(z, y, groups=np.arange(1500))
+    with pytest.raises(ValueError, match="groups must have 1500 entries"):
+        monitor.update(z, y, groups=[1])
+    assert (monitor.status(), str(monitor.by_group())) == before
+
+
+def test_rows_without_weight_are_in_no_group():
+    z, y = drawn(100)
+    monitor = Monitor(4)
+    monitor.update(z, y, weights=(np.arange(100) < 60) * 2.0, groups=np.where(np.arange(100) < 50, "a", "b"))
+    assert {row.name: row.rows for row in monitor.by_group().rows} == {"a": 50, "b": 10}

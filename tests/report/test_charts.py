@@ -7,12 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from trueup import compare
+from trueup import compare, evaluate
 from trueup.calibrators.compose import choose
 from trueup.report import (
     class_errors,
     comparison,
     confidence_histogram,
+    group_errors,
     method_choice,
     reliability,
     risk_coverage,
@@ -38,6 +39,7 @@ def made():
         "confidence_histogram": confidence_histogram(z, y),
         "risk_coverage": risk_coverage(z, y),
         "class_errors": class_errors(z, y),
+        "group_errors": group_errors(evaluate(z, y, groups=np.arange(500) % 3, n_resamples=19).groups, event=False),
         "temperature_sweep": temperature_sweep(z, y),
         "method_choice": method_choice(choose(["identity", "temperature", "svs"])(z, y).choice),
         "comparison": comparison(compare(raw=(z, y), third=(z / 3, y), more=(2 * z, y))),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from strategies import calibrated  # noqa: E402
 from trueup import report as r  # noqa: E402
 from trueup.calibrators.compose import Choice  # noqa: E402
+from trueup.metrics.groups import evaluate_groups  # noqa: E402
 from trueup.metrics.table import compare  # noqa: E402
 from trueup.report import style  # noqa: E402
 from trueup.report.figures import draw  # noqa: E402
@@ -34,6 +35,13 @@ def choice(**changes):
     scores, errors = {"a": 0.5, "b": 0.52, "identity": 0.9}, {"a": 0.0, "b": 0.03, "identity": 0.1}
     known = Choice("a", scores, {"c": "too slow"}, errors, {"a": 1.0}, 0.5, 0.2)
     return known._replace(**changes)
+
+
+def grouped(count=3, rows=600):
+    rng = np.random.default_rng(0)
+    p, group = rng.uniform(0.05, 0.6, rows), rng.integers(0, max(count, 1), rows)
+    happened = rng.random(rows) < p + 0.3 * (group == 1)
+    return r.group_errors(evaluate_groups(p, happened, [f"a group of number {k}" for k in group]))
 
 
 RECORDS = {
@@ -63,6 +71,10 @@ RECORDS = {
     "choice": lambda: r.method_choice(choice()),
     "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", weights={"a": 0.7, "b": 0.3})),
     "choice of one": lambda: r.method_choice(Choice("a", {"a": 0.5}, {})),
+    "groups": grouped,
+    "groups of one": lambda: grouped(1),
+    "groups of nothing": lambda: r.group_errors(evaluate_groups([], [], [])),
+    "many groups": lambda: grouped(60),
     "comparison": lambda: methods(4),
     "comparison of accuracy": lambda: methods(3, "accuracy"),
     "comparison of entropy": lambda: methods(3, "entropy"),

@@ -264,7 +264,7 @@ def draw(record: GroupErrors, ax: Axes | None = None, *, title: str | None = Non
         title = f"By {record.column}" if record.column else "By group"
         title += f", {shown} of {len(record.names):,} groups" if shown < len(record.names) else ""
     unit = "Observed − predicted" if record.event else "Accuracy − mean confidence"
-    style.set_labels(ax, title, f"{unit} (percentage points)", "")
+    style.set_labels(ax, title, f"{unit} (percentage points)", "" if shown else "Group")
     ax.tick_params(axis="y", labelsize=style.SMALL_SIZE, length=0)
     if shown:
         style.legend(ax, loc="lower right", ncols=2)
