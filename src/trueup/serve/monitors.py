@@ -104,7 +104,7 @@ class MonitorSession:
         try:
             for start, end in pairwise([0, *ends]):
                 self.replaying = (start, total)
-                points.append(draft.update(z[start:end], y[start:end]))
+                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False)))
         finally:
             self.replaying = None
         self.monitor, self.updated = draft, time.time()
