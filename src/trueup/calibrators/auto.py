@@ -159,7 +159,7 @@ def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, 
 
 def _method(name: str) -> Fit:
     if name == "temperature":
-        return partial(METHODS[name], smooth=1.0)
+        return partial(METHODS[name], smooth=_UNIFORM_ROWS)
     if name in PENALTIES:
         return partial(METHODS["sms_cv"], penalties=(PENALTIES[name],))
     method: Fit = METHODS["residual" if name in BASES else name]
