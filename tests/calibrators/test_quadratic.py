@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from scipy.special import expit
 
 import trueup
 from trueup import METHODS, metrics
+from trueup.calibrators import smoothing_spline
 from trueup.calibrators.linear import Vector
 from trueup.calibrators.quadratic import Quadratic
 from trueup.calibrators.smoothing_spline import SmoothingSpline
@@ -81,3 +83,12 @@ def test_bias_corrected_temperature_recovers_temperature_and_bias():
     # No temperature with another bias does better: it is the minimum of vector scaling with equal weights.
     slack = metrics.nll(fitted(2.5 * z), y) - metrics.nll(Vector.fit(2.5 * z, y)(2.5 * z), y)
     assert 0 <= slack < 1e-3
+
+
+def test_a_spline_whose_knots_all_but_touch_has_a_solution():
+    design, targets = torch.eye(3, dtype=torch.float64).repeat(4, 1), torch.tensor([0.0, 1.0, 1.0] * 4).double()
+    bending = 1e20 * torch.ones(3, 3, dtype=torch.float64)  # singular beside anything else
+    start = torch.zeros(3, dtype=torch.float64)
+    weights = smoothing_spline._solve(design, targets, torch.ones(12).double(), bending, start, tolerance=1e-8)
+    assert torch.isfinite(weights).all()
+    assert float(weights @ bending @ weights) < 1e-6

@@ -141,7 +141,9 @@ def _solve(design: Tensor, targets: Tensor, each: Tensor, rough: Tensor, start: 
         probs = torch.sigmoid(design @ weights)
         slope = design.T @ (share * (probs - targets)) + 2 * ridge @ weights
         bend = design.T @ (design * (share * probs * (1 - probs))[:, None]) + 2 * ridge
-        step = torch.linalg.solve(bend, slope)
+        step, failed = torch.linalg.solve_ex(bend, slope)
+        if failed or not bool(torch.isfinite(step).all()):  # knots next to each other bend without end
+            step = torch.linalg.pinv(bend, hermitian=True) @ slope
         length = 1.0
         while (following := value(weights - length * step)) > now and length > 1e-6:
             length /= 2
