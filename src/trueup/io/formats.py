@@ -261,9 +261,10 @@ def _tensor_column(tensor: Any) -> _Column:
         if start == stop:  # a slice of no rows is refused
             return np.empty((0, *tensor.get_shape()[1:]), _NUMPY_TYPES.get(tensor.get_dtype(), "f4"))
         rows = tensor[start:stop]
-        if not isinstance(rows, np.ndarray):
-            rows = (rows.float() if tensor.get_dtype() not in _NUMPY_TYPES else rows).numpy()
-        return np.array(rows)  # what comes is a view of the file
+        if isinstance(rows, np.ndarray):
+            return rows  # a copy already
+        rows = rows.float() if tensor.get_dtype() not in _NUMPY_TYPES else rows
+        return np.array(rows.numpy())  # what torch gives is a view of the file
 
     return _Column(tuple(tensor.get_shape()), str(tensor.get_dtype()), read)
 
