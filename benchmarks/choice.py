@@ -55,7 +55,8 @@ SKLEARN = tuple(name for name in peers.PEERS if name.startswith("scikit-learn"))
 HEAD = """# The automatic choice, measured
 
 `METHODS["auto"]`, which `trueup fit` uses, beside single methods of ours and the calibrators of other packages at their
-defaults, on predictions that had no part in settling its candidates except for the networks'. All methods get the same
+defaults. The files of networks and of language models had a part in settling its candidates; those of scikit-learn's
+models had none. All methods get the same
 probabilities, in single precision, and are judged on rows that none has seen. Written by
 
 ```sh
@@ -72,7 +73,8 @@ that without calibration, where it is worst.
 """
 WORDS = """
 Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
-gives exact zeros. Splits share rows and models share data sets, so that files are not independent.
+gives exact zeros. Splits share rows and models share data sets, so that files are not independent. Two of the options
+that language models choose from are never right: `auto` keeps the odds of a class without rows, which costs it there.
 """
 
 
