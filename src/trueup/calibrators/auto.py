@@ -203,7 +203,7 @@ class _Trial:
             try:
                 *pair, share = take_weighted(self.z, self.y, self.w, self.folds[k][0])
                 self._predict(k, name, self.fits[name](*pair, **given(share)))
-            except (FitError, ValueError, torch.linalg.LinAlgError) as error:
+            except (FitError, ValueError) as error:
                 self._drop(name, str(error))
         for name in self.fits:
             if name in BASES:

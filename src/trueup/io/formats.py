@@ -25,8 +25,8 @@ from safetensors.numpy import save_file
 from trueup.core.errors import InputError
 from trueup.io.atomic import shorten
 from trueup.io.parquet import read_parquet, write_parquet
+from trueup.io.prediction_table import read_csv, read_jsonl, write_csv, write_jsonl
 from trueup.io.source import Chunk, LabelParser, Reader, Source, Writer, as_list, file_list, matrix, simplify
-from trueup.io.tables import read_csv, read_jsonl, write_csv, write_jsonl
 
 __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 

@@ -39,6 +39,7 @@ from trueup.io.addresses import is_address, local_file, remote_files
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
+from trueup.io.prediction_table import source_of_records
 from trueup.io.source import (
     Chunk,
     LabelParser,
@@ -50,7 +51,6 @@ from trueup.io.source import (
     simplify,
     suffix_of,
 )
-from trueup.io.tables import source_of_records
 
 
 class Predictions(NamedTuple):
