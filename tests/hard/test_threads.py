@@ -117,7 +117,7 @@ def test_monitor_in_threads(effort, tmp_path, tell):
         while not over.is_set() or not looks:
             save_monitor(shared, path)
             status, saved = shared.status(), load_monitor(path)
-            assert saved.rows == saved.total.rows == saved.status().recent_rows, "a checkpoint between two thoughts"
+            assert saved.rows == saved.total.seen == saved.status().recent_rows, "a checkpoint between two thoughts"
             assert status.rows % 25 == saved.rows % 25 == 0, "half of a batch"
             looks.append(status.rows)
 

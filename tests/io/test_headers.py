@@ -8,7 +8,7 @@ from torch import nn
 
 from trueup.calibrators.regression import VarianceScaling, load_recalibrator, save_recalibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping import clamp, load_clamped, save_clamped
+from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
 from trueup.decisions import PredictionSets, load_prediction_sets, save_prediction_sets
 from trueup.io.artifacts import KINDS, load_calibrator, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
@@ -25,9 +25,15 @@ def saved_clamped(path):
     save_clamped(clamp(nn.Identity(), [pair], penalty=0.01, progress=False), path)
 
 
+def saved_repaired(path):
+    pair = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
+    save_repaired(repair(nn.Identity(), [pair], progress=False), path)
+
+
 WRITE = {
     "calibrator": lambda path: save_calibrator(Temperature(2.0), path),
     "clamped": saved_clamped,
+    "repaired": saved_repaired,
     "recalibrator": lambda path: save_recalibrator(VarianceScaling(1.5), path),
     "monitor": saved_monitor,
     "prediction_sets": lambda path: save_prediction_sets(PredictionSets("lac", -0.3, 0.1), path),
@@ -35,6 +41,7 @@ WRITE = {
 READ = {
     "calibrator": load_calibrator,
     "clamped": lambda path: load_clamped(nn.Identity(), path),
+    "repaired": lambda path: load_repaired(nn.Identity(), path),
     "recalibrator": load_recalibrator,
     "monitor": load_monitor,
     "prediction_sets": load_prediction_sets,

@@ -137,15 +137,15 @@ class DensityRatio(ProximityInformed):
 
     def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
         """Bayes' rule."""
-        right, wrong = (float(_weights(points).sum()) for points in (self.correct, self.wrong))
+        right, wrong = (_weights(points).sum() for points in (self.correct, self.wrong))
         n = right + wrong
         least = 1 / (n + 2)
         if min(len(self.correct), len(self.wrong)) < 2:
-            return torch.full_like(confidence, right / n).clamp(min=least, max=1 - least)
+            return (torch.zeros_like(confidence) + right / n).clamp(min=least, max=1 - least)
         query = torch.stack([confidence, proximity], dim=1)
         # Each already times its share of the samples, so that ρ cancels.
         log_right, log_wrong = (
-            _log_density(query, points, self.mirrored) + math.log(share / n)
+            _log_density(query, points, self.mirrored) + torch.log(share / n)
             for points, share in ((self.correct, right), (self.wrong, wrong))
         )
         ratio = torch.sigmoid(log_right - log_wrong).clamp(min=least, max=1 - least)

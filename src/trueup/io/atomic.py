@@ -86,6 +86,9 @@ def errors_name_file(path: Path | str) -> Iterator[None]:
     except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:
+        other = getattr(error, "filename", None) if isinstance(error, OSError) else None
+        if other is not None and str(other) != str(path):
+            raise  # of another file, which is being written meanwhile
         reason = shorten(" ".join(str(error).split())) or type(error).__name__
         ours = type(error) is ValueError
         kind = "" if ours else f"not a readable {suffix_of(path)} file: "

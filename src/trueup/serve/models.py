@@ -133,6 +133,8 @@ class MonitorRequest(Strict):
     half_life: float | None = Field(None, ge=1, le=1e12, description="after how many rows one counts half, if fading")
     block: int | None = Field(None, ge=10, le=10**6, description="after how many rows it looks for an alarm")
     classwise: bool | None = Field(None, description="whether each class is watched; up to 100 classes by default")
+    fold: bool | None = Field(None, description="whether two classes are read by the predicted one, not as an event")
+    event: int | None = Field(None, ge=0, description="the class whose probability is watched, alone")
 
     def settings(self) -> dict[str, Any]:
         """What was asked for, as `Monitor` takes it."""
