@@ -42,11 +42,11 @@ class BBQ(Calibrator):
     >>> z = rng.normal(size=(2000, 2))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> averaged = BBQ.fit(3 * z, y)
-    >>> p = np.array([[0.05, 0.95], [0.3, 0.7], [0.5, 0.5]])
+    >>> p = np.array([[0.05, 0.95], [0.3, 0.7], [0.8, 0.2]])
     >>> np.exp(averaged(np.log(p))).round(3)
     array([[0.29 , 0.71 ],
-           [0.426, 0.574],
-           [0.481, 0.519]])
+           [0.427, 0.573],
+           [0.538, 0.462]])
     """
 
     keeps_argmax = False
