@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,8 @@ def _print_choice(choice: Any, classes: int) -> None:
     from trueup.report.figures.method_choice import method_choice, more_rows, why
 
     weights = {name: f"{weight:.1%}" for name, weight in choice.weights.items()}
-    lines = ([name, format_number(loss), weights.get(name, "")] for name, loss in choice.scores.items())
+    losses = {name: format_number(loss) if loss < math.inf else "left out" for name, loss in choice.scores.items()}
+    lines = ([name, loss, weights.get(name, "")] for name, loss in losses.items())
     print_table([["method", "cross-validated NLL", "weight"], *lines])
     record = method_choice(choice, classes=classes)
     print_remarks(f"Chosen: {choice.chosen}. {' '.join(why(record))}", more_rows(record))
