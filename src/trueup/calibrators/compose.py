@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
-from trueup.core.events import as_event
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -139,6 +138,8 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+        from trueup.core.events import as_event  # most fits are of no event
+
         return method(*as_event(logits, labels, event, names=names), **options)
 
     return fit_event

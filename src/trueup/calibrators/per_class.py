@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
-from trueup.core.onnx_ops import count_below
+from trueup.core.module import count_below
 
 ORDER_WEIGHT = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""

@@ -8,20 +8,21 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.events import as_event, event_name
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
-from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.registry import METRICS
+
+if TYPE_CHECKING:
+    from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
@@ -325,10 +326,11 @@ def compare(
     classes = 0
     for name, pair in named.items():
         z, y = _pair(name, pair)
-        if first is None:
-            title = event_name(event, z.shape[1], names)
-        if event is not None:
-            z, y = as_event(z, y, event, names=names)
+        if event is not None or z.shape[1] == 2:
+            from trueup.core.events import as_event, event_name
+
+            title = title or event_name(event, z.shape[1], names)
+            z, y = (z, y) if event is None else as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
@@ -342,6 +344,8 @@ def compare(
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         if groups is not None:
+            from trueup.metrics.groups import evaluate_groups
+
             claims = scored.rows.score, scored.rows.outcome
             group_tables[name] = evaluate_groups(*claims, groups, weights=weights, level=level, seed=seed)
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
@@ -359,8 +363,8 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    found_in = means, first.tally.is_event, worth, group_tables, title
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
+    found_in = means, first.tally.is_event, worth, group_tables
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, title or Scores.event_name)
 
 
 def has_interval(metric: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trueup import metrics
-from trueup.calibrators.identity import Identity
+from trueup.calibrators.base import Identity
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.ablation import ablate, compare_starts
 from trueup.clamping.fit import clamp
