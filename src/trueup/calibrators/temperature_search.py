@@ -267,8 +267,9 @@ def _brier(z: Tensor, y: Tensor, beta: float, w: Tensor | None = None) -> tuple[
 
 def scale_of(z: Tensor) -> float:
     """The median standard deviation of a row's logits, of some hundred rows."""
-    few = upcast_half(z[:: max(1, len(z) // 256)]).double().cpu().numpy()
-    return float(np.median(few.std(axis=1)))
+    few = z[:: max(1, len(z) // 256)]
+    parts = chunks.row_chunks(len(few), z.shape[1], chunks.STEP)  # of a whole vocabulary they are many numbers
+    return float(np.median(np.concatenate([few[rows].cpu().double().numpy().std(axis=1) for rows in parts])))
 
 
 def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -22,7 +22,6 @@ from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
-from trueup.metrics.event_intervals import invert_noise, values_of_resamples
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
@@ -155,6 +154,17 @@ def intervals(
     check_resamples(n_resamples)
     known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
     noisy: dict[bool, BootstrapBins] = {}
+    reached: dict[str, tuple[float, float]] = {}
+
+    def reach(name: str) -> tuple[float, float]:
+        """The interval of a binned error, which those of larger errors ask for too."""
+        if name not in reached:
+            adaptive = name == "aece"
+            if adaptive not in noisy:
+                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
+            reached[name] = noisy[adaptive].interval("ece" if adaptive else name, tail)
+        return reached[name]
+
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
     points = Points.of_grid(tally.grid) if of_event else None
     ends = _event_intervals(points, of_event, tail, n_resamples, seed) if points is not None else {}
@@ -170,13 +180,10 @@ def intervals(
         elif name == "sce":
             low, high = Classwise.of(tally).interval(tail)
         else:
-            adaptive = name == "aece"
-            if adaptive not in noisy:
-                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
-            low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
+            low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(noisy[adaptive].interval(other, tail)[0] for other in smaller)])
+            low = max([low, *(reach(other)[0] for other in smaller)])
             high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
@@ -269,6 +276,8 @@ def _event_intervals(
     points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
+    from trueup.metrics.event_intervals import invert_noise  # only tables of an event need it
+
     z = float(-ndtri(tail))
     fit, shift = fit_recalibration(points), fit_in_the_large(points)
     wald = {
@@ -304,6 +313,8 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
 
 def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
     """Metrics of points whose rows are drawn again."""
+    from trueup.metrics.event_intervals import values_of_resamples
+
     some = cells.rows.ravel() > 0
     rows = np.zeros((n_resamples, cells.rows.size))
     rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
@@ -314,6 +325,8 @@ def _event_differences(
     first: Scored, second: Scored, names: list[str], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Paired intervals of an event's metrics: both methods' rows are drawn together."""
+    from trueup.metrics.event_intervals import values_of_resamples
+
     outcome = first.rows.outcome.astype(np.int64)
     weights = np.ones(len(outcome)) if first.weights is None else first.weights
     index, cells = [], []
