@@ -82,6 +82,14 @@ def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | No
     return found
 
 
+def weighted_clusters(clusters: Any, weights: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+    """The clusters of the rows that have weight, as `as_weighted` keeps them."""
+    found = as_clusters(clusters, rows)
+    if found is not None and weights is not None:
+        found = found.take(np.asarray(weights) > 0)
+    return None if found is None else as_clusters(found, len(found.code), at_least=at_least)
+
+
 def _encode(clusters: Any) -> Clusters:
     values = clusters.cpu().numpy() if isinstance(clusters, torch.Tensor) else clusters
     array = values if isinstance(values, np.ndarray) else np.asarray(list(values), dtype=object)
@@ -114,11 +122,31 @@ def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
 
     >>> x = np.array([1.0, 2.0, 6.0])
     >>> parts = jackknife(x.mean(), (x.sum() - x) / 2)
-    >>> round(float((parts**2).sum()), 6), round(x.var(ddof=1) / 3, 6)
+    >>> round(float((parts**2).sum()), 6), round(float(x.var(ddof=1)) / 3, 6)
     (2.333333, 2.333333)
     """
     parts: np.ndarray = (without - whole) * np.sqrt((len(without) - 1) / len(without))
     return parts
+
+
+def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
+    """The standard error of ΣS/ΣW, sums and weights of each cluster; NaN of fewer than two.
+
+    >>> round(mean_error(np.array([1.0, 2.0, 6.0]), np.ones(3)) ** 2, 6)
+    2.333333
+    """
+    if len(weight) < 2:
+        return float("nan")
+    whole, total = sums.sum(), weight.sum()
+    return float(np.sqrt((jackknife(whole / total, (whole - sums) / (total - weight)) ** 2).sum()))
+
+
+def block_sums(values: np.ndarray, weights: np.ndarray | None, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+    """Sums by block of one number a row, and the weight of each block that has any."""
+    block = clusters.block
+    weight = np.bincount(block, weights).astype(np.float64)
+    sums = np.bincount(block, values if weights is None else weights * values)
+    return sums[weight > 0], weight[weight > 0]
 
 
 def degrees_of_freedom(weight: np.ndarray) -> float:

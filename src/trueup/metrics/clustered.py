@@ -8,7 +8,7 @@ normal with the jackknife's covariance, and its scale as uncertain as so few clu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +17,6 @@ from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
 from trueup.core.tally import ClusterSums
 from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise, values_of_resamples
 from trueup.metrics.events import Points, event_values
-
-
-def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
-    """The standard error of ΣS/ΣW over clusters; NaN of fewer than two."""
-    if len(weight) < 2:
-        return math.nan
-    whole, total = sums.sum(), weight.sum()
-    return float(np.sqrt((jackknife(whole / total, (whole - sums) / (total - weight)) ** 2).sum()))
 
 
 def gap_noise(sums: ClusterSums | np.ndarray, weight: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
@@ -56,7 +48,9 @@ class ClusteredPoints(NamedTuple):
     """(blocks, 2, points): how many rows, or their weight, without and with the event."""
 
     @classmethod
-    def of(cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, weights: np.ndarray) -> ClusteredPoints:
+    def of(
+        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, weights: np.ndarray
+    ) -> ClusteredPoints:
         """Count rows by block, outcome and cell."""
         size = len(cells.score)
         blocks = int(block.max()) + 1
@@ -99,7 +93,7 @@ class ClusteredPoints(NamedTuple):
         """The standard error of a smooth metric."""
         return _error(event_values(self.cells, [name])[name], self.without([name])[name])
 
-    def _draw(self, seed: int):  # type: ignore[no-untyped-def]
+    def _draw(self, seed: int) -> Callable[[np.ndarray, int], np.ndarray]:
         """Draws what happens in the cells, given their true rates, with the noise that the clusters show."""
         residual = self.rows[:, 1] - self.rows.sum(axis=1) * self.cells.recalibrated
         residual = residual * math.sqrt(len(residual) / (len(residual) - 1))

@@ -63,7 +63,7 @@ def consistency(
 
     p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each row comes true with its own probability.
     With `clusters`, one value a row, S_r turns over what whole clusters show, outcome − score in the bins, by random
-    signs: rows of one cluster are correlated, and drawing them one by one would find miscalibration where there is none.
+    signs: rows of one cluster are correlated, and drawing them one by one would find errors where there are none.
     Bröcker & Smith (2007); Vaicenavicius et al. (2019); Cameron, Gelbach & Miller (2008).
 
     >>> rng = np.random.default_rng(0)
@@ -78,7 +78,11 @@ def consistency(
 
 def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
     """A tally whose clusters are told apart however many there are."""
-    return Tally.of(logits, labels, **options) if options["clusters"] is None else Scored.of(logits, labels, **options).tally
+    return (
+        Tally.of(logits, labels, **options)
+        if options["clusters"] is None
+        else Scored.of(logits, labels, **options).tally
+    )
 
 
 def consistency_of_tally(

@@ -18,12 +18,20 @@ from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
-from trueup.core.clusters import Clusters, as_clusters, degrees_of_freedom, jackknife, t_quantile
+from trueup.core.clusters import (
+    Clusters,
+    as_clusters,
+    block_sums,
+    degrees_of_freedom,
+    jackknife,
+    mean_error,
+    t_quantile,
+)
 from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
-from trueup.metrics.clustered import ClusteredPoints, gap_noise, mean_error
+from trueup.metrics.clustered import ClusteredPoints, gap_noise
 from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise, values_of_resamples
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
@@ -124,7 +132,7 @@ class Scored(NamedTuple):
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
         assert self.clusters is not None
-        (index, edges), bins = self.bin_of_row(adaptive=True), self.tally.grid.bins
+        index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
         gap = self.rows.outcome - self.rows.score
         gap = gap if self.weights is None else self.weights * gap
@@ -297,7 +305,8 @@ def differences(
         elif name in MEAN_METRICS:
             change = row_values(second.rows, name) - row_values(first.rows, name)
             mean = Mean.of(change, first.weights)
-            low, high = _mean_interval("difference", mean, tail, _block_sums(first, change))
+            of_block = None if first.clusters is None else block_sums(change, first.weights, first.clusters)
+            low, high = _mean_interval("difference", mean, tail, of_block)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
@@ -335,16 +344,6 @@ def _cluster_noise(scored: Scored, adaptive: bool, n_resamples: int, seed: int) 
         return scored.adaptive_noise(n_resamples, seed)
     assert scored.tally.clusters is not None
     return _cluster_bins(scored.tally, scored.tally.clusters.filled(), None, n_resamples, seed)[False]
-
-
-def _block_sums(scored: Scored, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Sums by block of one number a row, and the blocks' weights; None without clusters."""
-    if scored.clusters is None:
-        return None
-    block = scored.clusters.block
-    weight = np.bincount(block, scored.weights)
-    sums = np.bincount(block, values if scored.weights is None else scored.weights * values)
-    return sums[weight > 0], weight[weight > 0].astype(np.float64)
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
