@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -362,33 +362,80 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
+@overload
 def flatten(
-    logits: A, labels: Any, *, classes: Literal["first", "last"] | None = None, ignore_index: int = -100
-) -> tuple[A, A]:
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: None = None,
+) -> tuple[A, A]: ...
+
+
+@overload
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any,
+) -> tuple[A, A, np.ndarray]: ...
+
+
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any = None,
+) -> tuple[Any, ...]:
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a value
+    for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is of:
+    rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y
     ((3, 5), array([0, 4, 1]))
+    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), classes="first", clusters=["a", "b"])[2]
+    array(['a', 'a', 'b', 'b', 'b'], dtype='<U1')
     """
     z, y = _tensor(logits, "logits"), _tensor(labels, "labels")
-    if z.ndim < 2:
-        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(z)}")
-    if classes not in ("first", "last") and not (classes is None and z.ndim == 2):
-        raise ValueError(
-            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}'
-        )
-    if classes == "first":
-        z = z.movedim(1, -1)
+    z = classes_last(z, classes)
     if tuple(z.shape[:-1]) != tuple(y.shape):
         raise ValueError(f"labels must have shape {tuple(z.shape[:-1])} to match the logits, got {_shape(y)}")
+    n = len(y)
     y = y.to(z.device).reshape(-1)
     kept = y != ignore_index
+    each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    return match_kind(z, logits), match_kind(y, logits)
+    pair = match_kind(z, logits), match_kind(y, logits)
+    if clusters is None or clusters is False:
+        return pair
+    ids = np.arange(n) if clusters is True else np.asarray(clusters)
+    if ids.shape != (n,):
+        raise InputError("clusters", f"have {n} entries, one for each text or image", str(ids.shape))
+    return *pair, ids[np.flatnonzero(kept.cpu().numpy()) // max(each, 1)]
+
+
+def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Tensor:
+    """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
+
+    >>> classes_last(torch.zeros(2, 5, 3, 4), "first").shape
+    torch.Size([2, 3, 4, 5])
+    """
+    if logits.ndim < 2:
+        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(logits)}")
+    if classes not in ("first", "last") and not (classes is None and logits.ndim == 2):
+        raise ValueError(
+            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(logits)}, got {classes!r}'
+        )
+    return logits.movedim(1, -1) if classes == "first" else logits
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
