@@ -19,7 +19,7 @@ from trueup.core.arrays import as_matrix, as_vector, as_weights, effective_rows
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
 from trueup.core.tally import Mean
-from trueup.metrics.intervals import Interval, mean_interval
+from trueup.metrics.intervals import Interval, _mean_interval
 from trueup.metrics.resampling import BootstrapBins, check_resamples, paired_interval, tail_share
 from trueup.metrics.score_table import ScoreTable, plain_record
 
@@ -30,7 +30,7 @@ COVERAGE = (0.5, 0.8, 0.95)
 LEVELS = np.linspace(0.01, 0.99, 99)
 """The levels over which the pinball loss of a Gaussian forecast is averaged."""
 _GRID = np.linspace(0.0, 1.0, 100)
-"""The levels over which the calibration errors of a Gaussian forecast are averaged, as `mean_calibration_error` does."""
+"""The levels over which calibration errors of Gaussian forecasts are averaged, as `mean_calibration_error` has it."""
 _GROUPS = 1000
 _ERRORS = ("interval_error", "pit_error")
 _CERTAIN = 1e8
@@ -468,7 +468,7 @@ class _Scored:
             ends = (math.sqrt(max(mean.value + side * z * mean.error, 0.0)) for side in (-1, 1))
             return (math.sqrt(mean.value), *(ends if not math.isnan(mean.error) else (math.nan, math.nan)))
         mean = Mean.of(self.means[metric], w)
-        low, high = mean_interval(mean, tail, share=metric.startswith("coverage_"))
+        low, high = _mean_interval("observed" if metric.startswith("coverage_") else metric, mean, tail)
         return mean.value, low if metric == "nll" else max(low, 0.0), high  # NaN stays: max(NaN, 0) is NaN
 
 

@@ -166,7 +166,7 @@ def intervals(
         if tally.n < 2 and name not in _SHARES:  # one row shows no spread
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
-            low, high = mean_interval(getattr(tally, name), tail, share=name in _SHARES)
+            low, high = _mean_interval(name, getattr(tally, name), tail)
         elif name == "sce":
             low, high = Classwise.of(tally).interval(tail)
         else:
@@ -237,7 +237,7 @@ def differences(
         elif name in MEAN_METRICS:
             column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
             mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column), first.weights)
-            low, high = mean_interval(mean, tail)
+            low, high = _mean_interval("difference", mean, tail)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
@@ -346,10 +346,9 @@ def _event_differences(
     return found
 
 
-def mean_interval(mean: Mean, tail: float, *, share: bool = False) -> tuple[float, float]:
-    """The normal interval of a mean, or of a share Wilson's."""
+def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
     z = float(-ndtri(tail))
-    if not share:
+    if name not in _SHARES:
         return mean.value - z * mean.error, mean.value + z * mean.error
     n, p = mean.effective_rows, mean.value
     if not n:
