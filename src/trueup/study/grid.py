@@ -130,6 +130,8 @@ class Study:
     """Name of a file → figure of Matplotlib."""
     local: Callable[[Options], Mapping[str, Any]] = no_local
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
+    presets: Callable[[], Mapping[str, Sequence[str]]] = dict
+    """Preset → its data sets, the default first."""
     claims: Callable[[], Sequence[Claim]] = tuple
     """What the paper says, each judged by the rows."""
     title: str = ""

@@ -184,6 +184,7 @@ STUDY = Study(
     tables=clue_tables.tables,
     figures=clue_tables.figures,
     local=local,
+    presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
     title="CLUE: uncertainty that equals the error",
 )

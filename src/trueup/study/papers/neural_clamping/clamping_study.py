@@ -26,7 +26,7 @@ from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
 from trueup.study.grid import Options, Study, product
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup.study.papers.neural_clamping.clamping_presets import preset_of, training_settings
+from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
 from trueup.study.trained_networks import Loader, load_or_train
@@ -170,6 +170,7 @@ STUDY = Study(
     tables=tables,
     figures=figures,
     local=local,
+    presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
     claims=lambda: CLAIMS,
     title="Neural Clamping",
     paper="neural-clamping",

@@ -15,6 +15,7 @@ from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.rethinking.rethinking_presets import (
     CANDIDATES,
     DATA_TITLES,
+    PRESETS,
     REFERENCE,
     SWEEP,
     TITLES,
@@ -187,6 +188,7 @@ STUDY = Study(
     tables=tables,
     figures=figures,
     local=local,
+    presets=lambda: {name: [plan.data for plan in each] for name, each in PRESETS.items()},
     claims=claims,
     title="Calibrated or calibratable: what losses leave for a repair",
     paper="rethinking",
