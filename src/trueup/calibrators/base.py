@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, match_kind, upcast_half
+from trueup.core.arrays import as_logits, count_options, find_absent, match_kind, read_padding, upcast_half
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import event_probs
@@ -25,6 +25,8 @@ class Calibrator(ParametricModule):
     """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
 
     NumPy in, NumPy out; torch in, torch out; dtype out = dtype in. Half precision is computed in float32.
+    An option that a row does not have, a logit of −∞, stays at −∞. What mixes classes takes the mean of the row's other
+    inputs for it; what treats them one by one learns from the rows that have them, and shares a row out among its own.
     """
 
     keeps_argmax: ClassVar[bool]
@@ -49,7 +51,12 @@ class Calibrator(ParametricModule):
         """Map a tensor of logits (n, classes)."""
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
-        return self.map(upcast_half(logits), **extra).to(logits.dtype)
+        z = upcast_half(logits)
+        if not torch.compiler.is_compiling():  # an exported graph knows −∞ alone
+            z = read_padding(z)
+        absent = find_absent(z)
+        out = self.map(z, **extra)
+        return (out if absent is None else out.masked_fill(absent, -math.inf)).to(logits.dtype)
 
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:
@@ -91,8 +98,8 @@ class TopLabel(Calibrator):
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
         if self.event:
             return 0
-        confidence = torch.as_tensor(self.confidence(logits))
-        return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())
+        confidence = torch.as_tensor(self.confidence(logits))[:, None]
+        return int((confidence < (1 + TIE_MARGIN) / count_options(upcast_half(as_logits(logits)))).sum())
 
     def score(self, logits: Tensor) -> Tensor:
         """What is mapped, (n,) in double: single precision cannot tell those near one apart, where most lie."""
@@ -124,12 +131,13 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     """Log-probabilities with this confidence on the predicted class, which stays the predicted one.
 
     The rest is shared in proportion to the other probabilities, none of them above the confidence: what exceeds it goes
-    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to 1/K and a hair.
+    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to 1/K and a hair. Absent
+    options count for nothing.
     """
-    classes = logits.shape[1]
+    absent, classes = find_absent(logits), count_options(logits)
     best = logits.argmax(dim=1, keepdim=True)
     least = (1 + TIE_MARGIN) / classes
-    top = confidence.to(logits.dtype).clamp(min=least, max=1.0)[:, None]
+    top = confidence.to(logits.dtype)[:, None].clamp(max=1.0).clamp(min=least)
     cap = top - top * (TIE_MARGIN / 2)  # a factor this near to one would be optimised away in ONNX
     others = logits.scatter(1, best, -math.inf)
     share = torch.softmax(others, dim=1)
@@ -140,6 +148,7 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or bool(over.any()):
         # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
         mass = (share + _TRACE).scatter(1, best, 0.0) / (1 + (classes - 1) * _TRACE) * rest
+        mass = mass if absent is None else mass.masked_fill(absent, 0.0)
         log_shared = torch.where(over, torch.log(_cap_masses(mass, rest, cap).clamp(min=tiny)), log_shared)
     return log_shared.scatter(1, best, torch.log(top))
 

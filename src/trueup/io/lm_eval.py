@@ -3,6 +3,7 @@
 A record has `target`, the number or the text of the right option; `filtered_resps` (or `resps`), for each option its
 log-likelihood and whether greedy decoding gives it, as numbers or as texts of them; and `arguments`, the prompt and the
 option's text. softmax over the options' log-likelihoods is the probability that the model gives to each of them.
+Questions with fewer options than others are filled up with absent ones, whose logits are −∞.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueup.core.errors import InputError
-
-SAME_NUMBER = "questions with different numbers of options cannot be read together"
 
 
 def is_sample(record: Mapping[str, Any]) -> bool:
