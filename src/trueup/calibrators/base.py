@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, count_options, find_absent, match_kind, read_padding, upcast_half
+from trueup.core.arrays import as_logits, count_options, find_absent, is_traced, match_kind, read_padding, upcast_half
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import event_probs
@@ -19,6 +19,9 @@ TIE_MARGIN = 1e-5
 
 
 _TRACE = 1e-12
+
+_LARGEST = 1e15
+"""To so much logits are scaled down whose map would overflow: any two that differ are still worlds apart."""
 
 
 class Calibrator(ParametricModule):
@@ -51,12 +54,26 @@ class Calibrator(ParametricModule):
         """Map a tensor of logits (n, classes)."""
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
-        z = upcast_half(logits)
-        if not torch.compiler.is_compiling():  # an exported graph knows −∞ alone
+        z, traced = upcast_half(logits), is_traced()
+        if not traced:  # an exported graph knows −∞ alone
             z = read_padding(z)
         absent = find_absent(z)
-        out = self.map(z, **extra)
-        return (out if absent is None else out.masked_fill(absent, -math.inf)).to(logits.dtype)
+        mapped = self.map(z, **extra).to(logits.dtype)
+        if not traced and not bool(torch.isfinite(mapped.sum())):
+            mapped = self._saturate(z, mapped, extra)
+        return mapped if absent is None else mapped.masked_fill(absent, -math.inf)
+
+    def _saturate(self, z: Tensor, mapped: Tensor, extra: dict[str, Any]) -> Tensor:
+        """Rows that the map takes out of the numbers' range, inside it: scaled down before, shifted down after."""
+        finite = torch.isfinite(z)
+        overflown = (finite.any(dim=1) & (~torch.isfinite(mapped) & finite).any(dim=1))[:, None]
+        if not bool(overflown.any()):
+            return mapped  # the sum overflowed, or what came was not finite itself
+        size = torch.where(finite, z.abs(), 0.0).amax(dim=1, keepdim=True)
+        out = self.map(torch.where(overflown, z * (_LARGEST / size.clamp(min=_LARGEST)), z), **extra)
+        limit = torch.finfo(mapped.dtype).max
+        shifted = (out - out.amax(dim=1, keepdim=True)).clamp(min=-limit)  # the order and the differences stay
+        return torch.where(overflown, torch.where(finite, shifted, out).to(mapped.dtype), mapped)
 
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:
