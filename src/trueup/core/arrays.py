@@ -42,6 +42,9 @@ MIN_PADDING = 9000.0
 _FAR = 10.0
 """And so many times as far from zero as any other logit of their row."""
 
+_ROUNDED_TOP = 1e-2
+"""How far above 1 the largest probabilities of a row may sum: services round log-probabilities, or mix precisions."""
+
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
 
@@ -476,6 +479,39 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
 def warn_of_certain(certain: int, rows: int, floor: float) -> None:
     """Say that confidences of exactly 0 or 1 were moved, and by how much."""
     warnings.warn(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}", stacklevel=3)
+
+
+def from_topk(log_probs: A, *, floor: float = FLOOR, name: str = "log_probs") -> A:
+    """Turn the log-probabilities of the k likeliest answers (n, k) into logits (n, k + 1): the last is of all others.
+
+    That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
+    noise. The labels that go with them are the place of the right answer among the k, or k where it is none of them.
+    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what was
+    not told.
+
+    >>> np.exp(from_topk(np.log([[0.7, 0.2], [0.5, 0.25]])))
+    array([[0.7 , 0.2 , 0.1 ],
+           [0.5 , 0.25, 0.25]])
+    """
+    _check_floor(floor)
+    x = _tensor(log_probs, name)
+    if x.ndim != 2 or not x.shape[1]:
+        raise InputError(name, "have shape (n, k)", _shape(x))
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
+    double = x.double()
+    double = double.masked_fill(double <= -MIN_PADDING, -torch.inf)
+    _check_finite(double.masked_fill(double == -torch.inf, 0.0), name)
+    total = double.exp().sum(dim=1, keepdim=True)
+    slack = max(_ROUNDED_TOP, torch.finfo(x.dtype).eps * x.shape[1])
+    if len(x) and bool((total > 1 + slack).any()):
+        row = int(total[:, 0].argmax())
+        got = f"{total[row].item():.6g} in row {row}"
+        raise InputError(name, "be logarithms of probabilities that sum to at most 1 in each row", got)
+    # Where rounding, or the floor, makes the sum exceed one, the row is divided by it.
+    rest = (1 - total).clamp(min=floor)
+    logits = torch.cat([double, rest.log()], dim=1) - (total + rest).log()
+    return match_kind(logits.to(x.dtype), log_probs)
 
 
 def from_binary(scores: A, *, name: str = "scores") -> A:

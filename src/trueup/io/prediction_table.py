@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from trueup.core.errors import Hint, InputError
-from trueup.io import lm_eval
+from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Source, as_list, is_gap, object_array
 
 LINE_CHARACTERS = 1 << 26
@@ -187,9 +187,9 @@ def read_jsonl(path: Path) -> Iterator[Source]:
 def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str = "line") -> Source:
     """A source of objects with named fields, each with its number; `records` begins from the first again."""
     first = [record for _, record in islice(records(), _ROWS_OF_COLUMNS)]
-    samples = bool(first) and lm_eval.is_sample(first[0])
-    if samples:
-        first = [record for _, record in _samples(islice(records(), 1), word)] + first[1:]
+    kind = next((kind for kind in (lm_eval, top_logprobs) if first and kind.is_sample(first[0])), None)
+    if kind is not None:
+        first = [record for _, record in _samples(kind, islice(records(), 1), word)] + first[1:]
     columns: dict[str, str] = {}
     for record in first:
         for name, value in _fields(record):
@@ -206,8 +206,9 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
         absent: float | None = None,
     ) -> Iterator[Chunk]:
         label_of = parse or LabelParser(column=labels or "labels")
-        wide = _most_options(records, word) if samples and list(logits) == ["logits"] and absent is not None else None
-        lines = _samples(records(), word) if samples else records()
+        varying = kind is not None and list(logits) == ["logits"] and absent is not None
+        wide = _most_options(kind, records(), word) if varying else None
+        lines = records() if kind is None else _samples(kind, records(), word, wide)
         for part in count():
             z, y, n = array("d"), array("q"), 0
             cells: dict[str, list[Any]] = {name: [] for name in others}
@@ -216,8 +217,6 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
                     values = _numbers(record, logits, gaps, absent)
                     if wide is None:
                         wide = len(values)
-                    if samples and absent is not None and len(values) < wide:
-                        values = values + [absent] * (wide - len(values))
                     if len(values) != wide:
                         hint = None if absent is None else Hint.NULL
                         raise InputError(
@@ -237,22 +236,25 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
                 return
 
     def width(logits: Sequence[str]) -> int:
-        if samples and list(logits) == ["logits"]:
-            return _most_options(records, word)
+        if kind is not None and list(logits) == ["logits"]:
+            return _most_options(kind, records(), word)
         return len(_numbers(first[0], logits, gaps=True)) if first else 2
 
-    return Source(columns, read, width, hidden=frozenset(("logits", "label")) if samples else frozenset())
+    return Source(columns, read, width, hidden=frozenset(("logits", "label")) if kind else frozenset())
 
 
-def _most_options(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str) -> int:
+def _most_options(kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str) -> int:
     """How many options the question with the most has; others are filled up with absent ones."""
-    return max((len(record["logits"]) for _, record in _samples(records(), word)), default=2)
+    return max((len(record["logits"]) for _, record in _samples(kind, records, word)), default=2)
 
 
-def _samples(records: Iterator[tuple[int, Mapping[str, Any]]], word: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _samples(
+    kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str, width: int | None = None
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Records of a kind, `lm_eval` or `top_logprobs`, with logits and a label."""
     for number, record in records:
         with _errors_name_line(number, word):
-            record = lm_eval.with_logits(record)
+            record = kind.with_logits(record, width)
         yield number, record
 
 
