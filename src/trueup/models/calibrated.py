@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import CodeType
 from typing import Any, cast
@@ -100,7 +102,9 @@ class Calibrated(nn.Module):
 
     `before` acts on the first floating-point tensor among the inputs; where these are tokens, on what the model's input
     embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
-    stays. The model is shared, not copied, and its mode and gradients are left to the caller.
+    stays. The model is shared, not copied, and its mode and gradients are left to the caller. What it has besides is
+    had through this one too (`config`, `device`), and a method that calls the model, such as `generate`, then sees the
+    calibrated logits.
 
     >>> from trueup.calibrators.temperature import Temperature
     >>> Calibrated(nn.Identity(), after=Temperature(2.0))(torch.tensor([[4.0, 1.0]]))
@@ -121,18 +125,92 @@ class Calibrated(nn.Module):
     @_ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
-        output = self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        return self._calibrate(
+            self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
+            if model is None or name.startswith("__"):
+                raise
+        value = getattr(model, name)
+        if name == "save_pretrained":  # the network's own would leave out the calibrator
+            from trueup.models.pretrained import save_pretrained
+
+            return functools.partial(save_pretrained, self)
+        if name == "push_to_hub":
+            raise AttributeError(
+                "a calibrated network has no push_to_hub, which would leave out the calibrator; "
+                "save_pretrained(folder) writes both"
+            )
+        if not inspect.ismethod(value) or value.__self__ is not model:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            with self._on_model():
+                return value(*args, **kwargs)
+
+        return method
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.model)})
+
+    def _calibrate(self, output: Any) -> Any:
         if self.after is None:
             return output
         logits = logits_of(output)
         return with_logits(output, self.after(logits).to(logits.dtype))
+
+    @contextmanager
+    def _on_model(self) -> Iterator[None]:
+        """Have this thread's calls of the model do what calls of this module do, for methods that make such."""
+        caller = get_ident()
+        with ExitStack() as stack:
+
+            def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+                if get_ident() != caller or self.before is None:
+                    return None
+                position = input_position(module, args, kwargs)
+                if position is not None:
+                    return replace_at((args, kwargs), position, self._map_input)
+                call.enter_context(self._embedding_mapped([]))
+                return None
+
+            def after(module: nn.Module, args: Any, output: Any) -> Any:
+                if get_ident() != caller:
+                    return None
+                call.close()
+                return self._calibrate(output)
+
+            call = stack.enter_context(ExitStack())  # what lasts for one call of the model
+            if self.before is not None:
+                handle = self.model.register_forward_pre_hook(before, with_kwargs=True)
+                stack.callback(handle.remove)
+            stack.callback(self.model.register_forward_hook(after).remove)
+            yield
 
     def _call_with_map(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         position = input_position(self.model, args, kwargs)
         if position is not None:
             args, kwargs = replace_at((args, kwargs), position, self._map_input)
             return self.model(*args, **kwargs)
-        caller, calls = get_ident(), []
+        calls: list[nn.Module] = []
+        with self._embedding_mapped(calls):
+            output = self.model(*args, **kwargs)
+        if not calls:
+            raise ValueError(
+                "before must act on the output of the model's input embedding, but the model never called it"
+            )
+        return output
+
+    @contextmanager
+    def _embedding_mapped(self, calls: list[nn.Module]) -> Iterator[None]:
+        """Have `before` act on what the input embedding makes of tokens, in this thread; `calls` notes that it did."""
+        caller = get_ident()
 
         def mapped(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
             if get_ident() != caller:  # another thread uses the same model
@@ -142,14 +220,9 @@ class Calibrated(nn.Module):
 
         handle = embedding_of(self.model).register_forward_hook(mapped)
         try:
-            output = self.model(*args, **kwargs)
+            yield
         finally:
             handle.remove()
-        if not calls:
-            raise ValueError(
-                "before must act on the output of the model's input embedding, but the model never called it"
-            )
-        return output
 
     def _map_input(self, point: Tensor) -> Tensor:
         return cast(nn.Module, self.before)(point).to(point.dtype)
