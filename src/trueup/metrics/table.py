@@ -67,6 +67,10 @@ class Scores(ScoreTable):
     """By method: observed against predicted rate in groups of rows, where groups were given."""
     event_name: str = "class 1"
     """Which class the event is."""
+    clusters: int | None = None
+    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as an image."""
 
     @property
     def groups(self) -> GroupTable | None:
@@ -89,7 +93,8 @@ class Scores(ScoreTable):
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         one = "one" if self.is_event else "network"
-        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        by = "" if self.clusters is None else f" by {self.cluster_name}"
+        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
@@ -111,6 +116,7 @@ class Scores(ScoreTable):
             "event": self.is_event,
             "event_name": self.event_name if self.is_event else None,
             "effective_rows": self.effective_rows,
+            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
             "level": self.level,
             "methods": {
                 name: {
@@ -127,7 +133,11 @@ class Scores(ScoreTable):
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
+        caption = f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
+        if self.clusters is None:
+            return caption
+        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
+        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def notes(self) -> list[str]:
         """What is said below the table."""
@@ -157,6 +167,7 @@ def evaluate(
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
+    clusters: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -168,7 +179,9 @@ def evaluate(
     as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`. `fold=True`
     takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count
     (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of where it is wrong, as
-    `.groups`.
+    `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are correlated: pixels of an
+    image, tokens of a text, visits of a patient. Intervals and tests are then by cluster, which may make them ten times
+    wider, and right.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
@@ -191,6 +204,7 @@ def evaluate(
         fold=fold,
         weights=weights,
         groups=groups,
+        clusters=clusters,
         bins=bins,
         level=level,
         n_resamples=n_resamples,
@@ -208,6 +222,7 @@ def compare(
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
+    clusters: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -251,23 +266,30 @@ def compare(
             _check_same(first_name, labels, name, y.cpu().numpy())
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
-        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
-        found = intervals(scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed)
+        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, clusters=clusters, beside=first)
+        options: dict[str, Any] = {"level": level, "n_resamples": n_resamples, "seed": seed}
+        found = intervals(scored.tally, scored.values(tabled), **options, scored=scored)
         for metric in wanted:
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         if groups is not None:
             claims = scored.rows.score, scored.rows.outcome
-            group_tables[name] = evaluate_groups(*claims, groups, weights=weights, level=level, seed=seed)
+            group_tables[name] = evaluate_groups(
+                *claims, groups, weights=weights, clusters=scored.clusters, level=level, seed=seed
+            )
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(
-            scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
+            scored.tally,
+            scored.points if scored.odds is not None else None,
+            n_resamples=n_resamples,
+            seed=seed,
+            clustered=None if scored.clusters is None or scored.odds is None else scored.clustered_points(),
         )
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
-        change = differences(first, scored, tabled, level=level, n_resamples=n_resamples, seed=seed)
+        change = differences(first, scored, tabled, **options)
         for metric in wanted:
             if not has_interval(metric):
                 by = values[name][metric].value - values[first_name][metric].value
@@ -276,7 +298,8 @@ def compare(
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
     found_in = means, first.tally.is_event, worth, group_tables, title
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
+    by = () if first.clusters is None else (first.clusters.count, first.clusters.name)
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *by)
 
 
 def has_interval(metric: str) -> bool:
