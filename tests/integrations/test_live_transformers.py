@@ -176,3 +176,79 @@ def test_the_trainer_logs_calibration(bert, rows, tmp_path, by_batch, capsys):
     for metric in ("ece", "nll", "brier"):
         expected = getattr(trueup.metrics, metric)(logits, labels)
         assert logged[-1][f"eval_{metric}"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, n_positions=24, bos_token_id=2, eos_token_id=3,
+        pad_token_id=0, initializer_range=0.5,
+    )  # fmt: skip
+    return seeded(lambda: transformers.GPT2LMHeadModel(config)).eval()
+
+
+def language_rows(model, n=40, length=8):
+    """Texts that the model itself wrote at three times its temperature, of several lengths."""
+    rng, rows = np.random.default_rng(0), []
+    ids = torch.from_numpy(rng.integers(5, len(WORDS), size=(n, 1)))
+    for _ in range(length - 1):
+        with torch.no_grad():
+            logits = model(ids).logits[:, -1].numpy()
+        ids = torch.cat([ids, torch.from_numpy((logits / 3 + rng.gumbel(size=logits.shape)).argmax(1))[:, None]], dim=1)
+    for row in ids:
+        labels, end = row.clone(), int(rng.integers(4, length + 1))
+        labels[end:] = -100
+        rows.append({"input_ids": row, "attention_mask": (labels >= 0).long(), "labels": labels})
+    return rows
+
+
+def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
+    rows = language_rows(gpt2)
+    table = collect(gpt2, DataLoader(rows, batch_size=16), classes="last", shifted=True)
+    n = sum(int((row["labels"][1:] >= 0).sum()) for row in rows)
+    assert table.logits.shape == (n, len(WORDS))
+    with torch.no_grad():
+        first = gpt2(rows[0]["input_ids"][None]).logits[0]
+    kept = rows[0]["labels"][1:] >= 0
+    torch.testing.assert_close(table.logits[: int(kept.sum())], first[:-1][kept], rtol=1e-4, atol=1e-5)
+    assert len(set(table.clusters)) == len(rows)
+    options = {"classes": "last", "shifted": True}
+    calibrated = on_model(Temperature.fit)(gpt2, DataLoader(rows, batch_size=16), **options)
+    assert float(calibrated.after.temperature) == pytest.approx(3, rel=0.25)
+    before, after = (
+        trueup.evaluate(*collect(net, DataLoader(rows, batch_size=16), **options)) for net in (gpt2, calibrated)
+    )
+    assert after["ece"].value < before["ece"].value / 2
+    calibrated.save_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert loaded.classes == "last"
+    ids = rows[0]["input_ids"][None, :3]
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    asked |= {"output_logits": True, "attention_mask": torch.ones_like(ids)}
+    found, plain = (net.generate(ids, **asked) for net in (loaded, gpt2))
+    torch.testing.assert_close(found.sequences, plain.sequences)  # greedy, so a temperature changes nothing
+    for a, b in zip(found.logits, plain.logits, strict=True):
+        torch.testing.assert_close(a, b / float(loaded.after.temperature), rtol=1e-4, atol=1e-5)
+    assert not gpt2._forward_hooks  # the network is as it was
+    assert not loaded.model._forward_hooks
+
+
+def test_generate_sees_a_map_of_the_embedded_tokens(gpt2):
+    class Shift(torch.nn.Module):
+        def forward(self, x):
+            return x + 0.5
+
+    ids = torch.tensor([[6, 7, 8]])
+    clamped = Calibrated(gpt2, before=Shift(), after=Temperature(2.0), classes="last")
+    with torch.no_grad():
+        wanted = clamped(ids, attention_mask=torch.ones_like(ids)).logits[:, -1]
+    asked = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    found = clamped.generate(ids, **asked, return_dict_in_generate=True, output_logits=True)
+    torch.testing.assert_close(found.logits[0], wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError):  # and nothing stays behind where it fails
+        clamped.generate(ids, max_new_tokens=-5)
+    assert not gpt2._forward_hooks
+    assert not gpt2._forward_pre_hooks
+    assert not gpt2.get_input_embeddings()._forward_hooks
+    with pytest.raises(ValueError, match='shifted must come with classes="last"'):
+        collect(gpt2, [], shifted=True)

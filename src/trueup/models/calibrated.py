@@ -69,6 +69,7 @@ def collect(
     *,
     classes: None = None,
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> Predictions: ...
@@ -81,6 +82,7 @@ def collect(
     *,
     classes: Literal["first", "last"],
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> PredictionTable: ...
@@ -92,6 +94,7 @@ def collect(
     *,
     classes: ClassAxis = None,
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> Predictions | PredictionTable:
@@ -103,7 +106,8 @@ def collect(
 
     Outputs of more dimensions, tokens or pixels, need `classes`: "first" for (n, K, …), "last" for (n, …, K). They come
     back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in `clusters`
-    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image.
+    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The logits of a
+    causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
@@ -118,12 +122,15 @@ def collect(
     labels: list[Tensor] = []
     samples: list[Tensor] = []
     seen = 0
+    if shifted and classes != "last":
+        raise InputError("shifted", 'come with classes="last", logits (n, length, K)', f"classes={classes!r}")
     with raise_on_all_ranks():
         batch = outputs(model, loader, classes=classes, device=device, progress=progress)
         for number, (z, y) in enumerate(batch):
             try:
                 if classes is not None:
                     n = len(y)
+                    z, y = (z[:, :-1], y[:, 1:]) if shifted else (z, y)
                     z, y, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=True)
                     samples.append(torch.from_numpy(sample + seen))
                     seen += n
@@ -335,7 +342,7 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
     >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
 
-    What it returns takes `classes` and `ignore_index` for tokens and pixels, as `collect` does; methods that choose on
+    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that choose on
     folds keep the rows of one text or image together.
     """
 
@@ -345,6 +352,7 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
         *,
         classes: ClassAxis = None,
         ignore_index: int = -100,
+        shifted: bool = False,
         device: Device | None = None,
         progress: bool = True,
     ) -> Calibrated:
@@ -352,7 +360,8 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
         if classes is None:
             calibrator = fit(*collect(model, loader, device=device, progress=progress))
             return Calibrated(model, after=calibrator.to(device_of(model)))
-        table = collect(model, loader, classes=classes, ignore_index=ignore_index, device=device, progress=progress)
+        options: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device}
+        table = collect(model, loader, classes=classes, **options, progress=progress)
         calibrator = fit(*table, **(table.options() if takes(fit, "clusters") else {}))
         return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
 

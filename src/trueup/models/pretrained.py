@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from trueup.core.errors import InputError
-from trueup.io.artifacts import load_calibrator, save_calibrator
+from trueup.io.artifacts import load_calibrator, read_header, save_calibrator
 from trueup.models.calibrated import Calibrated, device_of
 
 __all__ = ["CALIBRATOR", "from_pretrained", "save_pretrained"]
@@ -35,7 +35,8 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     classes = getattr(getattr(inner, "config", None), "num_labels", None) if _classifies(inner) else None
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save_calibrator(model.after, target / CALIBRATOR, classes=classes, summary=summary)  # what it refuses costs nothing
+    note = {"outputs": model.classes, "summary": summary}
+    save_calibrator(model.after, target / CALIBRATOR, classes=classes, summary=note)  # what it refuses costs nothing
     inner.save_pretrained(folder, **options)
 
 
@@ -57,7 +58,9 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
             )
         model = getattr(transformers, names[0]).from_pretrained(folder, **options)
     assert model is not None
-    return Calibrated(model, after=calibrator.to(device_of(model)))
+    note = read_header(file).summary
+    classes = note.get("outputs") if isinstance(note, dict) else None
+    return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
 
 
 def _classifies(model: nn.Module) -> bool:
