@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trueup.core import chunks
+from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
 Array: TypeAlias = np.ndarray | Tensor
@@ -362,33 +363,80 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
+@overload
 def flatten(
-    logits: A, labels: Any, *, classes: Literal["first", "last"] | None = None, ignore_index: int = -100
-) -> tuple[A, A]:
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: None = None,
+) -> tuple[A, A]: ...
+
+
+@overload
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any,
+) -> tuple[A, A, np.ndarray]: ...
+
+
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any = None,
+) -> tuple[Any, ...]:
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a value
+    for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is of:
+    rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y
     ((3, 5), array([0, 4, 1]))
+    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), classes="first", clusters=["a", "b"])[2]
+    array(['a', 'a', 'b', 'b', 'b'], dtype='<U1')
     """
     z, y = _tensor(logits, "logits"), _tensor(labels, "labels")
-    if z.ndim < 2:
-        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(z)}")
-    if classes not in ("first", "last") and not (classes is None and z.ndim == 2):
-        raise ValueError(
-            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}'
-        )
-    if classes == "first":
-        z = z.movedim(1, -1)
+    z = classes_last(z, classes)
     if tuple(z.shape[:-1]) != tuple(y.shape):
         raise ValueError(f"labels must have shape {tuple(z.shape[:-1])} to match the logits, got {_shape(y)}")
+    n = len(y)
     y = y.to(z.device).reshape(-1)
     kept = y != ignore_index
+    each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    return match_kind(z, logits), match_kind(y, logits)
+    pair = match_kind(z, logits), match_kind(y, logits)
+    if clusters is None or clusters is False:
+        return pair
+    ids = np.arange(n) if clusters is True else np.asarray(clusters)
+    if ids.shape != (n,):
+        raise InputError("clusters", f"have {n} entries, one for each text or image", str(ids.shape))
+    return *pair, ids[np.flatnonzero(kept.cpu().numpy()) // max(each, 1)]
+
+
+def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Tensor:
+    """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
+
+    >>> classes_last(torch.zeros(2, 5, 3, 4), "first").shape
+    torch.Size([2, 3, 4, 5])
+    """
+    if logits.ndim < 2:
+        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(logits)}")
+    if classes not in ("first", "last") and not (classes is None and logits.ndim == 2):
+        raise ValueError(
+            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(logits)}, got {classes!r}'
+        )
+    return logits.movedim(1, -1) if classes == "first" else logits
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
@@ -435,39 +483,6 @@ def _shape(x: Any) -> str:
     return str(tuple(x.shape))
 
 
-def _tensor(x: Any, name: str) -> Tensor:
-    if isinstance(x, Tensor):
-        if x.layout is not torch.strided or x.is_quantized:
-            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
-        if x.is_complex():
-            raise ValueError(f"{name} must be an array of real numbers, got {x.dtype}")
-        return x.detach()
-    literal = not hasattr(x, "__array__")
-    try:
-        a = np.asarray(x)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
-    if a.dtype.kind not in "fiub" or a.dtype.itemsize > 8:
-        raise ValueError(f"{name} must be an array of real numbers, got {type(x).__name__} of dtype {a.dtype}")
-    if literal and name != "labels" and a.dtype.kind in "iu":
-        a = a.astype(np.float64)
-    if not a.dtype.isnative:
-        a = a.astype(a.dtype.newbyteorder("="))
-    if any(stride < 0 or stride % a.itemsize for stride in a.strides):
-        a = np.ascontiguousarray(a)
-    return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
-
-
-class _Readable:
-    """A view of a read-only array (a memory map, say) that torch takes without a warning; we never write to it."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self.owner = array
-
-
 def _check_finite(x: Tensor, name: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
@@ -497,6 +512,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
+        if missing := int(torch.isnan(y).sum()):
+            raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     y = y.to(torch.int64)
     if n:

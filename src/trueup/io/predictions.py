@@ -86,6 +86,10 @@ class PredictionTable:
     """The names of the classes, where they are known."""
     skipped: int = 0
     """How many rows had no label, or no confidence, and were left out."""
+    clusters: np.ndarray | None = None
+    """Which rows are correlated: those of one image, text or patient."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as an image: the name of its column."""
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.logits, self.labels))
@@ -96,10 +100,11 @@ class PredictionTable:
         return Predictions(self.logits, self.labels)
 
     def options(self) -> dict[str, Any]:
-        """Weights and groups as the keywords that functions take them by, where there are any."""
+        """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
         return {
             **({} if self.weights is None else {"weights": self.weights}),
             **({"groups": dict(self.groups)} if self.groups else {}),
+            **({} if self.clusters is None else {"clusters": {self.cluster_name: self.clusters}}),
         }
 
 

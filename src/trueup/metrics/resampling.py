@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.bins import BINNED_ERRORS, folded_mean
+from trueup.core.clusters import degrees_of_freedom, t_quantile
 from trueup.core.errors import InputError
 from trueup.core.tally import Grid, Tally
 
@@ -108,6 +109,8 @@ class Classwise(NamedTuple):
     influence: np.ndarray
     limit: float
     """The most that the standard error can be."""
+    df: float = math.inf
+    """Degrees of freedom of the noise, where it is that of clusters."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
@@ -129,6 +132,11 @@ class Classwise(NamedTuple):
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
+        if tally.clusters is not None:  # each group holds whole clusters
+            some = rows > 0
+            off = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
+            sigma = np.sqrt((off[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
+            return cls(gap, sigma, scale, influence, math.inf, degrees_of_freedom(rows[some]))
         return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit)
 
     @property
@@ -142,7 +150,7 @@ class Classwise(NamedTuple):
 
     def interval(self, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, self.limit, tail)
+        reach = _reach(self.influence, self.limit, tail, self.df)
         return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
 
 
@@ -152,7 +160,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail)
+    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail, before.df)
 
     def seen(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
@@ -201,8 +209,9 @@ def _quantile(values: np.ndarray, quantile: float) -> float:
     return float(np.quantile(values, quantile))
 
 
-def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
-    return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
+def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
+    z = float(-ndtri(tail)) if math.isinf(df) else t_quantile(tail, df)
+    return z * min(math.sqrt(float((influence**2).sum())), limit)
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
