@@ -20,6 +20,7 @@ from trueup.core.splits import k_fold
 PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
 """Weights of the curve's roughness that cross-validation tries, the stiffest first."""
 _INNER_KNOTS = 12
+_LEAST_GAP = 1e-3  # between knots, as a share of their range
 _GRID = 128
 """Points at which a fitted spline is kept; between them the curve is straight."""
 
@@ -119,8 +120,12 @@ def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarra
 
 def _basis(distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Knots of a cubic spline at quantiles of distinct places, and the matrix of ∫ f″²."""
-    number = min(_INNER_KNOTS, len(distinct) - 2)
-    inner = np.unique(np.quantile(distinct, np.linspace(0, 1, number + 2)))
+    # Places that nearly touch count once: log-odds of naive Bayes pile up at the ends, and knots among those would bend
+    # the curve without end.
+    apart = distinct[np.unique((distinct - distinct[0]) // (_LEAST_GAP * np.ptp(distinct)), return_index=True)[1]]
+    apart[-1] = distinct[-1]
+    number = min(_INNER_KNOTS, len(apart) - 2)
+    inner = np.unique(np.quantile(apart, np.linspace(0, 1, number + 2)))
     knots = np.concatenate([[inner[0]] * 3, inner, [inner[-1]] * 3])
     size = len(knots) - 4
     # Products of second derivatives are parabolas between knots, which two points of Gauss integrate exactly.
