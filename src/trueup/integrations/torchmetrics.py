@@ -28,7 +28,7 @@ except ImportError:
 
 __all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
-_SETTINGS = ("edges", "bins", "closed", "fold")
+_SETTINGS = ("edges", "bins", "closed", "fold", "clusters")
 """What of a tally is not a sum, but says what is counted."""
 
 

@@ -45,6 +45,7 @@ def _arrays(columns: dict[str, _Column]) -> Source:
         others: Sequence[str] = (),
         parse: LabelParser | None = None,
         gaps: bool = False,
+        absent: float | None = None,
     ) -> Iterator[Chunk]:
         names = [*logits, *([labels] if labels else []), *others]
         lengths = {columns[name].shape[:1] for name in names}

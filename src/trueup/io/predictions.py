@@ -7,6 +7,7 @@ and `test_labels`. Probabilities and stated confidences are read only when they 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
@@ -30,6 +31,7 @@ from trueup.core.arrays import (
     as_tensors,
     from_confidence,
     from_probs,
+    read_padding,
     resolution,
     warn_of_certain,
     warn_of_zeros,
@@ -85,6 +87,10 @@ class PredictionTable:
     """The names of the classes, where they are known."""
     skipped: int = 0
     """How many rows had no label, or no confidence, and were left out."""
+    clusters: np.ndarray | None = None
+    """Which rows are correlated: those of one image, text or patient."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as an image: the name of its column."""
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.logits, self.labels))
@@ -95,10 +101,11 @@ class PredictionTable:
         return Predictions(self.logits, self.labels)
 
     def options(self) -> dict[str, Any]:
-        """Weights and groups as the keywords that functions take them by, where there are any."""
+        """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
         return {
             **({} if self.weights is None else {"weights": self.weights}),
             **({"groups": dict(self.groups)} if self.groups else {}),
+            **({} if self.clusters is None else {"clusters": {self.cluster_name: self.clusters}}),
         }
 
 
@@ -407,7 +414,8 @@ class PredictionFile:
             return _Plan([fields.confidence], correct if labelled else None, options)
         names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
-        return _Plan(names, label, {"others": others, "parse": parse})
+        absent = math.nan if fields.probs else -math.inf
+        return _Plan(names, label, {"others": others, "parse": parse, "absent": absent})
 
     def find_floor(self, plan: _Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
@@ -433,6 +441,7 @@ class PredictionFile:
         if self.fields.probs or self.fields.confidence is not None:
             return Predictions(*as_pair(self.to_logits(values, floor), labels))
         if checked_before:
+            values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
         z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
@@ -514,7 +523,8 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
     zeros = numbers = 0
     smallest = []  # positive number of each part
     for z in parts:
-        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):  # false for NaN too
+        z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
+        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
             return None  # the check of that part says what is wrong
         zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
         smallest.append(z.min(initial=1.0, where=z > 0))

@@ -135,8 +135,10 @@ class Source(NamedTuple):
     `width(logits)`, how many numbers a row has.
 
     `logits` names one column (n, classes) or one column a class; `labels` may be None. `read` takes besides `others`,
-    names of columns that come as they are; `parse`, a `LabelParser`; and `gaps`, whether an empty cell among the
-    numbers is NaN instead of an error. At least one chunk comes, though it may have no rows.
+    names of columns that come as they are; `parse`, a `LabelParser`; `gaps`, whether an empty cell among the numbers is
+    NaN instead of an error; and `absent`, what an empty cell among those of several classes is: an option that the row
+    does not have, which is −∞ among logits and NaN among probabilities. At least one chunk comes, though it may have no
+    rows.
     """
 
     columns: dict[str, str]

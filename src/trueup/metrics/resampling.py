@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.bins import BINNED_ERRORS, folded_mean
+from trueup.core.clusters import degrees_of_freedom, t_quantile
 from trueup.core.errors import InputError
 from trueup.core.tally import Grid, Tally
 
@@ -111,6 +112,8 @@ class Classwise(NamedTuple):
     """The most that the standard error can be."""
     observed: float
     """The plug-in value."""
+    df: float = math.inf
+    """Degrees of freedom of the noise, where it is that of clusters."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
@@ -132,10 +135,14 @@ class Classwise(NamedTuple):
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
-        # Of many classes nearly all cells are empty.
-        some = of_cell > 0
-        gap, rate, of_cell = gap[some], rate[some], of_cell[some]
         observed = float(np.abs(gap).sum() / scale)
+        if tally.clusters is not None:  # each group holds whole clusters
+            some = rows > 0
+            off = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
+            sigma = np.sqrt((off[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
+            return cls(gap, sigma, scale, influence, math.inf, observed, degrees_of_freedom(rows[some]))
+        some = of_cell > 0  # of many classes nearly all cells are empty
+        gap, rate, of_cell = gap[some], rate[some], of_cell[some]
         return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit, observed)
 
     def expected(self, truth: float) -> float:
@@ -144,7 +151,7 @@ class Classwise(NamedTuple):
 
     def interval(self, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, self.limit, tail)
+        reach = _reach(self.influence, self.limit, tail, self.df)
         return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
 
 
@@ -154,7 +161,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail)
+    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail, before.df)
 
     def seen(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
@@ -209,8 +216,9 @@ def _quantile(values: np.ndarray, quantile: float) -> float:
     return below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)
 
 
-def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
-    return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
+def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
+    z = float(-ndtri(tail)) if math.isinf(df) else t_quantile(tail, df)
+    return z * min(math.sqrt(float((influence**2).sum())), limit)
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
