@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, count_options, find_absent, is_traced, match_kind, read_padding, upcast_half
+from trueup.core.arrays import (
+    as_logits,
+    as_weighted,
+    count_options,
+    find_absent,
+    is_traced,
+    match_kind,
+    read_padding,
+    upcast_half,
+)
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import event_probs
@@ -87,6 +96,31 @@ class Calibrator(ParametricModule):
     def _check_classes(self, logits: Tensor, classes: int) -> None:
         if logits.shape[1] != classes:
             raise ValueError(f"logits must have the {classes} classes of the fit, got {logits.shape[1]}")
+
+
+class Identity(Calibrator):
+    """Return the logits as they are, q = softmax(z): the baseline that every method must beat.
+
+    Not for miscalibrated networks.
+
+    >>> Identity.fit([[1.0, 2.0]], [1])([[1.0, 2.0]])
+    array([[1., 2.]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = True
+    differentiable = True
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Return them."""
+        return logits
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """No calibration: check the pair, as every method does."""
+        as_weighted(logits, labels, weights, at_least=1)
+        return cls()
 
 
 class TopLabel(Calibrator):

@@ -161,6 +161,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+
         return method(*as_event(logits, labels, event, names=names), **options)
 
     return fit_event

@@ -13,7 +13,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_weighted, find_absent, upcast_half
-from trueup.core.onnx_ops import softplus
+from trueup.core.module import softplus
 from trueup.core.splits import random_order
 
 _LEAST = 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
 from trueup.core.arrays import find_absent
-from trueup.core.onnx_ops import count_below
+from trueup.core.module import count_below
 from trueup.core.row_scores import class_probs
 
 ORDER_WEIGHT = 1e-9

@@ -11,7 +11,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
 from trueup.core.arrays import NEVER, as_weighted, fill_absent, find_absent, upcast_half
-from trueup.core.onnx_ops import softplus
+from trueup.core.module import softplus
 from trueup.core.optimize import Certificate, FitError
 
 C = TypeVar("C", bound=Calibrator)

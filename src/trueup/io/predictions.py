@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -37,11 +37,9 @@ from trueup.core.arrays import (
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
-from trueup.io.addresses import is_address, local_file, remote_files
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
-from trueup.io.prediction_table import source_of_records
 from trueup.io.source import (
     Chunk,
     LabelParser,
@@ -49,6 +47,7 @@ from trueup.io.source import (
     as_list,
     drop_missing,
     file_list,
+    is_address,
     numbers_of,
     simplify,
     suffix_of,
@@ -213,6 +212,8 @@ def from_rows(
     >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
     array([0, 1])
     """
+    from trueup.io.prediction_table import source_of_records  # files of arrays need no tables
+
     held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
@@ -264,11 +265,20 @@ def _open(
     name = os.fspath(path)
     reader, _ = _format(name)
     with ExitStack() as stack:
-        file = stack.enter_context(local_file(name, storage_options))
+        file = stack.enter_context(_local_file(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
         yield PredictionFile(file, name, source, fields, partitions)
+
+
+def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
+    """The file itself, or of an address a copy."""
+    if not is_address(name):
+        return nullcontext(Path(name))
+    from trueup.io.addresses import local_copy
+
+    return local_copy(name, storage_options)
 
 
 class _Plan(NamedTuple):
@@ -600,6 +610,8 @@ def draft_files(
 ) -> Iterator[list[Path]]:
     """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
     if is_address(path):
+        from trueup.io.addresses import remote_files
+
         with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
             yield drafts
         return
