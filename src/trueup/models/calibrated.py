@@ -342,8 +342,8 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
     >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
 
-    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that choose on
-    folds keep the rows of one text or image together.
+    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that
+    choose on folds keep the rows of one text or image together.
     """
 
     def lifted(
