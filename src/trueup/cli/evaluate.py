@@ -47,6 +47,10 @@ def evaluate(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -71,7 +75,10 @@ def evaluate(
 
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
@@ -107,6 +114,10 @@ def compare(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -126,8 +137,11 @@ def compare(
     for name in metric or ():
         o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
     audit = _audit(
-        Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
-        quiet, event, bins=bins, level=level, folds=folds, seed=seed,
+        Reader(
+            probs, logits, labels, confidence, correct, classes, weight, by, storage,
+            clusters, class_axis, ignore_index, multilabel,
+        ),
+        val, test, method, every, quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
@@ -157,6 +171,10 @@ def report(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -179,7 +197,10 @@ def report(
 
     from trueup.report import report as make_report
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     audit = _audit(
         reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
@@ -189,6 +210,8 @@ def report(
         names = (f"not {event}", event)
     elif confidence is not None:
         names = ("wrong", "right")
+    elif multilabel:
+        names = ("no", "yes")
     make_report(audit, **o.drop_unset(title=title, names=names)).save(out)
     if calibrator is not None:
         _save_chosen(audit, calibrator, val, reader.event_number(event))
@@ -285,6 +308,9 @@ def _audit(
         given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if tables[0].clusters is not None:
+            given["clusters"] = tables[0].options()["clusters"]
+            given |= {} if tables[1] is None else {"test_clusters": tables[1].options().get("clusters")}
         if scored_groups := (tables[1] or tables[0]).groups:
             given["groups"] = dict(scored_groups)
         result = audit(pair, test_pair, **given, progress=not quiet)
@@ -318,6 +344,9 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
             "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
             "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
+            "trueup evaluate visits.csv --clusters patient",
+            "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
+            "trueup evaluate tags.npz --multilabel",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
         ),
     )(evaluate)

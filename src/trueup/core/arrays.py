@@ -395,9 +395,9 @@ def flatten(
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a value
-    for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is of:
-    rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
+    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
+    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y

@@ -59,7 +59,7 @@ def promise(
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
     """The promises of the chosen method on rows that did not fit it; of an event no answer is given, so none."""
-    if audit.scores.is_event:
+    if audit.scores.is_event or audit.clusters is not None:  # a promise counts independent rows
         return None
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (
