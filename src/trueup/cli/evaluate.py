@@ -80,6 +80,7 @@ def evaluate(
         clusters, class_axis, ignore_index, multilabel,
     )  # fmt: skip
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
+    of_labels = None
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards
@@ -93,11 +94,21 @@ def evaluate(
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
+            if multilabel:
+                from trueup.metrics.multilabel import scores_of_labels
+
+                of_labels = scores_of_labels(
+                    pair, **{k: v for k, v in options.items() if k not in ("metrics", "names")}
+                )
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
-        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
+        labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
+        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict(), **labelled)
         return
     print_scores(scores, quiet=quiet)
+    if of_labels is not None:
+        print()
+        print_table(of_labels.table())
 
 
 def compare(

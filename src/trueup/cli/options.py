@@ -91,7 +91,7 @@ ClassAxis = Annotated[
 ]
 IgnoreIndex = Annotated[
     int | None,
-    typer.Option("--ignore-index", metavar="N", help="The label of tokens or pixels to leave out (default -100)."),
+    typer.Option("--ignore-index", metavar="N", help="The label of tokens, pixels or tags to leave out; else -100."),
 ]
 Multilabel = Annotated[
     bool,

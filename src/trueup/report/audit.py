@@ -308,9 +308,7 @@ def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) 
     return dict(methods)
 
 
-def _mean_and_error(
-    losses: np.ndarray, weights: np.ndarray | None, clusters: Clusters | None
-) -> tuple[float, float]:
+def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None, clusters: Clusters | None) -> tuple[float, float]:
     mean = float(np.average(losses, weights=weights))
     if clusters is not None:
         return mean, mean_error(*block_sums(losses, weights, clusters))
