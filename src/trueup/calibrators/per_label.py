@@ -76,7 +76,7 @@ def per_label(
     >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x * [1.0, 0.3]))).astype(int)
     >>> fitted = per_label("platt")(x, y)
     >>> fitted(np.array([[2.0, 2.0]])).round(1)  # of the second label only a third is true
-    array([[2. , 0.6]])
+    array([[1.9, 0.6]])
     """
 
     def fitted(logits: Any, targets: Any, *, clusters: Any = None) -> PerLabel:
