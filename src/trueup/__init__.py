@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trueup.io.artifacts import load_calibrator, save_calibrator
     from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
     from trueup.io.shards import Shards
+    from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
@@ -56,6 +57,7 @@ _PACKAGES = (
 )
 _NAMES = {
     "Calibrated": "models.calibrated",
+    "ForecastScores": "metrics.forecasts",
     "Monitor": "monitor",
     "Predictions": "io.predictions",
     "Scores": "metrics.table",
@@ -67,8 +69,10 @@ _NAMES = {
     "clamp": "clamping",
     "collect": "models.calibrated",
     "compare": "metrics.table",
+    "compare_forecasts": "metrics.forecasts",
     "cross_fit": "calibrators.compose",
     "evaluate": "metrics.table",
+    "evaluate_forecasts": "metrics.forecasts",
     "evaluate_shards": "metrics.sharded",
     "event_logits": "core.events",
     "fit_shards": "calibrators.sharded",
@@ -101,6 +105,7 @@ __all__ = [
     "NETWORKS",
     "RECALIBRATIONS",
     "Calibrated",
+    "ForecastScores",
     "Monitor",
     "Predictions",
     "Scores",
@@ -115,9 +120,11 @@ __all__ = [
     "clamping",
     "collect",
     "compare",
+    "compare_forecasts",
     "cross_fit",
     "decisions",
     "evaluate",
+    "evaluate_forecasts",
     "evaluate_shards",
     "event_logits",
     "fit_shards",

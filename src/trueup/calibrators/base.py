@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core.arrays import as_logits, match_kind, upcast_half
 from trueup.core.module import ParametricModule
@@ -19,6 +20,9 @@ TIE_MARGIN = 1e-5
 
 
 _TRACE = 1e-12
+
+_LARGEST = 1e15
+"""To so much logits are scaled down whose map would overflow: any two that differ are still worlds apart."""
 
 
 class Calibrator(ParametricModule):
@@ -49,7 +53,24 @@ class Calibrator(ParametricModule):
         """Map a tensor of logits (n, classes)."""
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
-        return self.map(upcast_half(logits), **extra).to(logits.dtype)
+        mapped = self.map(upcast_half(logits), **extra).to(logits.dtype)
+        # Neither a compiler nor torch.func can follow a branch on numbers.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or peek_interpreter_stack() is not None:
+            return mapped
+        return mapped if bool(torch.isfinite(mapped.sum())) else self._saturate(logits, mapped, extra)
+
+    def _saturate(self, logits: Tensor, mapped: Tensor, extra: dict[str, Any]) -> Tensor:
+        """Rows that the map takes out of the numbers' range, inside it: scaled down before, shifted down after."""
+        finite = torch.isfinite(logits)
+        overflown = (finite.any(dim=1) & (~torch.isfinite(mapped) & finite).any(dim=1))[:, None]
+        if not bool(overflown.any()):
+            return mapped  # the sum overflowed, or what came was not finite itself
+        z = upcast_half(logits)
+        size = torch.where(finite, z.abs(), 0.0).amax(dim=1, keepdim=True)
+        out = self.map(torch.where(overflown, z * (_LARGEST / size.clamp(min=_LARGEST)), z), **extra)
+        limit = torch.finfo(logits.dtype).max
+        shifted = (out - out.amax(dim=1, keepdim=True)).clamp(min=-limit)  # the order and the differences stay
+        return torch.where(overflown, torch.where(finite, shifted, out).to(logits.dtype), mapped)
 
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:

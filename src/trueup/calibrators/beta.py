@@ -12,6 +12,7 @@ from trueup.calibrators.platt import (
     class_blocks,
     class_targets,
     fit_logistic,
+    identity_if_all_right,
     join_certificates,
     keep_class_vectors,
     log_normalise,
@@ -70,7 +71,9 @@ class Beta(Calibrator):
             parameters, certificate = _rising(log_p, -log_rest, class_targets(y, classes, w, targets), w)
             parts.append(parameters)
             certificates.append(certificate)
-        return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
+        fitted = cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.a)
+        return identity_if_all_right(fitted, cls(ones, ones, 0 * ones), z, y, w)
 
 
 def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) -> tuple[Tensor, Certificate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from trueup.core.arrays import as_weighted, upcast_half
 from trueup.core.onnx_ops import softplus
 from trueup.core.optimize import Certificate, FitError
 
+C = TypeVar("C", bound=Calibrator)
+
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
 
@@ -22,8 +24,9 @@ class Platt(Calibrator):
     """Fit a logistic curve to each class's log-odds: q_k ∝ σ(A_k s_k + B_k), s_k = z_k − ln Σ_{j≠k} exp z_j.
 
     With two classes the curves complement each other and q_1 = σ(A s_1 + B). Labels are drawn in to (N₊+1)/(N₊+2) and
-    1/(N₋+2), so that separable and missing classes have finite curves. Not for many classes with few samples each: the
-    curves are fitted apart, and drawn-in labels then flatten them.
+    1/(N₋+2), so that separable and missing classes have finite curves. Where every label is right and the curves would
+    fit these rows worse than the logits as they are, those stay. Not for many classes with few samples each: the curves
+    are fitted apart, and drawn-in labels then flatten them.
     Platt, "Probabilistic outputs for support vector machines" (1999).
 
     >>> z = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, -1.0], [0.0, -3.0]])
@@ -65,7 +68,9 @@ class Platt(Calibrator):
             slopes.append(slope[0])
             offsets.append(offset)
             certificates.append(certificate)
-        return cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
+        fitted = cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.slope)
+        return identity_if_all_right(fitted, cls(ones, 0 * ones), z, y, w)
 
 
 def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,6 +120,21 @@ def platt_targets(y: Tensor, classes: Tensor, w: Tensor | None = None) -> Tensor
     positive = (mine if w is None else mine * w[:, None]).sum(dim=0).double()
     total = len(y) if w is None else w.sum()
     return torch.where(mine, (positive + 1) / (positive + 2), 1 / (total - positive + 2))
+
+
+def identity_if_all_right(fitted: C, identity: C, z: Tensor, y: Tensor, w: Tensor | None) -> C:
+    """The identity where every label is right and it fits these rows better.
+
+    Nothing then speaks against a network that is surer than labels that are drawn in by one row.
+    """
+    if not bool((z.argmax(dim=1) == y).all()):
+        return fitted
+    share = torch.full((len(y),), 1 / len(y), device=z.device) if w is None else w / w.sum()
+
+    def loss(logits: Tensor) -> float:
+        return float(share.double() @ torch.nn.functional.cross_entropy(logits.double(), y, reduction="none"))
+
+    return fitted if loss(fitted(z)) <= loss(z) else identity.with_certificate(fitted.certificate)
 
 
 def fit_logistic(

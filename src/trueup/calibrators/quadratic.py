@@ -11,6 +11,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
     class_blocks,
     fit_logistic,
+    identity_if_all_right,
     join_certificates,
     keep_class_vectors,
     log_normalise,
@@ -67,5 +68,6 @@ class Quadratic(Calibrator):
             found, offset, certificate = fit_logistic([odds, odds.square()], platt_targets(y, classes, w), w)
             columns.append(torch.stack([*found, offset, odds.amin(dim=0), odds.amax(dim=0)]))
             certificates.append(certificate)
-        fitted = cls(*torch.cat(columns, dim=1))
-        return fitted.with_certificate(join_certificates(certificates))
+        fitted = cls(*torch.cat(columns, dim=1)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.slope)
+        return identity_if_all_right(fitted, cls(ones, 0 * ones, 0 * ones, fitted.low, fitted.high), z, y, w)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
+from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
 Array: TypeAlias = np.ndarray | Tensor
@@ -482,39 +483,6 @@ def _shape(x: Any) -> str:
     return str(tuple(x.shape))
 
 
-def _tensor(x: Any, name: str) -> Tensor:
-    if isinstance(x, Tensor):
-        if x.layout is not torch.strided or x.is_quantized:
-            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
-        if x.is_complex():
-            raise ValueError(f"{name} must be an array of real numbers, got {x.dtype}")
-        return x.detach()
-    literal = not hasattr(x, "__array__")
-    try:
-        a = np.asarray(x)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
-    if a.dtype.kind not in "fiub" or a.dtype.itemsize > 8:
-        raise ValueError(f"{name} must be an array of real numbers, got {type(x).__name__} of dtype {a.dtype}")
-    if literal and name != "labels" and a.dtype.kind in "iu":
-        a = a.astype(np.float64)
-    if not a.dtype.isnative:
-        a = a.astype(a.dtype.newbyteorder("="))
-    if any(stride < 0 or stride % a.itemsize for stride in a.strides):
-        a = np.ascontiguousarray(a)
-    return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
-
-
-class _Readable:
-    """A view of a read-only array (a memory map, say) that torch takes without a warning; we never write to it."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self.owner = array
-
-
 def _check_finite(x: Tensor, name: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
@@ -544,6 +512,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
+        if missing := int(torch.isnan(y).sum()):
+            raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     y = y.to(torch.int64)
     if n:

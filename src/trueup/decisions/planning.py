@@ -53,7 +53,7 @@ class Plan:
         if math.isnan(d.error):
             lines = [f"With {d.rows:,} rows no calibration error could be seen reliably."]
         else:
-            lines = [f"With {d.rows:,} rows nothing below {d.error:.3g} could be seen (power {100 * d.power:g} %)."]
+            lines = [f"With {d.rows:,} rows nothing below {d.error:.2g} could be seen (power {100 * d.power:g} %)."]
         if self.error is not None:
             lines.append(
                 f"To see a calibration error of {self.error:g} takes {_about(self.rows_to_detect)} rows."
@@ -151,7 +151,7 @@ def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int 
     """Bisection on the logarithm of the rows."""
 
     def missed(rows: int) -> bool:
-        least = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=400, seed=seed).error
+        least = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=100, seed=seed).error
         return math.isnan(least) or least > error
 
     low, high = 10, 10

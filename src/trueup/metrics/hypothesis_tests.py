@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, ndtri
 
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
@@ -307,31 +308,48 @@ def detectable_error_of_tally(
     used = both > 0
     index, share, mean = index[used], both[used] / both.sum(), np.clip(sums[used] / both[used], 1e-12, 1 - 1e-12)
     member, odds = membership(index), np.log(mean) - np.log1p(-mean)
-    drawn = np.random.default_rng(seed).multinomial(n, share, size=n_resamples)
+    rng = np.random.default_rng(seed)
+
+    drawn = rng.multinomial(n, share, size=n_resamples)
     rows_of_bin, claimed = drawn @ member, (drawn * mean) @ member
 
-    def statistics(truth: np.ndarray) -> np.ndarray:
-        right = np.random.default_rng(seed + 1).binomial(drawn, truth) @ member
-        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin, claimed, right)
+    def statistics(truth: np.ndarray, n_sets: int = n_resamples) -> np.ndarray:
+        """The ECE of simulated data sets."""
+        right = rng.binomial(drawn[:n_sets], truth) @ member
+        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
         return values
 
-    critical = float(np.quantile(statistics(mean), 1 - alpha))
+    critical = float(np.quantile(np.concatenate([statistics(mean) for _ in range(_NEAR)]), 1 - alpha))
 
     def find(sign: float) -> float:
-        """Bisection on the logarithm of s."""
-
         def truth(size: float) -> np.ndarray:
             return np.asarray(expit(odds * math.exp(sign * size)))
 
+        def power_at(size: float, n_sets: int = n_resamples) -> float:
+            return float((statistics(truth(size), n_sets) > critical).mean())
+
         low, high = 0.0, 6.0
-        if float((statistics(truth(high)) > critical).mean()) < power:
+        if power_at(high) < power:
             return math.nan
-        for _ in range(14):
+        few = max(n_resamples // 4, 1)
+        for _ in range(9):
             middle = (low + high) / 2
-            low, high = (
-                (low, middle) if float((statistics(truth(middle)) > critical).mean()) >= power else (middle, high)
-            )
-        return float(share @ np.abs(truth(high) - mean))
+            low, high = (low, middle) if power_at(middle, few) >= power else (middle, high)
+        size = _solve_power(power_at, high, power, 0.5 / n_resamples)
+        return float(share @ np.abs(truth(size) - mean))
 
     over, under = find(-1.0), find(1.0)
     return DetectableError(n, max(over, under), over, under, power, alpha)
+
+
+_NEAR = 6
+"""Simulations of the power are repeated at so many places around the answer, and a line through them gives it."""
+
+
+def _solve_power(power_at: Callable[[float], float], start: float, power: float, least: float) -> float:
+    """Where the power is the wanted one: its normal quantile is nearly linear in the size, so noise averages out."""
+    sizes = start * np.linspace(0.8, 1.2, _NEAR)
+    quantiles = ndtri(np.clip([power_at(size) for size in sizes], least, 1 - least))
+    slope, level = np.polyfit(sizes - start, quantiles, 1)
+    moved = start + (float(ndtri(power)) - level) / slope if slope > 0 else start
+    return float(np.clip(moved, sizes[0], sizes[-1]))

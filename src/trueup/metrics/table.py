@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import inspect
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,12 +13,13 @@ import numpy as np
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
 from trueup.core.events import as_event, event_name
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.core.formatting import format_percent
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.metrics.score_table import ScoreTable, plain_record
 from trueup.registry import METRICS
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
@@ -42,8 +41,8 @@ EVENT_DEFAULT = (
 """The rows of the table of an event's probability."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(ScoreTable):
     """Metrics of one or several methods on the same rows, with intervals, tests and paired differences.
 
     `scores["ece"]` is the Interval of the only method, `scores["temperature", "ece"]` of one of several.
@@ -77,24 +76,6 @@ class Scores:
     def groups(self) -> GroupTable | None:
         """The groups of the first method; None where none were given."""
         return self.group_tables.get(self.methods[0])
-
-    def __getitem__(self, key: str | tuple[str, str]) -> Interval:
-        method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
-        if isinstance(key, str) and len(self.methods) > 1:
-            raise KeyError(
-                f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
-            )
-        return self.values[method][metric]
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in order."""
-        return tuple(self.values)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics, in order."""
-        return tuple(self.values[self.methods[0]])
 
     def verdict(self, method: str | None = None) -> str:
         """One sentence on whether a method is calibrated."""
@@ -139,46 +120,14 @@ class Scores:
             "level": self.level,
             "methods": {
                 name: {
-                    "metrics": {metric: _plain(asdict(i)) for metric, i in self.values[name].items()},
-                    "test": _plain(asdict(self.tests[name])),
-                    "change": {metric: _plain(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
+                    "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[name].items()},
+                    "test": plain_record(asdict(self.tests[name])),
+                    "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
                     **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
                 }
                 for name in self.methods
             },
         }
-
-    def to_json(self, **options: Any) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), **options)
-
-    def to_pandas(self) -> Any:
-        """A data frame with one row for each method and metric (needs pandas)."""
-        import pandas as pd
-
-        nothing = Interval(math.nan, math.nan, math.nan)
-        records = []
-        for name in self.methods:
-            for metric, found in self.values[name].items():
-                change = self.changes.get(name, {}).get(metric, nothing)
-                records.append(
-                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
-                )
-        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
-        return pd.DataFrame(records, columns=columns)
-
-    def __str__(self) -> str:
-        return "\n\n".join([self.caption(), text_table(self.table()), *self.notes()])
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        head, *rows = self.table()
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        style = "<style scoped>.trueup td { text-align: right } .trueup tbody th { text-align: left }</style>"
-        caption = html.escape(self.caption())
-        return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
 
     def caption(self) -> str:
         """How much was scored."""
@@ -189,39 +138,6 @@ class Scores:
             return caption
         named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
         return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
-
-    def table(self) -> list[Row]:
-        """Its cells as text, the first row the heads."""
-        level = format_percent(self.level)
-        if len(self.methods) == 1:
-            found = self.values[self.methods[0]]
-            return [["metric", "value", f"{level} interval"]] + [
-                [metric, format_number(i.value), format_interval(i.low, i.high)] for metric, i in found.items()
-            ]
-        if len(self.methods) == 2:
-            one, two = self.methods
-            rows = [["metric", one, two, "change", f"{level} interval"]]
-            for metric in self.metrics:
-                change = self.changes[two][metric]
-                values = [format_number(self.values[name][metric].value) for name in self.methods]
-                rows.append(
-                    [
-                        metric,
-                        *values,
-                        format_number(change.value, sign=True),
-                        format_interval(change.low, change.high, sign=True),
-                    ]
-                )
-            return rows
-        rows = [["method", *self.metrics]]
-        for name in self.methods:
-            marks = {
-                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
-            }
-            rows.append(
-                [name, *(format_number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())]
-            )
-        return rows
 
     def notes(self) -> list[str]:
         """What is said below the table."""
@@ -439,7 +355,3 @@ def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray)
             f"{name} must have the labels of {first}, to be compared row by row: "
             f"row {row} has {labels[row]} where {first} has {expected[row]} ({len(differ)} rows differ)"
         )
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}

@@ -25,6 +25,8 @@ CANDIDATES: Mapping[str, Sequence[float]] = {
     "inverse_focal": (1, 2, 3),
 }
 """The coefficients of the paper, of which one is chosen; it tabulates no inverse focal loss."""
+NEGATIVE: Mapping[str, Sequence[float]] = {"label_smoothing": (-0.01, -0.05), "norm": (-0.001, -0.01)}
+"""Coefficients that push confidence up, which the paper found to destroy accuracy."""
 SWEEP = (("focal", 3), ("focal", 2), ("focal", 1), (REFERENCE, 0), *(("inverse_focal", gamma) for gamma in (1, 2, 3)))
 """From less confident to more: figure 6."""
 SCHEDULE = {"batch": 512, "rate": 0.1, "momentum": 0.9, "decay": 1e-4, "schedule": "steps", "drops": [0.5, 0.75]}
@@ -56,6 +58,7 @@ class Plan:
     """Split all samples anew, where the data set has no test part of its own."""
     seeds: int = 5
     candidates: Mapping[str, Sequence[float]] = field(default_factory=lambda: CANDIDATES)
+    negative: Mapping[str, Sequence[float]] = field(default_factory=lambda: NEGATIVE)
     growth: Growth | None = None
 
 
