@@ -84,8 +84,9 @@ class ClusteredPoints(NamedTuple):
             found |= invert_noise(self.cells, noisy, tail, n_resamples, seed, self._draw(seed))
         here = event_values(self.cells, names)
         reach = t_quantile(tail, self.df)
-        for name, without in self.without(names).items():
-            error = _error(here[name], without)
+        without = self.without(names)
+        for name in names:
+            error = _error(here[name], without[name])
             low, high = values[name] - reach * error, values[name] + reach * error
             if name in noisy:  # noise may also have come from which scores the clusters have
                 low, high = max(min(low, found[name][0]), 0.0), max(high, found[name][1])
