@@ -92,9 +92,9 @@ def weighted_clusters(clusters: Any, weights: Any, rows: int, *, at_least: int =
 
 def _encode(clusters: Any) -> Clusters:
     values = clusters.cpu().numpy() if isinstance(clusters, torch.Tensor) else clusters
-    array = values if isinstance(values, np.ndarray) else np.asarray(list(values), dtype=object)
     if hasattr(values, "to_numpy"):  # a column of pandas
-        array = values.to_numpy()
+        values = values.to_numpy()
+    array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=object)
     if array.ndim != 1:
         raise InputError("clusters", "have one value for each row", f"shape {array.shape}")
     if array.dtype.kind in "iubSU":
@@ -111,7 +111,11 @@ def _encode(clusters: Any) -> Clusters:
     if missing:
         row = next(i for i, value in enumerate(listed) if value is None or value != value)
         raise InputError("clusters", "have a value in every row", f"{listed[row]} in row {row}")
-    return Clusters(code, list(number))
+    # By their names, so that the order of the rows does not matter.
+    order = sorted(range(len(number)), key=[str(name) for name in number].__getitem__)
+    place = np.argsort(order)
+    names = list(number)
+    return Clusters(place[code] if len(place) else code, [names[k] for k in order])
 
 
 def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
