@@ -11,7 +11,7 @@ _MODULES = {
     "TopLabel": "base",
     **dict.fromkeys(("chain", "choose", "cross_fit", "grid", "one_vs_rest", "refinement"), "compose"),
     "per_group": "per_group",
-    "per_label": "per_label",
+    "per_label": "multilabel",
     **dict.fromkeys(("IsotonicQuantiles", "Recalibrator", "VarianceScaling"), "regression"),
 }
 

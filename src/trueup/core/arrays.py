@@ -415,7 +415,7 @@ def flatten(
     kept = y != ignore_index
     each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    pair = match_kind(z, logits), match_kind(y, logits)
+    pair: tuple[Any, Any] = (match_kind(z, logits), match_kind(y, logits))
     if clusters is None or clusters is False:
         return pair
     ids = np.arange(n) if clusters is True else np.asarray(clusters)

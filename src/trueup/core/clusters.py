@@ -7,7 +7,8 @@ where there are very many, several whole clusters: memory does not grow with the
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +21,8 @@ BLOCKS = 1024
 """At most so many blocks; what they do not show of the noise is less than 5 %."""
 
 
-class Clusters(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Clusters:
     """The cluster of each row, by number."""
 
     code: np.ndarray
@@ -73,7 +75,7 @@ def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | No
     elif isinstance(clusters, (str, bytes)) or not isinstance(clusters, Iterable):
         raise InputError("clusters", "have one value for each row", f"the single value {clusters!r}")
     else:
-        found = _encode(clusters)._replace(name=str(name))
+        found = replace(_encode(clusters), name=str(name))
     if len(found.code) != rows:
         raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(found.code)}")
     if rows and found.count < at_least:

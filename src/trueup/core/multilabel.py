@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.core.arrays import _shape, _tensor, from_binary, from_confidence, match_kind
+from trueup.core.arrays import from_binary, from_confidence, match_kind
+from trueup.core.conversion import to_tensor
 from trueup.core.errors import InputError
 
 
@@ -32,11 +33,13 @@ def label_events(logits: Any, targets: Any, *, ignore_index: int = -100, probs: 
     >>> events.labels, events.row, events.label
     (array([1, 0, 1]), array([0, 0, 1]), array([0, 1, 1]))
     """
-    x, t = _tensor(logits, "logits"), _tensor(targets, "targets" if hasattr(targets, "__array__") else "labels")
+    x, t = to_tensor(logits, "logits"), to_tensor(targets, "targets")
     if x.ndim != 2:
-        raise InputError("logits", "have shape (n, labels)", _shape(x))
+        raise InputError("logits", "have shape (n, labels)", str(tuple(x.shape)))
     if t.shape != x.shape:
-        raise InputError("targets", f"have the logits' shape {_shape(x)}", _shape(t), "one 0 or 1 for each label")
+        raise InputError(
+            "targets", f"have the logits' shape {tuple(x.shape)}", str(tuple(t.shape)), "one 0 or 1 for each label"
+        )
     t = t.to(x.device)
     kept = t != ignore_index
     if t.is_floating_point():

@@ -429,8 +429,8 @@ class PredictionFile:
                     if fields.class_axis is not None or fields.multilabel:
                         flat = _flatten(kept, fields, start, self.class_names)
                         kept = flat.rows
-                    if fields.multilabel:
-                        z, y = kept.logits, kept.labels
+                    if fields.multilabel:  # which were checked as events
+                        z, y = Predictions(kept.logits, np.asarray(kept.labels))
                     else:
                         z, y = self._check(kept.logits, kept.labels, floor, checked_before)
                     if classes not in (None, z.shape[1]):

@@ -93,9 +93,8 @@ def d_ece(scores: Any, hits: Any, boxes: Any = None, *, bins: int | Sequence[int
         places.append(np.minimum(np.searchsorted(edges, column, side="right") - 1, count - 1))
     _, cell = np.unique(np.stack(places, axis=1), axis=0, return_inverse=True)
     cell = cell.ravel()
-    count = np.bincount(cell)
     gap = np.abs(np.bincount(cell, y) - np.bincount(cell, p))
-    return float(gap[count >= least].sum() / len(p))
+    return float(gap[np.bincount(cell) >= least].sum() / len(p))
 
 
 def _scores_and_hits(scores: Any, hits: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,9 @@ def evaluate_shards(
     if unknown:
         known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
         raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
+    if shards.groups and shards.clusters is not None:
+        hint = "load the files and evaluate(*table, **table.options())"
+        raise InputError("groups", "be left out of shards with clusters", "both", hint)
     sums, _, bad = map_shards(
         functools.partial(_tally_rows, bins=bins, event=event, names=shards.classes, fold=fold),
         shards,
@@ -114,9 +117,6 @@ def _tally_rows(
         z, y = as_event(z, y, event, names=names)
     tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights, clusters=part.clusters)
     names_of = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
-    if part.groups and part.clusters is not None:
-        hint = "load the files and evaluate(*table, **table.options())"
-        raise InputError("groups", "be left out of shards with clusters", "both", hint)
     if not part.groups:
         return _Sums(tally, None, part.logits.shape[1], names_of)
     rows = score_rows(*as_tensors(z, y), fold=fold)
