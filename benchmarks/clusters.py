@@ -1,11 +1,11 @@
-"""How often intervals by cluster hold the truth, and those by row, by simulation: sets of images whose pixels err together.
+"""How often intervals by cluster and by row hold the truth, by simulation: sets of images whose pixels err together.
 
     python benchmarks/clusters.py            500 sets of 20 images in each world, some minutes
     python benchmarks/clusters.py --small    a smoke run of seconds; its shares mean nothing
 
-Labels are drawn from the network's own probabilities, but the draws of one image go together (a Gaussian copula), so that
-it is calibrated and yet an image's errors are common. Worlds make it too sure, let images differ in how sure they are, or
-in size. The truth is that of 30,000 images.
+Labels are drawn from the network's own probabilities, but the draws of one image go together (a Gaussian copula), so
+that it is calibrated and yet an image's errors are common. Worlds make it too sure, let images differ in how sure they
+are, or in size. The truth is that of 30,000 images.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WORLDS = (
 
 
 class Shares(NamedTuple):
-    """Of the sets: how often each interval held the truth, by cluster and by row; and how often calibration was rejected."""
+    """How often intervals held the truth, by cluster and by row, and how often calibration was rejected."""
 
     by_cluster: dict[str, float]
     by_row: dict[str, float]
@@ -69,10 +69,8 @@ def draw_images(
     gumbel = -np.log(-np.log(np.clip(u, 1e-15, 1 - 1e-15)))
     sure = np.exp(world.spread * rng.normal(size=images))[image][:, None]
     y = (z * sure + gumbel).argmax(axis=1)
-    z, y = (world.sharpness * z, y)
-    if world.event:
-        z, y = as_event(z, y, 1)
-    return z, y, image
+    said = world.sharpness * z
+    return (*as_event(said, y, 1), image) if world.event else (said, y, image)
 
 
 def true_values(world: World, images: int) -> dict[str, float]:

@@ -102,22 +102,22 @@ def _encode(clusters: Any) -> Clusters:
     if array.dtype.kind in "iubSU":
         names, code = np.unique(array, return_inverse=True)
         return Clusters(code.astype(np.int64), names.tolist())
-    listed = array.tolist()
+    values = array.tolist()
     number: dict[Hashable, int] = {}
     try:
-        code = np.fromiter((number.setdefault(value, len(number)) for value in listed), np.int64, len(listed))
+        code = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
     except TypeError:
-        kinds = ", ".join(sorted({type(value).__name__ for value in listed}))
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         raise InputError("clusters", "be numbers, text or other hashable values", kinds) from None
     missing = [value for value in number if value is None or value != value]
     if missing:
-        row = next(i for i, value in enumerate(listed) if value is None or value != value)
-        raise InputError("clusters", "have a value in every row", f"{listed[row]} in row {row}")
+        row = next(i for i, value in enumerate(values) if value is None or value != value)
+        raise InputError("clusters", "have a value in every row", f"{values[row]} in row {row}")
     # By their names, so that the order of the rows does not matter.
     order = sorted(range(len(number)), key=[str(name) for name in number].__getitem__)
     place = np.argsort(order)
-    names = list(number)
-    return Clusters(place[code] if len(place) else code, [names[k] for k in order])
+    listed = list(number)
+    return Clusters(place[code] if len(place) else code, [listed[k] for k in order])
 
 
 def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
