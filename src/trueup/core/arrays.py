@@ -569,9 +569,9 @@ def flatten(
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a value
-    for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is of:
-    rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
+    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
+    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y
@@ -588,7 +588,7 @@ def flatten(
     kept = y != ignore_index
     each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    pair = match_kind(z, logits), match_kind(y, logits)
+    pair: tuple[Any, Any] = (match_kind(z, logits), match_kind(y, logits))
     if clusters is None or clusters is False:
         return pair
     ids = np.arange(n) if clusters is True else np.asarray(clusters)

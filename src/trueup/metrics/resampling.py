@@ -34,6 +34,8 @@ class BootstrapBins(NamedTuple):
     """Σ(a − c) in each bin, (B,)."""
     noise: np.ndarray
     """What the bootstrap adds to it, (R, B)."""
+    clustered: bool = False
+    """Whether the noise is that of clusters, which moves all bins together."""
 
     @classmethod
     def of_grid(cls, grid: Grid, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
@@ -62,7 +64,7 @@ class BootstrapBins(NamedTuple):
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
         for gap in (self.gap, self.counts, -self.counts):
-            size = float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
+            size = self._size(error, gap)
             if size > 0:
                 break
         return gap / size
@@ -71,14 +73,28 @@ class BootstrapBins(NamedTuple):
         """What samples would show if the true error were `truth`."""
         return BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
 
-    def truth(self, error: str, quantile: float, *, last: bool = False) -> float:
+    def truth(self, error: str, quantile: float, *, last: bool = False, direction: np.ndarray | None = None) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
-        direction, value = self.direction(error), self.observed(error)
-        return solve(lambda truth: _quantile(self.simulated(error, direction, truth), quantile), value, last=last)
+        along = self.direction(error) if direction is None else direction
+        value = self.observed(error)
+        return solve(lambda truth: _quantile(self.simulated(error, along, truth), quantile), value, last=last)
 
     def interval(self, error: str, tail: float) -> tuple[float, float]:
-        """The true errors under which the observed one is no outlier."""
-        return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        """The true errors under which the observed one is no outlier.
+
+        Noise of clusters moves all bins together and may have turned over what is true of them. So the true gaps that
+        are considered have also one sign in all bins, or go as the noise itself mostly goes.
+        """
+        if not self.clustered:
+            return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        mostly = np.linalg.svd(self.noise, full_matrices=False)[2][0]
+        sizes = [(gap, self._size(error, gap)) for gap in (self.counts, -self.counts, mostly, -mostly)]
+        directions = [self.direction(error), *(gap / size for gap, size in sizes if size > 0)]
+        low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
+        return low, max(self.truth(error, tail, last=True, direction=each) for each in directions)
+
+    def _size(self, error: str, gap: np.ndarray) -> float:
+        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
 
 
 def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tail: float) -> tuple[float, float]:
