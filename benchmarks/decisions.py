@@ -88,7 +88,9 @@ def populations(small: bool) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     size = 20_000 if small else 200_000
     for title, temperature, decimals in (("smooth", 1.0, None), ("overconfident", 1.5, None), ("rounded", 1.0, 2)):
         z = np.random.default_rng(1).normal(size=(size, 10)) * 5
-        confidence, right = (torch.softmax(torch.from_numpy(z / t), dim=1).amax(dim=1).numpy() for t in (1, temperature))
+        confidence, right = (
+            torch.softmax(torch.from_numpy(z / t), dim=1).amax(dim=1).numpy() for t in (1, temperature)
+        )
         if decimals is not None:
             confidence = np.clip(confidence.round(decimals), 0.5, 0.99)
         yield title, confidence, right
