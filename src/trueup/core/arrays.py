@@ -328,6 +328,13 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
     return _check_finite(x, name).to("cpu", torch.float64)
 
 
+def check_share(value: float, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    if not (isinstance(value, (int, float)) and 0 < value < 1):
+        raise InputError(name, "lie between 0 and 1", repr(value))
+    return float(value)
+
+
 def as_weights(weights: Any, rows: int) -> np.ndarray | None:
     """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
 

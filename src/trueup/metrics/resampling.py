@@ -22,7 +22,7 @@ from trueup.core.clusters import degrees_of_freedom, t_quantile
 from trueup.core.errors import InputError
 from trueup.core.tally import Grid, Tally
 
-_PARTS = 8  # cells a bin
+CELLS_PER_BIN = 8
 
 
 class BootstrapBins(NamedTuple):
@@ -230,17 +230,23 @@ def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float
     return z * min(math.sqrt(float((influence**2).sum())), limit)
 
 
-def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
+def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
+    """The coarser cell, of eight a bin, in which each cell of the grid lies."""
     index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
     place = np.arange(len(index)) - np.searchsorted(index, index)
-    part = index * _PARTS + place * _PARTS // np.bincount(index)[index]
-    size = (int(index.max()) + 1) * _PARTS
+    cells: np.ndarray = index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
+    return cells
+
+
+def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
+    part = coarse_cells(grid, adaptive)
+    size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (
         np.array([np.bincount(part, weights=w, minlength=size) for w in sums])
         for sums in (grid.count, grid.confidence, grid.squared_weights)
     )
-    return np.arange(size) // _PARTS, count, confidence, squared
+    return np.arange(size) // CELLS_PER_BIN, count, confidence, squared
 
 
 def membership(index: np.ndarray) -> np.ndarray:
