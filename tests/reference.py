@@ -647,3 +647,23 @@ def masked_nll_temperature(logits, labels):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return 1 / low
+
+
+def image_class_errors(logits, labels, error, bins, ignore_index=-100):
+    """Of each image and class: |mean probability − share of the class| over the bins of its probability, gathered."""
+    found = []
+    for image, label in zip(logits, labels, strict=True):
+        p = np.exp(image - image.max(axis=0))
+        p = (p / p.sum(axis=0)).reshape(len(p), -1)
+        kept = label.ravel() != ignore_index
+        row = []
+        for k in range(len(p)):
+            gaps, sizes = [], []
+            for b in range(bins):
+                inside = kept & (p[k] > b / bins) & (p[k] <= (b + 1) / bins)
+                if inside.any():
+                    gaps.append(abs(p[k][inside].mean() - (label.ravel()[inside] == k).mean()))
+                    sizes.append(inside.sum())
+            row.append({"ece": np.average(gaps, weights=sizes), "ace": np.mean(gaps), "mce": np.max(gaps)}[error])
+        found.append(row)
+    return np.array(found)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
-    from trueup.io.predictions import Predictions, load, save, stream
+    from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
     from trueup.io.shards import Shards
     from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
@@ -82,6 +82,7 @@ _NAMES = {
     "for_event": "calibrators.compose",
     "from_binary": "core.arrays",
     "from_confidence": "core.arrays",
+    "from_multilabel": "io.predictions",
     "from_probs": "core.arrays",
     "from_topk": "core.arrays",
     "grid": "calibrators.compose",
@@ -136,6 +137,7 @@ __all__ = [
     "for_event",
     "from_binary",
     "from_confidence",
+    "from_multilabel",
     "from_probs",
     "from_topk",
     "grid",

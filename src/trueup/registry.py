@@ -157,6 +157,7 @@ CALIBRATORS = Lazy(
         "Mixture": "trueup.calibrators.pool:Mixture",
         "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
         "PerGroup": "trueup.calibrators.per_group:PerGroup",
+        "PerLabel": "trueup.calibrators.multilabel:PerLabel",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

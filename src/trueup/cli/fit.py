@@ -39,6 +39,9 @@ def fit(
     event: o.Event = None,
     classes: o.Classes = None,
     weight: o.Weight = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -55,7 +58,10 @@ def fit(
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, storage=storage,
+        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+    )  # fmt: skip
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
@@ -103,12 +109,16 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
-    from trueup.calibrators.compose import choose, for_event
+    from trueup.calibrators.compose import choose, for_event, takes
     from trueup.registry import METHODS
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
-    calibrator: Calibrator = fit(*table.pair) if table.weights is None else fit(*table.pair, weights=table.weights)
+    given = table.options()
+    options = {name: given[name] for name in ("weights", "clusters") if name in given}
+    if not takes(METHODS[methods[0]] if len(methods) == 1 else choose(methods), "clusters"):
+        options.pop("clusters", None)
+    calibrator: Calibrator = fit(*table.pair, **options)
     return calibrator
 
 

@@ -328,6 +328,13 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
     return _check_finite(x, name).to("cpu", torch.float64)
 
 
+def check_share(value: float, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    if not (isinstance(value, (int, float)) and 0 < value < 1):
+        raise InputError(name, "lie between 0 and 1", repr(value))
+    return float(value)
+
+
 def as_weights(weights: Any, rows: int) -> np.ndarray | None:
     """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
 
@@ -569,9 +576,9 @@ def flatten(
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a value
-    for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is of:
-    rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
+    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
+    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y
@@ -588,7 +595,7 @@ def flatten(
     kept = y != ignore_index
     each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    pair = match_kind(z, logits), match_kind(y, logits)
+    pair: tuple[Any, Any] = (match_kind(z, logits), match_kind(y, logits))
     if clusters is None or clusters is False:
         return pair
     ids = np.arange(n) if clusters is True else np.asarray(clusters)

@@ -20,12 +20,21 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors, as_vector, find_absent, match_kind, take_rows, upcast_half
+from trueup.core.arrays import (
+    as_logits,
+    as_tensors,
+    as_vector,
+    check_share,
+    find_absent,
+    match_kind,
+    take_rows,
+    upcast_half,
+)
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.module import ParametricModule
 from trueup.core.splits import row_uniform, stratified_folds
-from trueup.decisions.thresholds import as_groups, binomial_bounds, check_share
+from trueup.decisions.thresholds import as_groups, binomial_bounds
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 
 Score = Literal["lac", "aps", "raps"]

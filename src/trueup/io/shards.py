@@ -68,6 +68,8 @@ class Shards:
     weights: str | None = None
     groups: tuple[str, ...] = ()
     """Columns, or keys of partitions such as `region=eu/part-0.parquet`."""
+    clusters: str | None = None
+    """The column that says which rows are correlated; a cluster may go on in another file."""
     storage_options: Mapping[str, Any] | None = None
     """How fsspec opens addresses."""
     checked_before: bool = False
@@ -120,6 +122,7 @@ class Shards:
             classes=self.classes,
             weights=self.weights,
             groups=self.groups,
+            clusters=self.clusters,
         )
 
     def load(

@@ -132,6 +132,8 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
+        from trueup.metrics.clustered import gap_noise
+
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -141,10 +143,8 @@ class Scored(NamedTuple):
         blocks = int(block.max()) + 1
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
-        from trueup.metrics.clustered import gap_noise
-
         noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
-        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise)
+        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
 
     def clustered_points(self) -> ClusteredPoints:
         """The scores of an event in cells, by block of clusters."""
@@ -347,10 +347,10 @@ def _cluster_bins(
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, np.zeros((0, 0)))}
     from trueup.metrics.clustered import gap_noise
 
-    found[False] = found[False]._replace(noise=gap_noise(sums, sums.weight, n_resamples, seed))
+    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
 
 

@@ -146,6 +146,13 @@ class _Page:
                 "Rows count by their weights, which have a mean of 1, in every figure of this page: "
                 f"{scores.rows:,} rows tell as much as {scores.effective_rows:,.0f} of equal weight."
             )
+        if scores.clusters is not None:
+            name = scores.cluster_name
+            worth += paragraph(
+                f"The {scores.rows:,} rows are of {scores.clusters:,} clusters ({name}) and not independent: intervals "
+                f"and tests of this page are by {name}, and folds keep the rows of one {name} together. Promises of an "
+                "error rate, which count independent rows, are left out."
+            )
         title = escape(self.title)
         heading = title if self.title == DEFAULT_TITLE else f"<span>Calibration of</span> {title}"
         return (
