@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
-from trueup.core import chunks
+from trueup.core import chunks, native
 from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
@@ -276,6 +276,8 @@ def _check_options(z: Tensor, name: str) -> tuple[Tensor, bool]:
     if not z.numel():
         return z, False
     if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
+        if native.all_within(z, -MIN_PADDING):
+            return z, False
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))
