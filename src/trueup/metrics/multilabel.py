@@ -116,7 +116,7 @@ def scores_of_labels(
     options: dict[str, Any] = {"bins": bins, "level": level, "n_resamples": n_resamples, "seed": seed}
     if table.clusters is None or "label" not in table.groups:
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
-    micro = evaluate(*table, **table.options(), **options)
+    micro = evaluate(table.logits, table.labels, **table.options(), **options)
     codes = table.groups["label"]
     parts: dict[str, Scored] = {}
     labels: dict[str, dict[str, Interval]] = {}
