@@ -14,10 +14,10 @@ from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
 from trueup.core.errors import InputError
 from trueup.core.tally import ClusterSums, Tally
-from trueup.metrics.clustered import ClusteredPoints, gap_noise, sign_flips
+from trueup.metrics.event_intervals import ClusteredPoints
 from trueup.metrics.events import Points, fit_recalibration
 from trueup.metrics.intervals import Scored
-from trueup.metrics.resampling import check_resamples, gather_cells, membership, tail_share
+from trueup.metrics.resampling import check_resamples, gap_noise, gather_cells, membership, sign_flips, tail_share
 
 
 @dataclass(frozen=True, eq=False)

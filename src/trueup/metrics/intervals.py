@@ -31,13 +31,13 @@ from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
-from trueup.metrics.clustered import ClusteredPoints, gap_noise
-from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise, values_of_resamples
+from trueup.metrics.event_intervals import NOISE_ADDS, ClusteredPoints, invert_noise, values_of_resamples
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
