@@ -16,7 +16,7 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, given, take_weighted
+from trueup.core.arrays import as_weighted, find_absent, given, take_weighted
 from trueup.core.clusters import Clusters, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
@@ -152,10 +152,12 @@ def auto(
 
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
-    classes = z.shape[1]
     if bool((z.argmax(dim=1) == y).all()):
         return "every row right"
-    rows = torch.bincount(y, weights=w, minlength=classes)
+    rows = torch.bincount(y, weights=w, minlength=z.shape[1])
+    if (absent := find_absent(z)) is not None:
+        rows = rows[~absent.all(dim=0)]  # an option that no row has needs no map
+    classes = len(rows)
     if not bool(rows.all()):
         return "the same for all classes"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:

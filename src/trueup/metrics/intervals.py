@@ -141,7 +141,7 @@ class Scored(NamedTuple):
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
         noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
-        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise)
+        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
 
     def clustered_points(self) -> ClusteredPoints:
         """The scores of an event in cells, by block of clusters."""
@@ -334,8 +334,8 @@ def _cluster_bins(
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, np.zeros((0, 0)))}
-    found[False] = found[False]._replace(noise=gap_noise(sums, sums.weight, n_resamples, seed))
+    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
 
 
