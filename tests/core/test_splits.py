@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from trueup.calibrators.identity import Identity
 
 from strategies import images
+from trueup.calibrators import Identity
 from trueup.calibrators.compose import choose, cross_fit, standard_error
 from trueup.core.clusters import Clusters
 from trueup.core.splits import (
