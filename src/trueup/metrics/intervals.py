@@ -153,7 +153,7 @@ class Scored(NamedTuple):
         place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
         place = np.unique(place, return_inverse=True)[1]
         cells = Points.from_cells(place, score, odds, outcome, weights)
-        return ClusteredPoints.of(cells, place, outcome, self.clusters.block[some], weights)
+        return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
@@ -215,6 +215,7 @@ def intervals(
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
     sums = None if tally.clusters is None else tally.clusters.filled()
     ends: dict[str, tuple[float, float]] = {}
+    inverted: dict[tuple[bool, str], tuple[float, float]] = {}
     if sums is not None:
         noisy = _cluster_bins(tally, sums, scored, n_resamples, seed)
         if of_event:
@@ -240,10 +241,13 @@ def intervals(
             adaptive = name == "aece"
             if adaptive not in noisy:
                 noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
-            low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(noisy[adaptive].interval(other, tail)[0] for other in smaller)])
+            for error in ("ece" if adaptive else name, *smaller):
+                if (adaptive, error) not in inverted:
+                    inverted[adaptive, error] = noisy[adaptive].interval(error, tail)
+            low, high = inverted[adaptive, "ece" if adaptive else name]
+            low = max([low, *(inverted[adaptive, other][0] for other in smaller)])
             high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
@@ -323,6 +327,8 @@ def differences(
     return found
 
 
+_EVENT_BLOCKS = 200
+"""Into how many blocks of clusters an event's metrics are divided: each has an isotonic regression without it."""
 _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
 
