@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         predicted,
         uncertainty,
     )
+    from trueup.metrics.forecasts import central_coverage, compare_forecasts, evaluate_forecasts, pit
     from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
@@ -80,15 +81,19 @@ _MODULES = {
     "Tally": ".core.tally",
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
+    "central_coverage": "forecasts",
+    "compare_forecasts": "forecasts",
     "consistency": "hypothesis_tests",
     "corp": "events",
     "detectable_error": "hypothesis_tests",
+    "evaluate_forecasts": "forecasts",
     "hosmer_lemeshow": "events",
     "kuiper_test": "events",
     "ood_aupr": "ranking",
     "ood_auroc": "ranking",
     "ood_fpr95": "ranking",
     "paired_bootstrap": "intervals",
+    "pit": "forecasts",
     "risk_coverage": "ranking",
     "skce_test": "kernel",
     "spiegelhalter": "hypothesis_tests",
@@ -113,6 +118,8 @@ __all__ = [
     "calibration_in_the_large",
     "calibration_intercept",
     "calibration_slope",
+    "central_coverage",
+    "compare_forecasts",
     "consistency",
     "corp",
     "debiased_l1",
@@ -125,6 +132,7 @@ __all__ = [
     "ece",
     "ece_sweep",
     "entropy",
+    "evaluate_forecasts",
     "event_auroc",
     "event_brier",
     "fpr95",
@@ -149,6 +157,7 @@ __all__ = [
     "overconfidence",
     "paired_bootstrap",
     "piece",
+    "pit",
     "predicted",
     "risk_coverage",
     "rmsce",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,9 @@ def numbers(record: Any) -> Table:
 
 
 def _figure_of(record: Any) -> ModuleType:
-    if type(record) not in FIGURES:
-        raise TypeError(f"record must be one of trueup.report's records, got {type(record).__name__}")
-    return FIGURES[type(record)]
+    if type(record) in FIGURES:
+        return FIGURES[type(record)]
+    module = sys.modules.get(type(record).__module__)  # of the records of forecasts, which have a page of their own
+    if module is not None and module.__name__.startswith(f"{__name__}."):
+        return module
+    raise TypeError(f"record must be one of trueup.report's records, got {type(record).__name__}")

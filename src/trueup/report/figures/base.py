@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import bdtr, bdtrik
 
 from trueup.core.formatting import format_percent
 from trueup.report.audit import RAW, Audit, Pair, method_title
@@ -66,6 +68,25 @@ def stages(audit: Audit) -> list[Stage]:
 def percent(share: float, digits: int = 1) -> str:
     """A share in per cent, or a dash."""
     return "–" if np.isnan(share) else format_percent(share, digits)
+
+
+def binomial_band(n: int, chance: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
+    """The shares of n rows beyond which less than `tail` lies on each side, if each row falls in with this chance.
+
+    >>> binomial_band(100, np.array([0.5]), 0.025)
+    (array([0.4]), array([0.6]))
+    """
+    low, high = np.zeros(len(chance)), np.ones(len(chance))
+    for k, p in enumerate(chance):
+        # bdtrik solves for a real number of rows; the least whole one that leaves no more than the tail is near it.
+        ends = []
+        for q in (tail, 1 - tail):
+            count = max(math.ceil(float(bdtrik(q, n, p))) - 1, 0)
+            while bdtr(count, n, p) < q:
+                count += 1
+            ends.append(min(count, n) / n)
+        low[k], high[k] = ends
+    return low, high
 
 
 def _lower_title(title: str) -> str:
