@@ -630,6 +630,25 @@ def corp(scores, hits):
     return score, score - best, mean - best, mean
 
 
+def masked_nll_temperature(logits, labels):
+    """The temperature of most likelihood, each row's softmax taken over the options that it has, by halving."""
+
+    def slope(beta):
+        total = 0.0
+        for row, label in zip(logits, labels, strict=True):
+            options = [float(x) for x in row if x > -math.inf]
+            weights = [math.exp(beta * (x - max(options))) for x in options]
+            mean = sum(w * x for w, x in zip(weights, options, strict=True)) / sum(weights)
+            total += mean - float(row[label])
+        return total
+
+    low, high = 1e-3, 1e3
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1 / low
+
+
 def image_class_errors(logits, labels, error, bins, ignore_index=-100):
     """Of each image and class: |mean probability − share of the class| over the bins of its probability, gathered."""
     found = []

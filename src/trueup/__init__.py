@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.core.version import __version__
+from trueup.core import __version__
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_attribute
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
         training,
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
+    from trueup.calibrators.prompt_bias import contextual_bias, position_bias
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
+    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs, from_topk
     from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
@@ -68,6 +69,7 @@ _NAMES = {
     "choose": "calibrators.compose",
     "clamp": "clamping",
     "collect": "models.calibrated",
+    "contextual_bias": "calibrators.prompt_bias",
     "compare": "metrics.table",
     "compare_forecasts": "metrics.forecasts",
     "cross_fit": "calibrators.compose",
@@ -82,6 +84,7 @@ _NAMES = {
     "from_confidence": "core.arrays",
     "from_multilabel": "io.predictions",
     "from_probs": "core.arrays",
+    "from_topk": "core.arrays",
     "grid": "calibrators.compose",
     "load": "io.predictions",
     "load_calibrator": "io.artifacts",
@@ -89,6 +92,7 @@ _NAMES = {
     "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
+    "position_bias": "calibrators.prompt_bias",
     "refinement": "calibrators.compose",
     "repair": "clamping",
     "save": "io.predictions",
@@ -121,6 +125,7 @@ __all__ = [
     "collect",
     "compare",
     "compare_forecasts",
+    "contextual_bias",
     "cross_fit",
     "decisions",
     "evaluate",
@@ -134,6 +139,7 @@ __all__ = [
     "from_confidence",
     "from_multilabel",
     "from_probs",
+    "from_topk",
     "grid",
     "integrations",
     "io",
@@ -147,6 +153,7 @@ __all__ = [
     "monitor",
     "on_model",
     "one_vs_rest",
+    "position_bias",
     "refinement",
     "repair",
     "report",

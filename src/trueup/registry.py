@@ -89,7 +89,7 @@ def _fits(module: str, **names: str) -> dict[str, str]:
 METHODS = Lazy(
     "method",
     {
-        **_fits("identity", identity="Identity.fit"),
+        **_fits("base", identity="Identity.fit"),
         **_fits(
             "temperature",
             temperature="Temperature.fit",

@@ -335,7 +335,7 @@ def _audit(
 
 
 def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
-    from trueup.calibrators.identity import Identity
+    from trueup.calibrators.base import Identity
     from trueup.io.artifacts import save_calibrator
 
     summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}

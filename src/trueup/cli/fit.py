@@ -167,8 +167,8 @@ def apply(
     The output holds logits again: their softmax is the calibrated probability. With --confidence the new confidence
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
     """
-    from trueup.io.addresses import is_address
     from trueup.io.artifacts import load_calibrator, read_header
+    from trueup.io.source import is_address
 
     reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage)
     targets = _targets(reader, file, out, calibrator)
@@ -223,11 +223,10 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
 
 def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
     """What is written of what: one file, or each shard in a folder."""
-    from trueup.io.addresses import is_address
     from trueup.io.atomic import require_writable_folder
     from trueup.io.formats import FORMATS
     from trueup.io.rewrite import rewritten_name
-    from trueup.io.source import suffix_of
+    from trueup.io.source import is_address, suffix_of
 
     one = suffix_of(out) in FORMATS
     if not one and not reader.is_sharded(source, None):

@@ -125,7 +125,7 @@ class Reader:
 
     def is_sharded(self, source: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
-        from trueup.io.shards import is_sharded
+        from trueup.io.source import is_sharded
 
         several = is_sharded(source)
         if cluster is not None and not several:

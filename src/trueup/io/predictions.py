@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,16 +31,15 @@ from trueup.core.arrays import (
     as_tensors,
     from_confidence,
     from_probs,
+    read_padding,
     resolution,
     warn_of_certain,
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
-from trueup.io.addresses import is_address, local_file, remote_files
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
-from trueup.io.prediction_table import source_of_records
 from trueup.io.source import (
     Chunk,
     LabelParser,
@@ -48,6 +47,7 @@ from trueup.io.source import (
     as_list,
     drop_missing,
     file_list,
+    is_address,
     numbers_of,
     simplify,
     suffix_of,
@@ -233,6 +233,8 @@ def from_rows(
     >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
     array([0, 1])
     """
+    from trueup.io.prediction_table import source_of_records  # files of arrays need no tables
+
     held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
@@ -319,11 +321,20 @@ def _open(
     name = os.fspath(path)
     reader, _ = _format(name)
     with ExitStack() as stack:
-        file = stack.enter_context(local_file(name, storage_options))
+        file = stack.enter_context(_local_file(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
         yield PredictionFile(file, name, source, fields, partitions)
+
+
+def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
+    """The file itself, or of an address a copy."""
+    if not is_address(name):
+        return nullcontext(Path(name))
+    from trueup.io.addresses import local_copy
+
+    return local_copy(name, storage_options)
 
 
 class _Plan(NamedTuple):
@@ -471,7 +482,8 @@ class PredictionFile:
             return _Plan([fields.confidence], correct if labelled else None, options)
         names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
-        return _Plan(names, label, {"others": others, "parse": parse})
+        absent = math.nan if fields.probs else -math.inf
+        return _Plan(names, label, {"others": others, "parse": parse, "absent": absent})
 
     def find_floor(self, plan: _Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
@@ -497,6 +509,7 @@ class PredictionFile:
         if self.fields.probs or self.fields.confidence is not None:
             return Predictions(*as_pair(self.to_logits(values, floor), labels))
         if checked_before:
+            values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
         z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
@@ -620,7 +633,8 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
     zeros = numbers = 0
     smallest = []  # positive number of each part
     for z in parts:
-        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):  # false for NaN too
+        z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
+        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
             return None  # the check of that part says what is wrong
         zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
         smallest.append(z.min(initial=1.0, where=z > 0))
@@ -706,6 +720,8 @@ def draft_files(
 ) -> Iterator[list[Path]]:
     """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
     if is_address(path):
+        from trueup.io.addresses import remote_files
+
         with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
             yield drafts
         return

@@ -209,4 +209,7 @@ def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int
     off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
     influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
     sigma = np.sqrt((off**2).sum(axis=0))
-    return Classwise(gap, sigma, float(len(parts)), influence, math.inf, float(blocks - 1)).interval(tail)
+    size = float(len(parts))
+    seen = float(np.abs(gap).sum() / size)
+    noise = Classwise(gap, sigma, size, influence, limit=math.inf, observed=seen, df=float(blocks - 1))
+    return noise.interval(tail)

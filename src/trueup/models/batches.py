@@ -26,12 +26,15 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-def batches(loader: Iterable[Any], *, device: Device | None = None, any_shape: bool = False) -> Iterator[Batch]:
+def batches(
+    loader: Iterable[Any], *, device: Device | None = None, any_shape: bool = False, numbers: bool = False
+) -> Iterator[Batch]:
     """Parse what a loader gives, moving tensors to `device` where one is named.
 
     A tuple or a list ends in its labels, and what comes before are positional arguments. A mapping, a dataclass or a
     named tuple has the labels under `labels`, `label`, `targets`, `target` or `y`, and the others are keywords.
-    NumPy arrays become tensors, and labels int64 of shape (n,), or of any shape if that is allowed.
+    NumPy arrays become tensors, and labels int64 of shape (n,), or of any shape if that is allowed. With
+    `numbers` they are targets of regression, in double precision.
 
     >>> [batch] = batches([{"x": torch.zeros(2, 3), "label": [1, 0]}])
     >>> list(batch.kwargs), batch.labels
@@ -40,7 +43,7 @@ def batches(loader: Iterable[Any], *, device: Device | None = None, any_shape: b
     for number, batch in enumerate(loader):
         try:
             args, kwargs, labels = _parts(batch)
-            labels = _labels(labels, any_shape)
+            labels = _numbers(labels) if numbers else _labels(labels, any_shape)
         except ValueError as error:
             raise ValueError(f"batch {number}: {error}") from None
         yield Batch(
@@ -199,6 +202,15 @@ def _labels(labels: Any, any_shape: bool = False) -> Tensor:
     if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     return y.detach().to(torch.int64)
+
+
+def _numbers(targets: Any) -> Tensor:
+    """Targets of regression, (n,) or (n, 1)."""
+    y = torch.as_tensor(_without_numpy(targets))
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or y.is_complex():
+        raise ValueError(f"targets must be numbers of shape (n,), got {tuple(y.shape)} {y.dtype}".replace("torch.", ""))
+    return y.detach().double()
 
 
 def _to_device(value: Any, device: Device | None) -> Any:

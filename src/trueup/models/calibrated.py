@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import CodeType
 from typing import Any, Literal, cast, overload
@@ -67,6 +69,7 @@ def collect(
     *,
     classes: None = None,
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> Predictions: ...
@@ -79,6 +82,7 @@ def collect(
     *,
     classes: Literal["first", "last"],
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> PredictionTable: ...
@@ -90,6 +94,7 @@ def collect(
     *,
     classes: ClassAxis = None,
     ignore_index: int = -100,
+    shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
 ) -> Predictions | PredictionTable:
@@ -101,7 +106,8 @@ def collect(
 
     Outputs of more dimensions, tokens or pixels, need `classes`: "first" for (n, K, …), "last" for (n, …, K). They come
     back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in `clusters`
-    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image.
+    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The logits of a
+    causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
@@ -117,12 +123,15 @@ def collect(
     labels: list[Tensor] = []
     samples: list[Tensor] = []
     seen = 0
+    if shifted and classes != "last":
+        raise InputError("shifted", 'come with classes="last", logits (n, length, K)', f"classes={classes!r}")
     with raise_on_all_ranks():
         batch = outputs(model, loader, classes=classes, device=device, progress=progress)
         for number, (z, y) in enumerate(batch):
             try:
                 if classes is not None:
                     n = len(y)
+                    z, y = (z[:, :-1], y[:, 1:]) if shifted else (z, y)
                     z, y, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=True)
                     samples.append(torch.from_numpy(sample + seen))
                     seen += n
@@ -182,6 +191,8 @@ class Calibrated(nn.Module):
     embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
     stays. The model is shared, not copied, and its mode and gradients are left to the caller. Logits of more than two
     dimensions keep their shape; `classes` says where their classes are, "first" for (n, K, …), "last" for (n, …, K).
+    What the model has besides is had through this one too (`config`, `device`), and a method that calls the model, such
+    as `generate`, sees the calibrated logits.
 
     >>> from trueup.calibrators.temperature import Temperature
     >>> Calibrated(nn.Identity(), after=Temperature(2.0))(torch.tensor([[4.0, 1.0]]))
@@ -212,7 +223,41 @@ class Calibrated(nn.Module):
     @_ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
-        output = self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        return self._replace_logits(
+            self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
+            if model is None or name.startswith("__"):
+                raise
+        value = getattr(model, name)
+        if name == "save_pretrained":  # the network's own would leave out the calibrator
+            from trueup.models.pretrained import save_pretrained
+
+            return functools.partial(save_pretrained, self)
+        if name == "push_to_hub":
+            raise AttributeError(
+                "a calibrated network has no push_to_hub, which would leave out the calibrator; "
+                "save_pretrained(folder) writes both"
+            )
+        if not inspect.ismethod(value) or value.__self__ is not model:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            with self._on_model():
+                return value(*args, **kwargs)
+
+        return method
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.model)})
+
+    def _replace_logits(self, output: Any) -> Any:
         if self.after is None:
             return output
         logits = logits_of(output)
@@ -227,12 +272,52 @@ class Calibrated(nn.Module):
         calibrated = after(last.reshape(-1, last.shape[-1])).reshape(last.shape)
         return calibrated.movedim(-1, 1) if self.classes == "first" else calibrated
 
+    @contextmanager
+    def _on_model(self) -> Iterator[None]:
+        """Have this thread's calls of the model do what calls of this module do, for methods that make such."""
+        caller = get_ident()
+        with ExitStack() as stack:
+
+            def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+                if get_ident() != caller or self.before is None:
+                    return None
+                position = input_position(module, args, kwargs)
+                if position is not None:
+                    return replace_at((args, kwargs), position, self._map_input)
+                call.enter_context(self._embedding_mapped([]))
+                return None
+
+            def after(module: nn.Module, args: Any, output: Any) -> Any:
+                if get_ident() != caller:
+                    return None
+                call.close()
+                return self._replace_logits(output)
+
+            call = stack.enter_context(ExitStack())  # what lasts for one call of the model
+            if self.before is not None:
+                handle = self.model.register_forward_pre_hook(before, with_kwargs=True)
+                stack.callback(handle.remove)
+            stack.callback(self.model.register_forward_hook(after).remove)
+            yield
+
     def _call_with_map(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         position = input_position(self.model, args, kwargs)
         if position is not None:
             args, kwargs = replace_at((args, kwargs), position, self._map_input)
             return self.model(*args, **kwargs)
-        caller, calls = get_ident(), []
+        calls: list[nn.Module] = []
+        with self._embedding_mapped(calls):
+            output = self.model(*args, **kwargs)
+        if not calls:
+            raise ValueError(
+                "before must act on the output of the model's input embedding, but the model never called it"
+            )
+        return output
+
+    @contextmanager
+    def _embedding_mapped(self, calls: list[nn.Module]) -> Iterator[None]:
+        """Have `before` act on what the input embedding makes of tokens, in this thread; `calls` notes that it did."""
+        caller = get_ident()
 
         def mapped(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
             if get_ident() != caller:  # another thread uses the same model
@@ -242,14 +327,9 @@ class Calibrated(nn.Module):
 
         handle = embedding_of(self.model).register_forward_hook(mapped)
         try:
-            output = self.model(*args, **kwargs)
+            yield
         finally:
             handle.remove()
-        if not calls:
-            raise ValueError(
-                "before must act on the output of the model's input embedding, but the model never called it"
-            )
-        return output
 
     def _map_input(self, point: Tensor) -> Tensor:
         return cast(nn.Module, self.before)(point).to(point.dtype)
@@ -263,8 +343,8 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
     >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
 
-    What it returns takes `classes` and `ignore_index` for tokens and pixels, as `collect` does; methods that choose on
-    folds keep the rows of one text or image together.
+    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that
+    choose on folds keep the rows of one text or image together.
     """
 
     def lifted(
@@ -273,6 +353,7 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
         *,
         classes: ClassAxis = None,
         ignore_index: int = -100,
+        shifted: bool = False,
         device: Device | None = None,
         progress: bool = True,
     ) -> Calibrated:
@@ -280,7 +361,8 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
         if classes is None:
             calibrator = fit(*collect(model, loader, device=device, progress=progress))
             return Calibrated(model, after=calibrator.to(device_of(model)))
-        table = collect(model, loader, classes=classes, ignore_index=ignore_index, device=device, progress=progress)
+        options: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device}
+        table = collect(model, loader, classes=classes, **options, progress=progress)
         calibrator = fit(*table, **(table.options() if takes(fit, "clusters") else {}))
         return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
 

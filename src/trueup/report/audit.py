@@ -20,7 +20,6 @@ from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_t
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
 from trueup.core.errors import InputError
-from trueup.core.events import as_event, event_name
 from trueup.core.formatting import format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
@@ -194,6 +193,8 @@ def audit(
     classes = val_pair[0].shape[1]
     others = dict(extra or {})
     if event is not None:
+        from trueup.core.events import as_event
+
         others = {name: as_event(*pair, event, names=names) for name, pair in others.items()}
     fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, others)
     test_pair = val_pair if test is None else _as_pair(test, event, names, at_least=1)
@@ -217,6 +218,8 @@ def audit(
     options |= {"weights": scored_weights, "groups": groups, "clusters": scored_clusters}
     scores = compare({**runs.pairs, **others}, metrics=wanted, **options)
     if scores.is_event:
+        from trueup.core.events import event_name
+
         scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
     for name, pair in others.items():
         runs.pairs[name] = trusted_tensors(*pair)
@@ -320,7 +323,11 @@ def _as_pair(pair: tuple[Any, Any], event: int | str | None, names: Sequence[str
     """Checked tensors, half precision as float32; the labels a copy, since they are indices and outlast the call."""
     z, y = as_tensors(*pair, at_least=at_least)
     z, y = upcast_half(z), y.clone()
-    return as_tensors(*((z, y) if event is None else as_event(z, y, event, names=names)))
+    if event is None:
+        return as_tensors(z, y)
+    from trueup.core.events import as_event  # most audits are of no event
+
+    return as_tensors(*as_event(z, y, event, names=names))
 
 
 def _reason(error: Exception) -> str:

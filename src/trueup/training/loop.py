@@ -81,11 +81,11 @@ def train(
     the kind of data that `load_data` gives, else `Classification()`; tokens are `Classification(classes="last")`, and
     numbers `Regression()`. The learning rate falls by a cosine to zero, or tenfold at each of `milestones` (shares of
     the epochs). `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (RMSE where
-    there is none) has not fallen for so many epochs. With `stop_on` the network ends with the weights of its best epoch:
-    of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature fitted on other
-    validation samples. What a temperature repairs is then no reason to stop early. With `checkpoint`, a file, a run that was killed goes on where its
-    last epoch ended and comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch_size` is
-    that of each process. The global random state is as before afterwards.
+    there is none) has not fallen for so many epochs. With `stop_on` the network ends with the weights of its best
+    epoch: of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature fitted on
+    other validation samples. What a temperature repairs is then no reason to stop early. With `checkpoint`, a file, a
+    run that was killed goes on where its last epoch ended and comes to the same result. `fabric` is a launched
+    `lightning.fabric.Fabric`; `batch_size` is that of each process. The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)

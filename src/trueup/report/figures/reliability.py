@@ -17,7 +17,7 @@ from trueup.core.tally import Tally
 from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.report import style
 from trueup.report.audit import Audit
-from trueup.report.figures.base import Panel, Section, Table, percent, stages
+from trueup.report.figures import Panel, Section, Table, percent, stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
