@@ -91,7 +91,7 @@ def _chunks(
             elif name in ("label", "labels"):
                 columns = {"label" if key == name else key: column for key, column in columns.items()}
         counts.rows += len(chunk.logits)
-        counts.classes = after.shape[1]
+        counts.classes = after.shape[-1 if fields.class_axis == "last" else 1]
         yield Chunk(after if fields.confidence is None or arrays else np.empty(len(after)), labels, columns)
 
 
