@@ -72,3 +72,18 @@ def test_labels_by_the_dozen(folder, asked, command):
     assert np.load("after.npz")["logits"] == pytest.approx(trueup.load_calibrator("tags.safetensors")(x))
     told = command("fit", "tags.npz", "--multilabel", "-m", "platt", "-m", "beta", "-o", "t.safetensors", code=2).stderr
     assert "--multilabel takes one method" in told
+
+
+def test_a_monitor_counts_a_cluster_as_one_bet(folder, asked, command):
+    z, y, image = images(40, 64, common=0.5)
+    np.savez(folder / "a.npz", logits=z[:1280], labels=y[:1280], image=image[:1280])
+    np.savez(folder / "b.npz", logits=z[1280:], labels=y[1280:], image=image[1280:])
+    assert "ALARM" in command("monitor", "a.npz", "b.npz", code=3).stdout
+    found = asked("monitor", "a.npz", "b.npz", "--clusters", "image", "-q")["status"]
+    assert found["alarm"] is None
+    assert found["rows"] == 2560
+    assert "come whole in one batch" in command("monitor", "a.npz", "a.npz", "--clusters", "image", code=2).stderr
+    assert (
+        "give either --by or --clusters"
+        in command("monitor", "a.npz", "--clusters", "image", "--by", "image", code=2).stderr
+    )
