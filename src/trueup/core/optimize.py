@@ -25,6 +25,10 @@ class Certificate:
     """The objective at the end, per row."""
 
 
+_HUGE = 1e10
+_TOO_LARGE = "; are some of the numbers too large?"
+
+
 class FitError(ValueError):
     """A fit that did not end at a minimum; the message names the cause."""
 
@@ -144,7 +148,9 @@ def lbfgs(
     for iteration in range(max_iter + 1):
         size = _norm(gradient)
         if not math.isfinite(value + size):
-            raise FitError(f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}")
+            raise FitError(
+                f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}{_TOO_LARGE}"
+            )
         if refresh and iteration and iteration % _REFRESH_EVERY == 0:
             steps, changes, precondition = [], [], refresh(x)
         direction = -_two_loops(gradient, steps, changes, precondition)
@@ -174,7 +180,8 @@ def lbfgs(
                 continue
             if size <= 1000 * tolerance or size**2 <= 1000 * f_noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
-            raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}")
+            large = _TOO_LARGE if size > _HUGE else ""
+            raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}{large}")
         idle = idle + 1 if value - trial.value <= f_noise * abs(value) else 0
         if idle == _MAX_IDLE_STEPS:
             return x, Certificate("converged", size, iteration, passes, value)

@@ -124,9 +124,7 @@ class Unlabelled:
 
     def __sub__(self, other: Unlabelled) -> Unlabelled:
         if other.rows > self.rows or other.answered > self.answered:
-            raise InputError(
-                "awaited", f"be left out for more rows than the {self.rows:,} that wait", f"{other.rows:,}"
-            )
+            raise InputError("awaited", f"be for the {self.rows:,} rows that wait, at most", f"{other.rows:,}")
         if other.rows == self.rows:
             return Unlabelled()
         return Unlabelled(*(max(getattr(self, f.name) - getattr(other, f.name), 0) for f in fields(self)))
