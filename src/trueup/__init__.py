@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.core.version import __version__
+from trueup.core import __version__
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_attribute
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
         training,
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
+    from trueup.calibrators.prompt_bias import contextual_bias, position_bias
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
+    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs, from_topk
     from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
-    from trueup.io.predictions import Predictions, load, save, stream
+    from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
     from trueup.io.shards import Shards
     from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
@@ -68,6 +69,7 @@ _NAMES = {
     "choose": "calibrators.compose",
     "clamp": "clamping",
     "collect": "models.calibrated",
+    "contextual_bias": "calibrators.prompt_bias",
     "compare": "metrics.table",
     "compare_forecasts": "metrics.forecasts",
     "cross_fit": "calibrators.compose",
@@ -80,7 +82,9 @@ _NAMES = {
     "for_event": "calibrators.compose",
     "from_binary": "core.arrays",
     "from_confidence": "core.arrays",
+    "from_multilabel": "io.predictions",
     "from_probs": "core.arrays",
+    "from_topk": "core.arrays",
     "grid": "calibrators.compose",
     "load": "io.predictions",
     "load_calibrator": "io.artifacts",
@@ -88,6 +92,7 @@ _NAMES = {
     "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
+    "position_bias": "calibrators.prompt_bias",
     "refinement": "calibrators.compose",
     "repair": "clamping",
     "save": "io.predictions",
@@ -120,6 +125,7 @@ __all__ = [
     "collect",
     "compare",
     "compare_forecasts",
+    "contextual_bias",
     "cross_fit",
     "decisions",
     "evaluate",
@@ -131,7 +137,9 @@ __all__ = [
     "for_event",
     "from_binary",
     "from_confidence",
+    "from_multilabel",
     "from_probs",
+    "from_topk",
     "grid",
     "integrations",
     "io",
@@ -145,6 +153,7 @@ __all__ = [
     "monitor",
     "on_model",
     "one_vs_rest",
+    "position_bias",
     "refinement",
     "repair",
     "report",

@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
+from trueup.core.arrays import (
+    NEVER,
+    as_logits,
+    as_tensors,
+    as_weighted,
+    as_weights,
+    fill_absent,
+    find_absent,
+    given,
+    take_weighted,
+    upcast_half,
+)
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
-from trueup.core.events import as_event
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -96,12 +106,14 @@ class OneVsRest(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Calibrate each class's log-odds and put the probabilities together."""
         self._check_classes(logits, len(self.calibrators))
-        odds = _log_odds(logits)
+        absent = find_absent(logits)
+        odds = fill_absent(_log_odds(logits), absent)
         binary = [
             torch.log_softmax(calibrator(_binary(odds[:, k])), dim=1)[:, 1]
             for k, calibrator in enumerate(self.calibrators)
         ]
-        return torch.log_softmax(torch.stack(binary, dim=1), dim=1)
+        log_q = torch.stack(binary, dim=1)
+        return torch.log_softmax(log_q if absent is None else log_q.masked_fill(absent, NEVER), dim=1)
 
     def config(self) -> dict[str, Any]:
         """The calibrators."""
@@ -120,7 +132,14 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     def fitted(logits: Any, labels: Any, *, weights: Any = None) -> OneVsRest:
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         odds = _log_odds(upcast_half(z))
-        return OneVsRest([method(_binary(odds[:, k]), (y == k).long(), **given(w)) for k in range(z.shape[1])])
+
+        def of_class(k: int) -> Calibrator:
+            here = odds[:, k] > -torch.inf  # rows that have the option; none of them tell of one that no row has
+            rows = here if bool(here.any()) else torch.arange(1, device=z.device)
+            x = odds[rows, k] if bool(here.any()) else torch.zeros_like(odds[:1, k])
+            return method(_binary(x), (y[rows] == k).long(), **given(None if w is None else w[rows]))
+
+        return OneVsRest([of_class(k) for k in range(z.shape[1])])
 
     return fitted
 
@@ -141,6 +160,8 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+        from trueup.core.events import as_event  # most fits are of no event
+
         return method(*as_event(logits, labels, event, names=names), **options)
 
     return fit_event

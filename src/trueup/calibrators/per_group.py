@@ -82,7 +82,7 @@ class PerGroup(Calibrator):
         for k in np.unique(found[found >= 0]).tolist():
             rows = torch.from_numpy(np.flatnonzero(found == k)).to(logits.device)
             own = torch.log_softmax(self.calibrators[k](logits[rows]).double(), dim=1)
-            out = out.index_copy(0, rows, _mix(out[rows], own, self.shares[k]))
+            out = out.index_copy(0, rows, mix(out[rows], own, self.shares[k]))
         return out.to(logits.dtype)
 
     def config(self) -> dict[str, Any]:
@@ -129,7 +129,8 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     return fitted
 
 
-def _mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+def mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+    """The logarithm of (1 − λ) p + λ q, of logarithms."""
     return torch.logaddexp(common + torch.log1p(-share), own + torch.log(share))
 
 
@@ -178,5 +179,5 @@ class _Fitted:
             own = torch.log_softmax(upcast_half(calibrator(z[rows])).double(), dim=1)
             for i, strength in enumerate(strengths):
                 share = torch.tensor(self.share(k, strength), dtype=own.dtype, device=own.device)
-                losses[i, rows] = -_mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
+                losses[i, rows] = -mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
         return pooled.cpu().numpy(), losses.cpu().numpy()

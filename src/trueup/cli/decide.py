@@ -52,6 +52,8 @@ def decide(
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
+    confidence: o.Confidence = None,
+    correct: o.Correct = None,
     split: o.Split = None,
     seed: o.Seed = None,
     as_json: o.Json = False,
@@ -60,7 +62,8 @@ def decide(
     """Find the confidence from which errors are bounded, with a stated certainty.
 
     The threshold is chosen so that, with the certainty, no more than the stated share of what is answered is wrong; the
-    rest is for review. With NEW, also estimate what its labels would show.
+    rest is for review. With NEW, also estimate what its labels would show. Of stated confidences, what is bounded is
+    how many of the claims above the threshold are wrong (false_discovery_rate).
     """
     from trueup.registry import METHODS
 
@@ -72,7 +75,9 @@ def decide(
         require_output(out, ".safetensors", reads=(val, new))
     from trueup.decisions import threshold
 
-    reader = Reader(probs, logits, labels)
+    reader = Reader(probs, logits, labels, confidence, correct)
+    if confidence is not None and risk is None:
+        risk = "false_discovery_rate"  # an answer that claims to be wrong is not given
     with silence_warnings(enabled=quiet):
         pair = reader.load(val, split) if split else reader.load_half(val, "val")
         options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, event=event, method=method)
@@ -117,5 +122,6 @@ def register(app: typer.Typer) -> None:
             "trueup decide val.npz --risk false_positive_rate --at-most 0.01 --event 1",
             "trueup decide val.npz --at-most 0.05 -m temperature",
             "trueup decide val.npz traffic.npz -o corrected.safetensors",
+            "trueup decide answers.csv --confidence stated --correct right --at-most 0.1",
         ),
     )(decide)

@@ -7,7 +7,8 @@ where there are very many, several whole clusters: memory does not grow with the
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +21,8 @@ BLOCKS = 1024
 """At most so many blocks; what they do not show of the noise is less than 5 %."""
 
 
-class Clusters(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Clusters:
     """The cluster of each row, by number."""
 
     code: np.ndarray
@@ -73,7 +75,7 @@ def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | No
     elif isinstance(clusters, (str, bytes)) or not isinstance(clusters, Iterable):
         raise InputError("clusters", "have one value for each row", f"the single value {clusters!r}")
     else:
-        found = _encode(clusters)._replace(name=str(name))
+        found = replace(_encode(clusters), name=str(name))
     if len(found.code) != rows:
         raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(found.code)}")
     if rows and found.count < at_least:
@@ -92,26 +94,30 @@ def weighted_clusters(clusters: Any, weights: Any, rows: int, *, at_least: int =
 
 def _encode(clusters: Any) -> Clusters:
     values = clusters.cpu().numpy() if isinstance(clusters, torch.Tensor) else clusters
-    array = values if isinstance(values, np.ndarray) else np.asarray(list(values), dtype=object)
     if hasattr(values, "to_numpy"):  # a column of pandas
-        array = values.to_numpy()
+        values = values.to_numpy()
+    array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=object)
     if array.ndim != 1:
         raise InputError("clusters", "have one value for each row", f"shape {array.shape}")
     if array.dtype.kind in "iubSU":
         names, code = np.unique(array, return_inverse=True)
         return Clusters(code.astype(np.int64), names.tolist())
-    listed = array.tolist()
+    values = array.tolist()
     number: dict[Hashable, int] = {}
     try:
-        code = np.fromiter((number.setdefault(value, len(number)) for value in listed), np.int64, len(listed))
+        code = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
     except TypeError:
-        kinds = ", ".join(sorted({type(value).__name__ for value in listed}))
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         raise InputError("clusters", "be numbers, text or other hashable values", kinds) from None
     missing = [value for value in number if value is None or value != value]
     if missing:
-        row = next(i for i, value in enumerate(listed) if value is None or value != value)
-        raise InputError("clusters", "have a value in every row", f"{listed[row]} in row {row}")
-    return Clusters(code, list(number))
+        row = next(i for i, value in enumerate(values) if value is None or value != value)
+        raise InputError("clusters", "have a value in every row", f"{values[row]} in row {row}")
+    # By their names, so that the order of the rows does not matter.
+    order = sorted(range(len(number)), key=[str(name) for name in number].__getitem__)
+    place = np.argsort(order)
+    listed = list(number)
+    return Clusters(place[code] if len(place) else code, [listed[k] for k in order])
 
 
 def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:

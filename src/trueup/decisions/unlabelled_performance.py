@@ -18,13 +18,12 @@ from scipy.special import expit, stdtrit
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.arrays import as_logits, as_tensors, check_share
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample
-from trueup.decisions.thresholds import check_share
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import check_resamples
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         underconfidence,
     )
     from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+    from trueup.metrics.detection import d_ece, from_detections
     from trueup.metrics.events import (
         calibration_in_the_large,
         calibration_intercept,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
+    from trueup.metrics.multilabel import LabelScores, evaluate_labels
     from trueup.metrics.proper import (
         accuracy,
         brier,
@@ -72,12 +74,15 @@ if TYPE_CHECKING:
         risk_coverage,
     )
     from trueup.metrics.regression import REGRESSION
+    from trueup.metrics.segmentation import SegmentationTally
     from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 _MODULES = {
     "Bins": ".core.bins",
+    "LabelScores": "multilabel",
     "Mean": ".core.tally",
     "REGRESSION": "regression",
+    "SegmentationTally": "segmentation",
     "Tally": ".core.tally",
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
@@ -85,8 +90,11 @@ _MODULES = {
     "compare_forecasts": "forecasts",
     "consistency": "hypothesis_tests",
     "corp": "events",
+    "d_ece": "detection",
     "detectable_error": "hypothesis_tests",
     "evaluate_forecasts": "forecasts",
+    "evaluate_labels": "multilabel",
+    "from_detections": "detection",
     "hosmer_lemeshow": "events",
     "kuiper_test": "events",
     "ood_aupr": "ranking",
@@ -104,7 +112,9 @@ __all__ = [
     "METRICS",
     "REGRESSION",
     "Bins",
+    "LabelScores",
     "Mean",
+    "SegmentationTally",
     "Tally",
     "accuracy",
     "ace",
@@ -122,6 +132,7 @@ __all__ = [
     "compare_forecasts",
     "consistency",
     "corp",
+    "d_ece",
     "debiased_l1",
     "debiased_l2",
     "detectable_error",
@@ -133,9 +144,11 @@ __all__ = [
     "ece_sweep",
     "entropy",
     "evaluate_forecasts",
+    "evaluate_labels",
     "event_auroc",
     "event_brier",
     "fpr95",
+    "from_detections",
     "hosmer_lemeshow",
     "ici",
     "kde_ece",

@@ -78,15 +78,19 @@ class ClusteredPoints(NamedTuple):
     ) -> dict[str, tuple[float, float]]:
         """Intervals of an event's metrics."""
         noisy = [name for name in values if name in NOISE_ADDS]
-        smooth = [name for name in values if name not in NOISE_ADDS and name != "kuiper"]
+        names = [name for name in values if name != "kuiper"]
         found = dict.fromkeys(values, (math.nan, math.nan))
         if noisy:
             found |= invert_noise(self.cells, noisy, tail, n_resamples, seed, self._draw(seed))
-        here = event_values(self.cells, smooth)
+        here = event_values(self.cells, names)
         reach = t_quantile(tail, self.df)
-        for name, without in self.without(smooth).items():
-            error = _error(here[name], without)
-            found[name] = values[name] - reach * error, values[name] + reach * error
+        without = self.without(names)
+        for name in names:
+            error = _error(here[name], without[name])
+            low, high = values[name] - reach * error, values[name] + reach * error
+            if name in noisy:  # noise may also have come from which scores the clusters have
+                low, high = max(min(low, found[name][0]), 0.0), max(high, found[name][1])
+            found[name] = low, high
         return found
 
     def error(self, name: str) -> float:
@@ -94,14 +98,16 @@ class ClusteredPoints(NamedTuple):
         return _error(event_values(self.cells, [name])[name], self.without([name])[name])
 
     def _draw(self, seed: int) -> Callable[[np.ndarray, int], np.ndarray]:
-        """Draws what happens in the cells, given their true rates, with the noise that the clusters show."""
-        residual = self.rows[:, 1] - self.rows.sum(axis=1) * self.cells.recalibrated
-        residual = residual * math.sqrt(len(residual) / (len(residual) - 1))
+        """Draws the rows of the cells and what happens in them, given their true rates, with the clusters' noise."""
+        count, factor = self.rows.sum(axis=1), math.sqrt(len(self.rows) / (len(self.rows) - 1))
+        spread = factor * (count - (self.weight / self.weight.sum())[:, None] * self.cells.count)
+        residual = factor * (self.rows[:, 1] - count * self.cells.recalibrated)
 
         def draw(truth: np.ndarray, draws: int) -> np.ndarray:
-            noise = normal_draws(len(residual), self.df, draws, seed) @ residual
-            hits = np.clip(self.cells.count * truth + noise, 0.0, self.cells.count)
-            return np.stack([self.cells.count - hits, hits], axis=1)
+            each = normal_draws(len(residual), self.df, draws, seed)
+            drawn = np.maximum(self.cells.count + each @ spread, 0.0)
+            hits = np.clip(drawn * truth + each @ residual, 0.0, drawn)
+            return np.stack([drawn - hits, hits], axis=1)
 
         return draw
 

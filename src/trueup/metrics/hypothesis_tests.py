@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, ndtr, ndtri
+from scipy.special import expit, gammaln, ndtr, ndtri
 
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
@@ -17,7 +17,14 @@ from trueup.core.tally import ClusterSums, Tally
 from trueup.metrics.clustered import ClusteredPoints, gap_noise, sign_flips
 from trueup.metrics.events import Points, fit_recalibration
 from trueup.metrics.intervals import Scored
-from trueup.metrics.resampling import check_resamples, gather_cells, membership, tail_share
+from trueup.metrics.resampling import (
+    CELLS_PER_BIN,
+    check_resamples,
+    coarse_cells,
+    gather_cells,
+    membership,
+    tail_share,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,23 +310,32 @@ def detectable_error_of_tally(
     n = tally.n if rows is None else rows
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
-    index, count, confidence, _ = gather_cells(tally.grid, False)
-    both, sums = count.sum(axis=0), confidence.sum(axis=0)
-    used = both > 0
-    index, share, mean = index[used], both[used] / both.sum(), np.clip(sums[used] / both[used], 1e-12, 1 - 1e-12)
-    member, odds = membership(index), np.log(mean) - np.log1p(-mean)
+    # Truth is distorted in the grid's own cells: next to 1 a distortion is far from even within a coarser one.
+    fine = np.flatnonzero(tally.grid.rows > 0)
+    rows_of_cell = tally.grid.rows[fine]
+    weight, stated = rows_of_cell / rows_of_cell.sum(), tally.grid.confidence.sum(axis=0)[fine] / rows_of_cell
+    stated = np.clip(stated, 1e-12, 1 - 1e-12)
+    odds = np.log(stated) - np.log1p(-stated)
+    coarse, part = np.unique(coarse_cells(tally.grid, False)[fine], return_inverse=True)
+    share, member = np.bincount(part, weight), membership(coarse // CELLS_PER_BIN)
     rng = np.random.default_rng(seed)
 
+    def gather(values: np.ndarray) -> np.ndarray:
+        return np.asarray(np.clip(np.bincount(part, weight * values) / share, 0.0, 1.0))
+
+    mean = gather(stated)
     drawn = rng.multinomial(n, share, size=n_resamples)
     rows_of_bin, claimed = drawn @ member, (drawn * mean) @ member
+    # The test knows the confidences it is given, and its critical value is the larger the more errors they foresee.
+    scale = _poisson_deviation((drawn * gather(stated * (1 - stated))) @ member).sum(axis=1) / n
 
     def statistics(truth: np.ndarray, n_sets: int = n_resamples) -> np.ndarray:
-        """The ECE of simulated data sets."""
-        right = rng.binomial(drawn[:n_sets], truth) @ member
+        """The ECE of simulated data sets, as a multiple of what calibration would show."""
+        right = rng.binomial(drawn[:n_sets], gather(truth)) @ member
         values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
-        return values
+        return values / np.maximum(scale[:n_sets], 1e-300)
 
-    critical = float(np.quantile(np.concatenate([statistics(mean) for _ in range(_NEAR)]), 1 - alpha))
+    critical = float(np.quantile(np.concatenate([statistics(stated) for _ in range(_NEAR)]), 1 - alpha))
 
     def find(sign: float) -> float:
         def truth(size: float) -> np.ndarray:
@@ -336,7 +352,7 @@ def detectable_error_of_tally(
             middle = (low + high) / 2
             low, high = (low, middle) if power_at(middle, few) >= power else (middle, high)
         size = _solve_power(power_at, high, power, 0.5 / n_resamples)
-        return float(share @ np.abs(truth(size) - mean))
+        return float(weight @ np.abs(truth(size) - stated))
 
     over, under = find(-1.0), find(1.0)
     return DetectableError(n, max(over, under), over, under, power, alpha)
@@ -353,3 +369,11 @@ def _solve_power(power_at: Callable[[float], float], start: float, power: float,
     slope, level = np.polyfit(sizes - start, quantiles, 1)
     moved = start + (float(ndtri(power)) - level) / slope if slope > 0 else start
     return float(np.clip(moved, sizes[0], sizes[-1]))
+
+
+def _poisson_deviation(mean: np.ndarray) -> np.ndarray:
+    """E|X − λ| of a Poisson count: 2 e^(−λ) λ^(⌊λ⌋+1) / ⌊λ⌋!, about √(2λ/π) where λ is large."""
+    whole = np.floor(mean)
+    rate = np.maximum(mean, 1e-300)
+    deviation: np.ndarray = 2 * np.exp((whole + 1) * np.log(rate) - rate - gammaln(whole + 1))
+    return deviation

@@ -6,21 +6,22 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.events import as_event, event_name
 from trueup.core.formatting import format_percent
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
-from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
 from trueup.metrics.score_table import ScoreTable, plain_record
 from trueup.registry import METRICS
+
+if TYPE_CHECKING:
+    from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
@@ -256,10 +257,11 @@ def compare(
     classes = 0
     for name, pair in named.items():
         z, y = _pair(name, pair)
-        if first is None:
-            title = event_name(event, z.shape[1], names)
-        if event is not None:
-            z, y = as_event(z, y, event, names=names)
+        if event is not None or z.shape[1] == 2:
+            from trueup.core.events import as_event, event_name
+
+            title = title or event_name(event, z.shape[1], names)
+            z, y = (z, y) if event is None else as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
@@ -274,6 +276,8 @@ def compare(
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         if groups is not None:
+            from trueup.metrics.groups import evaluate_groups
+
             claims = scored.rows.score, scored.rows.outcome
             group_tables[name] = evaluate_groups(
                 *claims, groups, weights=weights, clusters=scored.clusters, level=level, seed=seed
@@ -297,7 +301,7 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    found_in = means, first.tally.is_event, worth, group_tables, title
+    found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
     by = () if first.clusters is None else (first.clusters.count, first.clusters.name)
     return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *by)
 

@@ -114,7 +114,8 @@ def collect(
     Predictions(logits=tensor([[1., 0., 0.],
             [0., 1., 0.],
             [0., 0., 1.]]), labels=tensor([0, 1, 1]))
-    >>> table = collect(nn.Identity(), [(torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]]))], classes="first")
+    >>> x, y = torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]])
+    >>> table = collect(nn.Identity(), [(x, y)], classes="first")
     >>> table.labels, table.clusters
     (tensor([0, 1, 2]), array([0, 0, 1]))
     """

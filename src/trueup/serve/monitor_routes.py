@@ -115,7 +115,7 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
     @router.post("/api/monitors/{id}/update", responses={503: {"model": models.Error}})
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
-        return await update(monitors.get(id), rows.logits, rows.labels)
+        return await update(monitors.get(id), rows.rows(), rows.labels)
 
     @router.post("/api/monitors/{id}/replay", responses={code: {"model": models.Error} for code in (413, 503)})
     async def replay(

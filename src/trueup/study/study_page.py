@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trueup.core.version import __version__
+from trueup.core import __version__
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study.claims import ClaimTable, judge_claims

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import bdtr, bdtrik
 
 from trueup.core.arrays import as_weights, effective_rows
 from trueup.core.formatting import format_percent
 from trueup.metrics.forecasts import central_coverage, check_forecast
 from trueup.metrics.resampling import tail_share
 from trueup.report import style
-from trueup.report.figures.base import Panel, Section, Table, binomial_band, percent
+from trueup.report.figures import Panel, Section, Table, percent
 from trueup.report.forecast_audit import ForecastAudit
 
 if TYPE_CHECKING:
@@ -144,3 +146,22 @@ def numbers(record: CoverageCurve) -> Table:
         for level, share, low, high in zip(record.levels, record.coverage, record.low, record.high, strict=True)
     ]
     return ["Interval", "Targets inside", f"{format_percent(record.level)} band if calibrated"], rows
+
+
+def binomial_band(n: int, chance: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
+    """The shares of n rows beyond which less than `tail` lies on each side, if each row falls in with this chance.
+
+    >>> binomial_band(100, np.array([0.5]), 0.025)
+    (array([0.4]), array([0.6]))
+    """
+    low, high = np.zeros(len(chance)), np.ones(len(chance))
+    for k, p in enumerate(chance):
+        # bdtrik solves for a real number of rows; the least whole one that leaves no more than the tail is near it.
+        ends = []
+        for q in (tail, 1 - tail):
+            count = max(math.ceil(float(bdtrik(q, n, p))) - 1, 0)
+            while bdtr(count, n, p) < q:
+                count += 1
+            ends.append(min(count, n) / n)
+        low[k], high[k] = ends
+    return low, high

@@ -13,7 +13,8 @@ from trueup.core.formatting import format_percent
 from trueup.metrics.forecasts import QuantileForecast, check_forecast, pit
 from trueup.metrics.resampling import tail_share
 from trueup.report import style
-from trueup.report.figures.base import Panel, Section, Table, binomial_band
+from trueup.report.figures import Panel, Section, Table
+from trueup.report.figures.coverage_curve import binomial_band
 from trueup.report.forecast_audit import ForecastAudit
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from trueup import metrics
-from trueup.calibrators.identity import Identity
+from trueup.calibrators.base import Identity
 from trueup.clamping.ablation import ablate, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped

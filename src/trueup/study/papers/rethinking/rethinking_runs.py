@@ -28,8 +28,11 @@ from trueup.training.data.dataset import Data
 from trueup.training.loop import TrainingError, TrainingResult, train
 from trueup.training.run_settings import with_current_names
 
+STOPPED = "cross_entropy_stopped"
+"""The network of the epoch that is best after a temperature: what follows if calibratable is what counts."""
 OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "cross_entropy": (None, {}),
+    STOPPED: (None, {}),
     "label_smoothing": ("smoothing", {}),
     "norm": ("strength", {"order": 1.0}),
     "focal": ("gamma", {"detach_weight": True}),
@@ -108,7 +111,12 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     name, others = OPTIONS[settings["loss"]]
     coefficient = float(settings["coefficient"])
     options = {**others, **({} if name is None else {name: coefficient})}
-    loss = LOSSES[settings["loss"]](**options) if coefficient >= 0 else NegativePenalty(settings["loss"], coefficient)
+    loss: nn.Module
+    if coefficient < 0:
+        loss = NegativePenalty(settings["loss"], coefficient)
+    else:
+        loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
+    how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
     try:
         result = train(model, data, loss, settings["epochs"], augment=augment, seed=seed, progress=False, **how)
     except (FloatingPointError, TrainingError) as error:
