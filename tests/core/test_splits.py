@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trueup.calibrators.identity import Identity
 
 from strategies import images
 from trueup.calibrators import Identity
