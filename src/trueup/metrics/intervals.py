@@ -132,6 +132,8 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
+        from trueup.metrics.clustered import gap_noise
+
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -141,8 +143,6 @@ class Scored(NamedTuple):
         blocks = int(block.max()) + 1
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
-        from trueup.metrics.clustered import gap_noise
-
         noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
         return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
 
