@@ -20,13 +20,19 @@ from trueup.metrics.resampling import (
     CELLS_PER_BIN,
     check_resamples,
     coarse_cells,
+    gap_noise,
     gather_cells,
     membership,
+    sign_flips,
     tail_share,
 )
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from trueup.metrics.clustered import ClusteredPoints
+=======
+    from trueup.metrics.event_intervals import ClusteredPoints
+>>>>>>> w-clusters
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
@@ -43,7 +44,7 @@ from trueup.metrics.resampling import (
 )
 
 if TYPE_CHECKING:
-    from trueup.metrics.clustered import ClusteredPoints
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -156,7 +157,7 @@ class Scored(NamedTuple):
         place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
         place = np.unique(place, return_inverse=True)[1]
         cells = Points.from_cells(place, score, odds, outcome, weights)
-        from trueup.metrics.clustered import ClusteredPoints  # few tables have clusters
+        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
 
         return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
 
@@ -349,8 +350,6 @@ def _cluster_bins(
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    from trueup.metrics.clustered import gap_noise
-
     noise = gap_noise(sums, sums.weight, n_resamples, seed)
     found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
