@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
     from trueup.monitor import Monitor
+    from trueup.report.figures.reliability import plot_reliability
 
 _PACKAGES = (
     "calibrators",
@@ -84,6 +85,7 @@ _NAMES = {
     "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
+    "plot_reliability": "report.figures.reliability",
     "refinement": "calibrators.compose",
     "repair": "clamping",
     "save": "io.predictions",
@@ -138,6 +140,7 @@ __all__ = [
     "monitor",
     "on_model",
     "one_vs_rest",
+    "plot_reliability",
     "refinement",
     "repair",
     "report",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
+from trueup.cli.errors import FAILED, print_stderr
 from trueup.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def study(
     report_only, name = _parse(words)
     if workers is not None and cluster is not None:
         raise ValueError("give either --workers or --cluster")
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise FileNotFoundError(f"{data_dir}: no such folder; --data-dir names the folder of the study's data")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     from trueup.io.atomic import require_writable, require_writable_folder
@@ -91,9 +93,10 @@ def study(
         cells = len(selected.cells(options))
         summary = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
         print_json("study", name=name, store=database, output=page, cells=cells, **summary)
-        return
-    if not quiet:
+    elif not quiet:
         print(f"Written: {page}")
+    if ran is not None and ran.failed and not ran.finished and not ran.kept:
+        raise typer.Exit(FAILED)
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:

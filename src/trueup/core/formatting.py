@@ -38,6 +38,24 @@ def format_number(x: float, *, sign: bool = False) -> str:
     return f"{x:+.4f}" if sign else f"{x:.4f}"
 
 
+def format_p(p: float) -> str:
+    """A p-value, or the least that is worth telling.
+
+    >>> format_p(0.0312), format_p(0.0)
+    ('p ≤ 0.031', 'p < 0.0001')
+    """
+    return f"p ≤ {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+
+
+def format_evidence(wealth: float) -> str:
+    """How many times a bet has grown, or the most that is worth telling.
+
+    >>> format_evidence(12.34), format_evidence(1e304)
+    ('12.3', 'more than a million')
+    """
+    return f"{wealth:.3g}" if wealth < 1e6 else "more than a million"
+
+
 def format_interval(low: float, high: float, *, sign: bool = False) -> str:
     """An interval in brackets."""
     if math.isnan(low):

@@ -150,7 +150,7 @@ def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
         for part, chunk in enumerate(chunks):
             z, y = chunk.logits, chunk.labels
             if not part:
-                names = [f"logit_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
+                names = [f"{chunk.name[:-1]}_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
                 out.writerow([*names, *([] if y is None else ["label"]), *chunk.others])
             # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
             columns = [*z.T.tolist()] if z.ndim == 2 and chunk.others else []
@@ -324,7 +324,7 @@ def write_jsonl(chunks: Iterator[Chunk], path: Path) -> None:
         for chunk in chunks:
             columns: dict[str, list[Any]] = {}
             if chunk.logits.ndim == 2:
-                columns["logits"] = [[float(x) for x in row] for row in chunk.logits.tolist()]
+                columns[chunk.name] = [[float(x) for x in row] for row in chunk.logits.tolist()]
             if chunk.labels is not None:
                 columns["label"] = [None if label == MISSING else label for label in chunk.labels.tolist()]
             columns |= {name: as_list(column) for name, column in chunk.others.items()}

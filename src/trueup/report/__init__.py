@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
     from trueup.report.figures.promise import promise
-    from trueup.report.figures.reliability import reliability
+    from trueup.report.figures.reliability import plot_reliability, reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
     from trueup.report.page import Report, report
@@ -32,6 +32,7 @@ _MODULES = {
     "method_choice": "figures.method_choice",
     "method_title": "audit",
     "numbers": "figures",
+    "plot_reliability": "figures.reliability",
     "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
@@ -52,6 +53,7 @@ __all__ = [
     "method_choice",
     "method_title",
     "numbers",
+    "plot_reliability",
     "promise",
     "reliability",
     "report",

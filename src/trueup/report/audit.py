@@ -19,7 +19,7 @@ from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, si
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.events import as_event, event_name
-from trueup.core.formatting import format_percent
+from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
@@ -122,6 +122,12 @@ class Audit:
     def verdict(self) -> str:
         """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
         return _verdict(self)
+
+    def __repr__(self) -> str:
+        return f"Audit({len(self.scores.methods)} methods, chosen {self.chosen!r}: {self.verdict()})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.verdict())}</p>{self.scores._repr_html_()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
