@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing as is_tracing
 from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core.arrays import as_logits, match_kind, upcast_half
@@ -55,7 +56,7 @@ class Calibrator(ParametricModule):
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
         mapped = self.map(upcast_half(logits), **extra).to(logits.dtype)
         # Neither a compiler nor torch.func can follow a branch on numbers.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or peek_interpreter_stack() is not None:
+        if torch.compiler.is_compiling() or is_tracing() or peek_interpreter_stack() is not None:
             return mapped
         return mapped if bool(torch.isfinite(mapped.sum())) else self._saturate(logits, mapped, extra)
 

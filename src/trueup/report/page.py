@@ -175,8 +175,8 @@ class _Page:
             facts.append(("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}"))
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
-            if chosen == "temperature":
-                facts.append(("Fitted temperature", f"{float(self.audit.calibrators[chosen].temperature):.3f}"))
+            if (fitted := getattr(self.audit.calibrators.get("temperature"), "temperature", None)) is not None:
+                facts.append(("Fitted temperature", f"{float(fitted):.3f}"))
         worth = ""
         if scores.effective_rows is not None:
             worth = paragraph(
