@@ -89,7 +89,7 @@ def _fits(module: str, **names: str) -> dict[str, str]:
 METHODS = Lazy(
     "method",
     {
-        **_fits("identity", identity="Identity.fit"),
+        **_fits("base", identity="Identity.fit"),
         **_fits(
             "temperature",
             temperature="Temperature.fit",
@@ -157,6 +157,7 @@ CALIBRATORS = Lazy(
         "Mixture": "trueup.calibrators.pool:Mixture",
         "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
         "PerGroup": "trueup.calibrators.per_group:PerGroup",
+        "PerLabel": "trueup.calibrators.multilabel:PerLabel",
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""

@@ -14,7 +14,7 @@ from strategies import calibrated
 from trueup import METHODS, metrics
 from trueup.calibrators import auto as auto_module
 from trueup.calibrators.auto import CANDIDATES, auto
-from trueup.calibrators.identity import Identity
+from trueup.calibrators.base import Identity
 from trueup.calibrators.pool import HeldOut, Mixture, brier_weights, likelihood_weights
 from trueup.calibrators.temperature import Temperature
 from trueup.calibrators.uniform_mixture import UniformMixture

@@ -17,6 +17,7 @@ from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
+from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train
 
@@ -145,9 +146,9 @@ def test_temperature_by_steps_ends_short_and_gets_there():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(500, 4))
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    best, short, longer = Temperature.fit(2 * z, y), neural_clamping.temperature_by_descent(2 * z, y), None
+    best, short, longer = Temperature.fit(2 * z, y), temperature_by_descent(2 * z, y), None
     assert 1 < float(short.temperature) < 0.9 * float(best.temperature)
-    longer = neural_clamping.temperature_by_descent(2 * z, y, steps=3000, lr=0.05)
+    longer = temperature_by_descent(2 * z, y, steps=3000, lr=0.05)
     assert float(longer.temperature) == pytest.approx(float(best.temperature), rel=1e-4)
 
 

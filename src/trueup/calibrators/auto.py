@@ -16,7 +16,8 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, given, take_weighted
+from trueup.core.arrays import as_weighted, find_absent, given, take_weighted
+from trueup.core.clusters import Clusters, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
@@ -100,6 +101,7 @@ def auto(
     labels: Any,
     *,
     weights: Any = None,
+    clusters: Any = None,
     keep_argmax: bool = False,
     score: str = "nll",
     folds: int = 5,
@@ -113,7 +115,9 @@ def auto(
     weights fitted to other folds, is behind the best by more than a standard error; a mixture that had to be ahead by
     as much was worse on rows to come. The identity is taken where nothing has less loss than it, and of few rows
     temperature scaling unless something is clearly better. `keep_argmax=True` pools only candidates that keep every
-    predicted class. `weights` are those of the rows. The calibrator that comes out carries the comparison as `choice`.
+    predicted class. `weights` are those of the rows. `clusters`, one value a row, keep correlated rows, such as pixels
+    of an image, in one fold, and standard errors are those of clusters. The calibrator that comes out carries the
+    comparison as `choice`.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -126,20 +130,24 @@ def auto(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+    together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
         class_blind = keep_argmax and size != "every row right"
         fits = _candidates(z, y, w, "the same for all classes" if class_blind else size)
-        trial = _Trial(z, y, w, fits, k_fold(z, y, folds), score, cautious=size in CAUTIOUS)
+        parts = k_fold(z, y, folds, together)
+        trial = _Trial(z, y, w, fits, parts, score, cautious=size in CAUTIOUS, clusters=together)
         trial.run(progress)
         return trial.conclude()
 
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
-    classes = z.shape[1]
     if bool((z.argmax(dim=1) == y).all()):
         return "every row right"
-    rows = torch.bincount(y, weights=w, minlength=classes)
+    rows = torch.bincount(y, weights=w, minlength=z.shape[1])
+    if (absent := find_absent(z)) is not None:
+        rows = rows[~absent.all(dim=0)]  # an option that no row has needs no map
+    classes = len(rows)
     if not bool(rows.all()):
         return "the same for all classes"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
@@ -179,11 +187,13 @@ class _Trial:
         score: str,
         *,
         cautious: bool,
+        clusters: Clusters | None = None,
     ) -> None:
         self.z, self.y, self.w, self.fits, self.folds, self.cautious = z, y, w, fits, folds, cautious
         # Held-out losses of some rows are enough where there are very many numbers; each fold has its share of them.
         place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
         self.rows = (place < max(_SCORED // z.shape[1], 2 * len(folds))).nonzero()[:, 0]
+        self.clusters = None if clusters is None else clusters.take(self.rows.cpu().numpy())
         fold = np.argmax(torch.stack([held_out[self.rows] for _, held_out in folds]).cpu().numpy(), axis=0)
         self.held_out = HeldOut(y[self.rows], fold, z.shape[1], score, None if w is None else w[self.rows])
         n = len(z) if w is None else float(w.sum())
@@ -216,10 +226,10 @@ class _Trial:
         best = simplest(losses, standard_errors=0.0, weights=each)
         names = self._kept(list(losses))
         loss = self.held_out.mixture_losses(names, _prior(names))
-        if len(names) == 1 or _is_less(losses[best], loss, 1.0, each):
-            names = [simplest(losses, weights=each)]
+        if len(names) == 1 or _is_less(losses[best], loss, 1.0, each, self.clusters):
+            names = [simplest(losses, weights=each, clusters=self.clusters)]
             loss = losses[names[0]]
-        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each):
+        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each, self.clusters):
             names, loss = ["temperature"], losses["temperature"]
         if not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
@@ -232,10 +242,10 @@ class _Trial:
             names[0] if len(names) == 1 else "mixture",
             {name: weighted_mean(losses[name], each) if name in losses else math.inf for name in self.fits},
             self.reasons,
-            errors={name: standard_error(known - loss, each) for name, known in losses.items()},
+            errors={name: standard_error(known - loss, each, self.clusters) for name, known in losses.items()},
             weights=dict(zip(names, weights.tolist(), strict=True)),
             loss=weighted_mean(loss, each),
-            detectable=DETECTED * standard_error(losses[rival] - loss, each),
+            detectable=DETECTED * standard_error(losses[rival] - loss, each, self.clusters),
         )
         return calibrator
 
@@ -262,11 +272,12 @@ class _Trial:
         seen = self.held_out.fold < _RACE_AFTER
         losses = {name: self.held_out.losses(name)[seen] for name in self.models}
         each = None if self.held_out.row_weights is None else self.held_out.row_weights[seen]
+        together = None if self.clusters is None else self.clusters.take(seen)
         best = simplest(losses, standard_errors=0.0, weights=each)
         kept = {"identity", *SIMPLE, *self._kept(list(losses), seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
-            if _is_less(losses[best], losses[name], _BEHIND, each):
+            if _is_less(losses[best], losses[name], _BEHIND, each, together):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_residual(self, name: str) -> None:
@@ -303,6 +314,14 @@ def _prior(names: Sequence[str]) -> np.ndarray:
     return np.array([2.0 if name in SIMPLE else 1.0 for name in names])
 
 
-def _is_less(losses: np.ndarray, others: np.ndarray, standard_errors: float, weights: np.ndarray | None) -> bool:
+def _is_less(
+    losses: np.ndarray,
+    others: np.ndarray,
+    standard_errors: float,
+    weights: np.ndarray | None,
+    clusters: Clusters | None = None,
+) -> bool:
     gain = others - losses
-    return weighted_mean(gain, weights) > standard_errors * standard_error(gain, weights)
+    if not standard_errors:
+        return weighted_mean(gain, weights) > 0
+    return weighted_mean(gain, weights) > standard_errors * standard_error(gain, weights, clusters)

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.temperature_search import finite_inverse_temperature, near_inverse_temperature
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.splits import k_fold
@@ -27,7 +27,7 @@ _FAR_OFF = 100.0
 
 
 class Linear(Calibrator):
-    """q = softmax(W u + b), with u the logits or something like them."""
+    """q = softmax(W u + b), with u the logits or something like them; of an absent option, the mean of the others."""
 
     keeps_argmax = False
     shift_invariant = False
@@ -49,7 +49,7 @@ class Linear(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Apply the weights, a vector or a matrix, and the bias."""
         self._check_classes(logits, len(self.bias))
-        u = self.features(logits)
+        u = fill_absent(self.features(logits), find_absent(logits))
         w, b = self.weight.to(u.dtype), self.bias.to(u.dtype)
         return (u * w if w.ndim == 1 else u @ w.T) + b
 

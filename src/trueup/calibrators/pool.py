@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, break_ties
 from trueup.calibrators.temperature_search import brier_inverse_temperature, inverse_temperature
+from trueup.core.arrays import NEVER, count_options
 from trueup.core.row_scores import score_rows
 
 _RIDGE = 1e-9  # parts that say the same leave a direction without curvature
@@ -71,11 +71,11 @@ class Mixture(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """The logarithm of the mixture."""
         parts = [
-            torch.log_softmax(part(logits).double(), dim=1) + torch.log(w)
+            torch.log_softmax(part(logits).double(), dim=1).clamp(min=NEVER) + torch.log(w)
             for part, w in zip(self.calibrators, self.weights, strict=True)
         ]
         log_q = torch.log_softmax(torch.logsumexp(torch.stack(parts), dim=0) / self.temperature, dim=1)
-        uniform = torch.log(self.share) - math.log(logits.shape[1])
+        uniform = torch.log(self.share) - torch.as_tensor(count_options(logits), dtype=torch.float64).log()
         mixed = torch.logaddexp(log_q + torch.log1p(-self.share), uniform).to(logits.dtype)
         return break_ties(logits, mixed) if self.keeps_argmax else mixed
 
@@ -140,7 +140,8 @@ class HeldOut:
 
     def _mix(self, names: Sequence[str], weights: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Tensor:
         parts = [w * self.log_probs[name][rows].double().exp() for name, w in zip(names, weights, strict=True)]
-        return torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
+        mixed = torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
+        return mixed.masked_fill(self.log_probs[names[0]][rows] == -torch.inf, -torch.inf)  # of absent options
 
 
 def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:

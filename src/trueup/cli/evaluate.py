@@ -53,6 +53,10 @@ def evaluate(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -77,8 +81,12 @@ def evaluate(
 
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
+    of_labels = None
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards
@@ -92,11 +100,21 @@ def evaluate(
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
+            if multilabel:
+                from trueup.metrics.multilabel import scores_of_labels
+
+                of_labels = scores_of_labels(
+                    pair, **{k: v for k, v in options.items() if k not in ("metrics", "names")}
+                )
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
-        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
+        labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
+        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict(), **labelled)
         return
     print_scores(scores, quiet=quiet)
+    if of_labels is not None:
+        print()
+        print_table(of_labels.table())
 
 
 def compare(
@@ -113,6 +131,10 @@ def compare(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -132,8 +154,11 @@ def compare(
     for name in metric or ():
         o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
     audit = _audit(
-        Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
-        quiet, event, bins=bins, level=level, folds=folds, seed=seed,
+        Reader(
+            probs, logits, labels, confidence, correct, classes, weight, by, storage,
+            clusters, class_axis, ignore_index, multilabel,
+        ),
+        val, test, method, every, quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
@@ -163,6 +188,10 @@ def report(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -186,7 +215,10 @@ def report(
     from trueup.report import report as make_report
     from trueup.report.page import describe_file
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     audit = _audit(
         reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
@@ -196,6 +228,8 @@ def report(
         names = (f"not {event}", event)
     elif confidence is not None:
         names = ("wrong", "right")
+    elif multilabel:
+        names = ("no", "yes")
     origin = {"Calibration file": describe_file(val)}
     origin |= {} if test is None else {"Test file": describe_file(test)}
     origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
@@ -313,6 +347,9 @@ def _audit(
         given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if tables[0].clusters is not None:
+            given["clusters"] = tables[0].options()["clusters"]
+            given |= {} if tables[1] is None else {"test_clusters": tables[1].options().get("clusters")}
         if scored_groups := (tables[1] or tables[0]).groups:
             given["groups"] = dict(scored_groups)
         result = audit(pair, test_pair, **given, progress=not quiet)
@@ -326,7 +363,7 @@ def _audit(
 
 
 def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
-    from trueup.calibrators.identity import Identity
+    from trueup.calibrators.base import Identity
     from trueup.io.artifacts import save_calibrator
 
     summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
@@ -346,6 +383,9 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
             "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
             "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
+            "trueup evaluate visits.csv --clusters patient",
+            "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
+            "trueup evaluate tags.npz --multilabel",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
         ),
     )(evaluate)

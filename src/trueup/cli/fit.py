@@ -40,6 +40,9 @@ def fit(
     event: o.Event = None,
     classes: o.Classes = None,
     weight: o.Weight = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -56,7 +59,10 @@ def fit(
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, storage=storage,
+        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+    )  # fmt: skip
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
@@ -104,12 +110,16 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
-    from trueup.calibrators.compose import choose, for_event
+    from trueup.calibrators.compose import choose, for_event, takes
     from trueup.registry import METHODS
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
-    calibrator: Calibrator = fit(*table.pair) if table.weights is None else fit(*table.pair, weights=table.weights)
+    given = table.options()
+    options = {name: given[name] for name in ("weights", "clusters") if name in given}
+    if not takes(METHODS[methods[0]] if len(methods) == 1 else choose(methods), "clusters"):
+        options.pop("clusters", None)
+    calibrator: Calibrator = fit(*table.pair, **options)
     return calibrator
 
 
@@ -162,8 +172,8 @@ def apply(
     probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
     """
-    from trueup.io.addresses import is_address
     from trueup.io.artifacts import load_calibrator, read_header
+    from trueup.io.source import is_address
 
     reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage)
     targets = _targets(reader, file, out, calibrator)
@@ -231,11 +241,10 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
 
 def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
     """What is written of what: one file, or each shard in a folder."""
-    from trueup.io.addresses import is_address
     from trueup.io.atomic import require_writable_folder
     from trueup.io.formats import FORMATS
     from trueup.io.rewrite import rewritten_name
-    from trueup.io.source import suffix_of
+    from trueup.io.source import is_address, suffix_of
 
     one = suffix_of(out) in FORMATS
     if not one and not reader.is_sharded(source, None):

@@ -15,8 +15,8 @@ from typer.main import get_group
 
 from trueup.cli.errors import FAILED, INTERRUPTED, describe_error, print_stderr
 from trueup.cli.options import format_examples
+from trueup.core import __version__
 from trueup.core.progress import log_lines
-from trueup.core.version import __version__
 from trueup.core.warning_capture import write_warnings
 
 MODULES = {

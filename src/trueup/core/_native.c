@@ -1,6 +1,7 @@
 /* One pass over a matrix of logits, fused: maximum, normaliser, scores and class-wise tallies of a row while it is
  * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values;
  * only the quick confidence pass, which is all that an ECE costs, works on float in float.
+ * A logit of -inf is an option that its row does not have: its probability is 3e-308, and it adds nothing.
  * trueup/rows.py and sums.py hold the same passes in torch: the reference, and what runs where this was not compiled. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -99,6 +100,7 @@ INLINE uint64_t hash_double(double first, double label, double last, int64_t y) 
 /* A row is worked on in whole vectors: its tail is filled with a shift whose exponential is 3e-308, which adds nothing. */
 enum { LANES = 8, WIDE = 16, SHORT = 128 };
 #define NOTHING -708.0
+#define ABSENT -1e30 /* what the score of an absent option, whose logit is -inf, falls by in a linear map */
 
 typedef struct {
     int64_t rows, classes, bins, groups;
@@ -135,7 +137,7 @@ typedef struct {
             for (int64_t k = 0; k < K; k++) e[k] = (double)z[k] - m;                                                      \
             _Pragma("omp simd reduction(+ : sum, dot, square)")                                                           \
             for (int64_t k = 0; k < padded; k++) {                                                                        \
-                double d = e[k], x = exp_nonpositive(d);                                                                  \
+                const double d = e[k] < NOTHING ? NOTHING : e[k], x = exp_nonpositive(d); /* -inf too: 0 * inf is not 0 */\
                 e[k] = x;                                                                                                 \
                 sum += x;                                                                                                 \
                 dot += x * d;                                                                                             \
@@ -270,7 +272,7 @@ DEFINE_PASS(pass_double, double, int64_t, hash_double)
                               const double *weights, double *scratch, double *out) {                                      \
         const int64_t padded = (K + WIDE - 1) / WIDE * WIDE;                                                              \
         WORK *e = (WORK *)scratch;                                                                                        \
-        const WORK b = (WORK)beta;                                                                                        \
+        const WORK b = (WORK)beta, least = (WORK)LEAST / b; /* what adds nothing: an absent option, or far below */       \
         double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
         for (int64_t i = 0; i < rows; i++) {                                                                              \
             const REAL *z = logits + i * K;                                                                               \
@@ -278,8 +280,11 @@ DEFINE_PASS(pass_double, double, int64_t, hash_double)
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 1; k < K; k++) top = z[k] > top ? z[k] : top;                                                \
             const WORK m = (WORK)top;                                                                                     \
-            for (int64_t k = 0; k < K; k++) e[k] = (WORK)z[k] - m;                                                        \
-            for (int64_t k = K; k < padded; k++) e[k] = (WORK)LEAST / b;                                                  \
+            for (int64_t k = 0; k < K; k++) {                                                                             \
+                const WORK d = (WORK)z[k] - m;                                                                            \
+                e[k] = d < least ? least : d;                                                                             \
+            }                                                                                                             \
+            for (int64_t k = K; k < padded; k++) e[k] = least;                                                            \
             WORK sum = 0, first = 0, second = 0;                                                                          \
             _Pragma("omp simd reduction(+ : sum, first, second)")                                                         \
             for (int64_t k = 0; k < padded; k++) {                                                                        \
@@ -304,11 +309,11 @@ DEFINE_TEMPERATURE(temperature_float, float, double, exp_nonpositive, NOTHING)
 DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
 
 /* The same for short rows, a vector of them side by side. */
-#define DEFINE_SHORT_TEMPERATURE(NAME, REAL, WORK, EXP, WIDTH)                                                            \
+#define DEFINE_SHORT_TEMPERATURE(NAME, REAL, WORK, EXP, WIDTH, LEAST)                                                     \
     BEST_CPU static void NAME(const REAL *logits, const int64_t *labels, int64_t rows, int64_t K, double beta,            \
                               const double *weights, double *scratch, double *out) {                                      \
         (void)scratch;                                                                                                    \
-        const WORK b = (WORK)beta;                                                                                        \
+        const WORK b = (WORK)beta, least = (WORK)LEAST / b;                                                               \
         WORK d[SHORT * WIDTH], top[WIDTH], sum[WIDTH], first[WIDTH], second[WIDTH];                                       \
         double value = 0.0, slope = 0.0, curvature = 0.0;                                                                 \
         for (int64_t i = 0; i < rows; i += WIDTH) {                                                                       \
@@ -325,7 +330,8 @@ DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
             for (int64_t k = 0; k < K; k++) {                                                                             \
                 _Pragma("omp simd")                                                                                       \
                 for (int64_t r = 0; r < WIDTH; r++) {                                                                     \
-                    const WORK shift = d[k * WIDTH + r] - top[r], x = EXP(b * shift);                                     \
+                    const WORK below = d[k * WIDTH + r] - top[r], shift = below < least ? least : below;                  \
+                    const WORK x = EXP(b * shift);                                                                        \
                     sum[r] += x;                                                                                          \
                     first[r] += x * shift;                                                                                \
                     second[r] += x * shift * shift;                                                                       \
@@ -345,9 +351,9 @@ DEFINE_TEMPERATURE(temperature_double, double, double, exp_nonpositive, NOTHING)
         out[2] = curvature;                                                                                               \
     }
 
-DEFINE_SHORT_TEMPERATURE(short_temperature_quick, float, float, expf_nonpositive, WIDE)
-DEFINE_SHORT_TEMPERATURE(short_temperature_float, float, double, exp_nonpositive, LANES)
-DEFINE_SHORT_TEMPERATURE(short_temperature_double, double, double, exp_nonpositive, LANES)
+DEFINE_SHORT_TEMPERATURE(short_temperature_quick, float, float, expf_nonpositive, WIDE, -87)
+DEFINE_SHORT_TEMPERATURE(short_temperature_float, float, double, exp_nonpositive, LANES, NOTHING)
+DEFINE_SHORT_TEMPERATURE(short_temperature_double, double, double, exp_nonpositive, LANES, NOTHING)
 
 static PyObject *run_temperature(PyObject *self, PyObject *args) {
     (void)self;
@@ -390,8 +396,9 @@ static PyObject *run_temperature(PyObject *self, PyObject *args) {
             WORK top = -(WORK)INFINITY;                                                                                   \
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 0; k < K; k++) {                                                                             \
-                u[k] = (WORK)(scale * (double)z[k] - s);                                                                  \
-                e[k] = v[k] * u[k] + c[k];                                                                                \
+                const int absent = (double)z[k] == -INFINITY;                                                             \
+                u[k] = (WORK)(absent ? 0.0 : scale * (double)z[k] - s);                                                   \
+                e[k] = v[k] * u[k] + c[k] + (absent ? (WORK)ABSENT : 0);                                                  \
                 top = e[k] > top ? e[k] : top;                                                                            \
             }                                                                                                             \
             const int64_t y = labels[i];                                                                                  \
@@ -439,13 +446,17 @@ DEFINE_VECTOR(vector_double, double, double, exp_nonpositive)
                     const int64_t row = i + (r < here ? r : 0);                                                           \
                     const REAL *z = logits + row * K;                                                                     \
                     const double s = shift ? shift[row] : 0.0;                                                            \
-                    for (int64_t k = 0; k < K; k++) u[k * WIDTH + r] = (WORK)(scale * (double)z[k] - s);                  \
+                    for (int64_t k = 0; k < K; k++) {                                                                     \
+                        const int absent = (double)z[k] == -INFINITY;                                                     \
+                        u[k * WIDTH + r] = (WORK)(absent ? 0.0 : scale * (double)z[k] - s);                               \
+                        e[k * WIDTH + r] = absent ? (WORK)ABSENT : 0;                                                     \
+                    }                                                                                                     \
                 }                                                                                                         \
                 for (int64_t r = 0; r < WIDTH; r++) top[r] = -(WORK)INFINITY, sum[r] = 0;                                 \
                 for (int64_t k = 0; k < K; k++) {                                                                         \
                     _Pragma("omp simd")                                                                                   \
                     for (int64_t r = 0; r < WIDTH; r++) {                                                                 \
-                        const WORK x = v[k] * u[k * WIDTH + r] + c[k];                                                    \
+                        const WORK x = v[k] * u[k * WIDTH + r] + c[k] + e[k * WIDTH + r];                                 \
                         e[k * WIDTH + r] = x;                                                                             \
                         top[r] = x > top[r] ? x : top[r];                                                                 \
                     }                                                                                                     \

@@ -31,11 +31,11 @@ def format_percent(share: float, digits: int | None = None) -> str:
     return f"{100 * share:g} %" if digits is None else f"{100 * share:.{digits}f} %"
 
 
-def format_number(x: float, *, sign: bool = False) -> str:
-    """Four digits behind the point; a dash for what is not defined."""
+def format_number(x: float, *, sign: bool = False, digits: int = 4) -> str:
+    """Four digits behind the point, or so many; a dash for what is not defined."""
     if math.isnan(x):
         return "–"
-    return f"{x:+.4f}" if sign else f"{x:.4f}"
+    return f"{x:+.{digits}f}" if sign else f"{x:.{digits}f}"
 
 
 def format_p(p: float) -> str:
@@ -56,11 +56,11 @@ def format_evidence(wealth: float) -> str:
     return f"{wealth:.3g}" if wealth < 1e6 else "more than a million"
 
 
-def format_interval(low: float, high: float, *, sign: bool = False) -> str:
+def format_interval(low: float, high: float, *, sign: bool = False, digits: int = 4) -> str:
     """An interval in brackets."""
     if math.isnan(low):
         return "–"
-    return f"[{format_number(low, sign=sign)}, {format_number(high, sign=sign)}]"
+    return f"[{format_number(low, sign=sign, digits=digits)}, {format_number(high, sign=sign, digits=digits)}]"
 
 
 def text_table(rows: list[Row]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks, native
-from trueup.core.arrays import upcast_half
+from trueup.core.arrays import NEVER, upcast_half
 from trueup.core.native import as_float64, map_threads
 from trueup.core.splits import hash_groups
 
@@ -248,7 +248,7 @@ def _torch_pass(
     for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
         z = how.beta * upcast_half(logits[at])
         top, predicted = z.max(dim=1)
-        shifted = z - top[:, None]
+        shifted = (z - top[:, None]).clamp(min=NEVER)
         e = torch.exp(shifted)
         total = as_float64(e.sum(dim=1))
         scored.confidence[at] = 1 / total

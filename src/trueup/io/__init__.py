@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trueup.io.predictions import (
         Predictions,
         PredictionTable,
+        from_multilabel,
         from_rows,
         load,
         load_logits,
@@ -33,6 +34,7 @@ _MODULES = {
     "PredictionTable": "predictions",
     "Predictions": "predictions",
     "Shards": "shards",
+    "from_multilabel": "predictions",
     "from_rows": "predictions",
     "load": "predictions",
     "load_calibrator": "artifacts",
@@ -53,6 +55,7 @@ __all__ = [
     "PredictionTable",
     "Predictions",
     "Shards",
+    "from_multilabel",
     "from_rows",
     "load",
     "load_calibrator",

@@ -33,10 +33,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trueup.core import __version__
 from trueup.core.errors import Hint, InputError
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
-from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.registry import CALIBRATORS, RECALIBRATIONS, Lazy
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         underconfidence,
     )
     from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+    from trueup.metrics.detection import d_ece, from_detections
     from trueup.metrics.events import (
         calibration_in_the_large,
         calibration_intercept,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
+    from trueup.metrics.multilabel import LabelScores, evaluate_labels
     from trueup.metrics.proper import (
         accuracy,
         brier,
@@ -71,18 +73,24 @@ if TYPE_CHECKING:
         risk_coverage,
     )
     from trueup.metrics.regression import REGRESSION
+    from trueup.metrics.segmentation import SegmentationTally
     from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 _MODULES = {
     "Bins": ".core.bins",
+    "LabelScores": "multilabel",
     "Mean": ".core.tally",
     "REGRESSION": "regression",
+    "SegmentationTally": "segmentation",
     "Tally": ".core.tally",
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
     "consistency": "hypothesis_tests",
     "corp": "events",
+    "d_ece": "detection",
     "detectable_error": "hypothesis_tests",
+    "evaluate_labels": "multilabel",
+    "from_detections": "detection",
     "hosmer_lemeshow": "events",
     "kuiper_test": "events",
     "ood_aupr": "ranking",
@@ -99,7 +107,9 @@ __all__ = [
     "METRICS",
     "REGRESSION",
     "Bins",
+    "LabelScores",
     "Mean",
+    "SegmentationTally",
     "Tally",
     "accuracy",
     "ace",
@@ -115,6 +125,7 @@ __all__ = [
     "calibration_slope",
     "consistency",
     "corp",
+    "d_ece",
     "debiased_l1",
     "debiased_l2",
     "detectable_error",
@@ -125,9 +136,11 @@ __all__ = [
     "ece",
     "ece_sweep",
     "entropy",
+    "evaluate_labels",
     "event_auroc",
     "event_brier",
     "fpr95",
+    "from_detections",
     "hosmer_lemeshow",
     "ici",
     "kde_ece",

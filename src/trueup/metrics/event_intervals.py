@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -10,6 +10,8 @@ from scipy.special import expit
 
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration
 
+NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
+"""What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
 _TRUTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7)
 """True deviations that are considered, in units of the one observed."""
 
@@ -96,13 +98,18 @@ def _shifts(cells: Points, count: np.ndarray, hits: np.ndarray) -> np.ndarray:
 
 
 def invert_noise(
-    cells: Points, names: list[str], tail: float, n_resamples: int, seed: int
+    cells: Points,
+    names: list[str],
+    tail: float,
+    n_resamples: int,
+    seed: int,
+    draw: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Intervals of what noise makes larger: the true values under which the one seen is no outlier.
 
     Isotonic regression follows noise, so that even calibrated predictions show a miscalibration. The truths considered
     deviate from calibration (for the discrimination, from a constant) as observed, more or less; what happens is drawn
-    from each of them again and again.
+    from each of them again and again: row by row, unless `draw(truth, draws)` gives rows (draws, 2, points).
     """
     generator = np.random.default_rng(seed)
     draws = max(n_resamples // 4, 1)
@@ -120,8 +127,11 @@ def invert_noise(
         truths = [np.clip(base + t * (cells.recalibrated - base), 0.0, 1.0) for t in _TRUTHS]
         ends: dict[str, list[np.ndarray]] = {name: [] for name in some}
         for truth in truths:
-            hits = generator.binomial(whole.astype(np.int64), truth, size=(draws, len(truth)))
-            rows = np.stack([unit * (whole - hits), unit * hits], axis=1)
+            if draw is None:
+                hits = generator.binomial(whole.astype(np.int64), truth, size=(draws, len(truth)))
+                rows = np.stack([unit * (whole - hits), unit * hits], axis=1)
+            else:
+                rows = draw(truth, draws)
             for name, values in values_of_resamples(cells, rows, some).items():
                 ends[name].append(np.quantile(values, [tail, 1 - tail]))
         for name in some:

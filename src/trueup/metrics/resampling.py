@@ -18,10 +18,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.bins import BINNED_ERRORS, folded_mean
+from trueup.core.clusters import degrees_of_freedom, t_quantile
 from trueup.core.errors import InputError
 from trueup.core.tally import Grid, Tally
 
-_PARTS = 8  # cells a bin
+CELLS_PER_BIN = 8
 
 
 class BootstrapBins(NamedTuple):
@@ -33,6 +34,8 @@ class BootstrapBins(NamedTuple):
     """Σ(a − c) in each bin, (B,)."""
     noise: np.ndarray
     """What the bootstrap adds to it, (R, B)."""
+    clustered: bool = False
+    """Whether the noise is that of clusters, which moves all bins together."""
 
     @classmethod
     def of_grid(cls, grid: Grid, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
@@ -61,7 +64,7 @@ class BootstrapBins(NamedTuple):
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
         for gap in (self.gap, self.counts, -self.counts):
-            size = float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
+            size = self._size(error, gap)
             if size > 0:
                 break
         return gap / size
@@ -70,14 +73,28 @@ class BootstrapBins(NamedTuple):
         """What samples would show if the true error were `truth`."""
         return BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
 
-    def truth(self, error: str, quantile: float, *, last: bool = False) -> float:
+    def truth(self, error: str, quantile: float, *, last: bool = False, direction: np.ndarray | None = None) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
-        direction, value = self.direction(error), self.observed(error)
-        return solve(lambda truth: _quantile(self.simulated(error, direction, truth), quantile), value, last=last)
+        along = self.direction(error) if direction is None else direction
+        value = self.observed(error)
+        return solve(lambda truth: _quantile(self.simulated(error, along, truth), quantile), value, last=last)
 
     def interval(self, error: str, tail: float) -> tuple[float, float]:
-        """The true errors under which the observed one is no outlier."""
-        return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        """The true errors under which the observed one is no outlier.
+
+        Noise of clusters moves all bins together and may have turned over what is true of them. So the true gaps that
+        are considered have also one sign in all bins, or go as the noise itself mostly goes.
+        """
+        if not self.clustered:
+            return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        mostly = np.linalg.svd(self.noise, full_matrices=False)[2][0]
+        sizes = [(gap, self._size(error, gap)) for gap in (self.counts, -self.counts, mostly, -mostly)]
+        directions = [self.direction(error), *(gap / size for gap, size in sizes if size > 0)]
+        low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
+        return low, max(self.truth(error, tail, last=True, direction=each) for each in directions)
+
+    def _size(self, error: str, gap: np.ndarray) -> float:
+        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
 
 
 def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tail: float) -> tuple[float, float]:
@@ -108,6 +125,8 @@ class Classwise(NamedTuple):
     influence: np.ndarray
     limit: float
     """The most that the standard error can be."""
+    df: float = math.inf
+    """Degrees of freedom of the noise, where it is that of clusters."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
@@ -129,6 +148,11 @@ class Classwise(NamedTuple):
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
+        if tally.clusters is not None:  # each group holds whole clusters
+            some = rows > 0
+            off = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
+            sigma = np.sqrt((off[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
+            return cls(gap, sigma, scale, influence, math.inf, degrees_of_freedom(rows[some]))
         return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit)
 
     @property
@@ -142,7 +166,7 @@ class Classwise(NamedTuple):
 
     def interval(self, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, self.limit, tail)
+        reach = _reach(self.influence, self.limit, tail, self.df)
         return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
 
 
@@ -152,7 +176,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail)
+    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail, before.df)
 
     def seen(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
@@ -201,21 +225,28 @@ def _quantile(values: np.ndarray, quantile: float) -> float:
     return float(np.quantile(values, quantile))
 
 
-def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
-    return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
+def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
+    z = float(-ndtri(tail)) if math.isinf(df) else t_quantile(tail, df)
+    return z * min(math.sqrt(float((influence**2).sum())), limit)
+
+
+def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
+    """The coarser cell, of eight a bin, in which each cell of the grid lies."""
+    index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
+    place = np.arange(len(index)) - np.searchsorted(index, index)
+    cells: np.ndarray = index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
+    return cells
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
-    index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
-    place = np.arange(len(index)) - np.searchsorted(index, index)
-    part = index * _PARTS + place * _PARTS // np.bincount(index)[index]
-    size = (int(index.max()) + 1) * _PARTS
+    part = coarse_cells(grid, adaptive)
+    size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (
         np.array([np.bincount(part, weights=w, minlength=size) for w in sums])
         for sums in (grid.count, grid.confidence, grid.squared_weights)
     )
-    return np.arange(size) // _PARTS, count, confidence, squared
+    return np.arange(size) // CELLS_PER_BIN, count, confidence, squared
 
 
 def membership(index: np.ndarray) -> np.ndarray:

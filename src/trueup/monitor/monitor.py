@@ -15,6 +15,7 @@ from scipy.special import expit
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS
+from trueup.core.clusters import Clusters, as_clusters
 from trueup.core.errors import InputError
 from trueup.core.events import as_event, event_class
 from trueup.core.row_scores import score_rows
@@ -27,6 +28,7 @@ from trueup.monitor.betting import (
     Evidence,
     log_odds,
     log_payoffs_of_classes,
+    log_payoffs_of_clusters,
     log_payoffs_of_rows,
 )
 from trueup.monitor.windows import WeightedTally, Window
@@ -143,6 +145,7 @@ class Monitor:
         self.peak = 0.0
         """The logarithm of the most that wealth ever was."""
         self.alarm: Alarm | None = None
+        self._last_clusters: frozenset[Any] = frozenset()
         self._lock = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,25 +204,37 @@ class Monitor:
         """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
         return self.judged_classes == 2 and not self.fold
 
-    def update(self, logits: Any, labels: Any, *, weights: Any = None, groups: Any = None) -> Status:
+    def update(
+        self, logits: Any, labels: Any, *, weights: Any = None, groups: Any = None, clusters: Any = None
+    ) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
         `weights`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row once,
         whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and only so
         is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
-        `by_group` tells apart. What is wrong raises a `ValueError` and changes nothing.
+        `by_group` tells apart. `clusters`, one value a row, say which rows are correlated, such as tokens of one text:
+        the evidence then counts a cluster as one bet, the mean of what its rows would pay, since rows that err together
+        would raise false alarms. All rows of a cluster must come in one batch. What is wrong raises a `ValueError` and
+        changes nothing.
         """
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
         w = as_weights(weights, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
+        together = as_clusters(clusters, len(z))
+        if together is not None and columns is not None:
+            raise InputError("groups", "be left out with clusters", "both", "by_group counts independent rows")
+        if w is not None and together is not None:
+            together = together.take(w > 0)
         if w is not None and not w.all():
             some = torch.from_numpy(w > 0).to(z.device)
             columns = columns and {name: values[w > 0] for name, values in columns.items()}
             z, y, w = z[some], y[some], w[w > 0]
         if self.event is not None:
             z, y = as_event(z, y, self.event)
+        if together is not None:
+            return self._update_clusters(z, y, w, together)
         rows = score_rows(z, y, fold=self.fold)
         at, n = 0, len(y)
         found = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
@@ -232,6 +247,32 @@ class Monitor:
                 claims = rows.score[part], rows.outcome[part], rows.nll[part]
                 self._update(*claims, z[part], y[part], None if w is None else w[part])
                 at += step
+            return self._status()
+
+    def _update_clusters(self, z: torch.Tensor, y: torch.Tensor, w: np.ndarray | None, together: Clusters) -> Status:
+        """Take in whole clusters, in the order in which they begin."""
+        first = np.full(together.count, len(y))
+        np.minimum.at(first, together.code, np.arange(len(y)))
+        order = np.argsort(first[together.code], kind="stable")
+        start = np.flatnonzero(np.diff(first[together.code][order], prepend=-1))
+        taken = torch.from_numpy(order).to(z.device)
+        z, y, w = z[taken], y[taken], None if w is None else w[order]
+        rows = score_rows(z, y, fold=self.fold)
+        ends, done = np.append(start[1:], len(y)), 0
+        names = frozenset(together.names)
+        with self._lock:
+            if again := sorted(map(str, names & self._last_clusters)):
+                raise InputError("clusters", "come whole in one batch", f"{again[0]} in this one and the one before")
+            self._last_clusters = names
+            while done < len(start):
+                room = min(self.evidence.rows_left_in_block(), self.recent.free_rows())
+                at = start[done]
+                last = max(int(np.searchsorted(ends, at + room, side="right")), done + 1)
+                part = slice(at, ends[last - 1])
+                claims = rows.score[part], rows.outcome[part], rows.nll[part]
+                weights = None if w is None else w[part]
+                self._update(*claims, z[part], y[part], weights, start[done:last] - at)
+                done = last
             return self._status()
 
     def by_group(self, *, level: float = 0.95) -> GroupTable | None:
@@ -295,12 +336,16 @@ class Monitor:
         z: torch.Tensor,
         y: torch.Tensor,
         weights: np.ndarray | None,
+        starts: np.ndarray | None = None,
     ) -> None:
         n = len(nll)
-        payoffs = log_payoffs_of_rows(confidence, correct)
-        if self.classwise:
-            probs = torch.softmax(z.double(), dim=1).cpu().numpy()
-            payoffs = np.concatenate([payoffs, log_payoffs_of_classes(probs, y.cpu().numpy())])
+        probs = torch.softmax(z.double(), dim=1).cpu().numpy() if self.classwise else None
+        if starts is not None:
+            payoffs = log_payoffs_of_clusters(confidence, correct, starts, probs, y.cpu().numpy())
+        else:
+            payoffs = log_payoffs_of_rows(confidence, correct)
+            if probs is not None:
+                payoffs = np.concatenate([payoffs, log_payoffs_of_classes(probs, y.cpu().numpy())])
         piece = WeightedTally.of(confidence, correct, nll, self.bins, weights)
         self.total = self.total + piece
         self.recent = self.recent.append(piece)

@@ -14,15 +14,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+from trueup.core import __version__
 from trueup.core.formatting import format_percent
-from trueup.core.version import __version__
-from trueup.io.addresses import is_address
 from trueup.io.atomic import atomic_write
-from trueup.io.source import file_list
+from trueup.io.source import file_list, is_address
 from trueup.report import html as markup
 from trueup.report.audit import RAW, Audit, method_title
-from trueup.report.figures import FIGURES, chart, numbers, summary
-from trueup.report.figures.base import Panel, Section
+from trueup.report.figures import Panel, Section, chart, numbers, sections, summary
 from trueup.report.html import definition_list, escape, paragraph
 from trueup.report.style import DARK
 
@@ -112,8 +110,7 @@ class _Page:
     def __init__(self, report: Report) -> None:
         self.title, self.audit, self.origin, self.made = report.title, report.audit, report.origin, report.made
         self.charts: dict[str, str] = {}
-        sections = (figure.section(report.audit, report.names) for figure in FIGURES.values())
-        evidence = [self.section(section) for section in sections if section is not None]
+        evidence = [self.section(section) for section in sections(report.audit, report.names)]
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
             for k, (heading, inner) in enumerate(report.sections)
@@ -182,6 +179,13 @@ class _Page:
             worth = paragraph(
                 "Rows count by their weights, which have a mean of 1, in every figure of this page: "
                 f"{scores.rows:,} rows tell as much as {scores.effective_rows:,.0f} of equal weight."
+            )
+        if scores.clusters is not None:
+            name = scores.cluster_name
+            worth += paragraph(
+                f"The {scores.rows:,} rows are of {scores.clusters:,} clusters ({name}) and not independent: intervals "
+                f"and tests of this page are by {name}, and folds keep the rows of one {name} together. Promises of an "
+                "error rate, which count independent rows, are left out."
             )
         title = escape(self.title)
         heading = title if self.title == DEFAULT_TITLE else f"<span>Calibration of</span> {title}"

@@ -269,13 +269,12 @@ def _needs_memory(name: str, settings: Settings) -> HTTPException:
 
 
 def _check(pairs: Mapping[str | None, tuple[np.ndarray, np.ndarray]], name: str, options: Options) -> UploadedData:
-    if options.probs:  # only these warn, and what one user's file gives rise to must not be shown to another
-        with record_warnings() as notes:
-            splits = [_check_pair(from_probs, *pair, name) for pair in pairs.values()]
-    else:
-        splits = [_check_pair(np.asarray, *pair, name) for pair in pairs.values()]
+    to_logits = from_probs if options.probs else np.asarray
+    with record_warnings() as notes:  # what one user's file gives rise to must not be shown to another
+        splits = [_check_pair(to_logits, *pair, name) for pair in pairs.values()]
+    if not options.probs:
         sentences = (looks_like_probabilities(split.logits) for split in splits)
-        notes = [f"{each}: say so under “What is in the file?” if they are" for each in sentences if each]
+        notes += [f"{each}: say so under “What is in the file?” if they are" for each in sentences if each]
     if not all(len(split.labels) for split in splits):
         raise ValueError(f"{name}: there are no rows")
     classes = [split.logits.shape[1] for split in splits]

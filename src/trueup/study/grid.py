@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trueup.registry import Lazy
 
 if TYPE_CHECKING:
+    from trueup.study.claims import Claim
     from trueup.study.tables import Table
 
 Rows = Sequence[Mapping[str, Any]]
@@ -129,6 +130,10 @@ class Study:
     """Name of a file → figure of Matplotlib."""
     local: Callable[[Options], Mapping[str, Any]] = no_local
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
+    presets: Callable[[], Mapping[str, Sequence[str]]] = dict
+    """Preset → its data sets, the default first."""
+    claims: Callable[[], Sequence[Claim]] = tuple
+    """What the paper says, each judged by the rows."""
     title: str = ""
     paper: str = ""
     """Whose published numbers to compare with: a name in published.csv."""

@@ -12,7 +12,7 @@ from trueup.core.bins import BINNED_ERRORS, BINS, Bins
 from trueup.core.formatting import format_number
 from trueup.report import style
 from trueup.report.audit import Audit
-from trueup.report.figures.base import Panel, Section, Table, percent, stages
+from trueup.report.figures import Panel, Section, Table, percent, stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,10 +59,8 @@ def class_errors(
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
-    """The classes before and after calibration, on the same scale; an event is one class, and stands above."""
-    if audit.scores.is_event:
-        return None
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The classes before and after calibration, on the same scale."""
     how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
     records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
     options = {

@@ -15,7 +15,7 @@ from trueup.core.formatting import format_number, format_percent
 from trueup.registry import METHODS
 from trueup.report import style
 from trueup.report.audit import RAW, Audit, method_title
-from trueup.report.figures.base import Panel, Section, Table
+from trueup.report.figures import Panel, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from trueup.core.tally import Tally
 from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.report import style
 from trueup.report.audit import Audit
-from trueup.report.figures.base import Panel, Section, Table, percent, stages
+from trueup.report.figures import Panel, Section, Table, percent, stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,6 +80,7 @@ def reliability(
     bins: int = BINS,
     fold: bool = False,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -88,7 +89,8 @@ def reliability(
 
     Of two classes these are the frequency and the mean predicted probability of class 1; `fold=True` takes the
     predicted class. The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance
-    c_i, the row's own confidence: what a calibrated network with these confidences would show.
+    c_i, the row's own confidence: what a calibrated network with these confidences would show. With `clusters` the band
+    has the noise that correlated rows have.
 
     >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
     >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
@@ -96,7 +98,7 @@ def reliability(
 
     Bröcker and Smith (2007).
     """
-    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights)
+    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
     test, top = consistency_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed), tally.top
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
     return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n, tally.is_event)
@@ -137,6 +139,7 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
         "level": audit.scores.level,
         "seed": audit.seed,
         "weights": audit.weights,
+        "clusters": audit.clusters,
     }
     event = audit.scores.is_event
     words = _EVENT_WORDS if event else _WORDS

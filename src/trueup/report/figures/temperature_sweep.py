@@ -18,7 +18,7 @@ from trueup.core.native import as_float64
 from trueup.core.row_scores import confidences, event_log_odds, is_event, scores_and_outcomes
 from trueup.report import style
 from trueup.report.audit import RAW, Audit
-from trueup.report.figures.base import Panel, Section, Table
+from trueup.report.figures import Panel, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
