@@ -170,10 +170,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"trueup.{name}")
-    return lazy_attribute(__name__, name, _NAMES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"trueup.{name}")
+        return lazy_attribute(__name__, name, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 Row = list[str]
@@ -74,6 +74,16 @@ def text_table(rows: list[Row]) -> str:
         )
         lines.append("  ".join([first, *others]).rstrip())
     return "\n".join(lines)
+
+
+def html_summary(title: str, figures: Mapping[str, str], note: str = "") -> str:
+    """A small table for notebooks: what it is, its figures by name, and a sentence.
+
+    >>> html_summary("Tally", {"rows": "20"})
+    '<div class="trueup"><p>Tally</p><table><thead><tr><th scope="col">rows</th></tr></thead>...</table></div>'
+    """
+    table = html_table(list(figures), [list(figures.values())]) if figures else ""
+    return f'<div class="trueup"><p>{escape(title)}</p>{table}{f"<p>{escape(note)}</p>" if note else ""}</div>'
 
 
 def escape(text: object) -> str:

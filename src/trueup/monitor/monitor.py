@@ -18,6 +18,7 @@ from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters
 from trueup.core.errors import InputError
 from trueup.core.events import as_event, event_class
+from trueup.core.formatting import format_evidence, format_number, html_summary
 from trueup.core.row_scores import score_rows
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
@@ -78,6 +79,27 @@ class Status:
     """1 / the most that it ever was: valid whenever it is looked at."""
     alarm: Alarm | None
     event: bool = False
+
+    def __repr__(self) -> str:
+        return f"Status({', '.join(f'{name} {value}' for name, value in self._figures().items())}; {self._alarm()})"
+
+    def _repr_html_(self) -> str:
+        return html_summary("Status", self._figures(), self._alarm())
+
+    def _figures(self) -> dict[str, str]:
+        shown = {
+            "accuracy": self.accuracy,
+            "confidence": self.confidence,
+            "ece": self.ece,
+            "recent ece": self.recent_ece,
+        }
+        if self.event:
+            shown = {"observed": self.accuracy, "predicted": self.confidence, "ece": self.ece}
+        figures = {name: format_number(value) for name, value in shown.items()}
+        return {"rows": f"{self.rows:,}", **figures, "evidence": format_evidence(self.evidence)}
+
+    def _alarm(self) -> str:
+        return "no alarm" if self.alarm is None else f"ALARM at row {self.alarm.row:,}: {self.alarm.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -287,6 +309,12 @@ class Monitor:
         """
         groups = self.groups
         return None if groups is None else groups.table(level=level)
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.classes} classes, alpha {self.alpha:g}; {self.status()!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>Monitor of {self.classes} classes, alpha {self.alpha:g}</p>{self.status()._repr_html_()}"
 
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""
