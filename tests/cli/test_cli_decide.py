@@ -26,6 +26,16 @@ def test_decide(larger, command, asked):
     assert "Nothing can be promised" in command("decide", "val.npz", "--at-most", 0.0001).stdout
 
 
+def test_decide_of_stated_confidences(larger, command):
+    rng = np.random.default_rng(0)
+    stated = rng.choice([0.5, 0.9, 0.95, 1.0], size=3000)
+    right = rng.random(3000) < stated - 0.05
+    lines = [f"{claim},{int(came)}" for claim, came in zip(stated, right, strict=True)]
+    (larger / "answers.csv").write_text("stated,correct\n" + "\n".join(lines) + "\n")
+    text = command("decide", "answers.csv", "--confidence", "stated", "--at-most", 0.15).stdout
+    assert "at most 15 % of the rows flagged as the event are not the event" in text
+
+
 def test_decide_without_labels(larger, command, asked):
     found = asked("decide", "val.npz", "traffic.npz", "-o", "corrected.safetensors")
     assert len(found["prior"]["prior"]) == 3

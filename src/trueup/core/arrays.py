@@ -463,15 +463,15 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any) -> float:
-    """Half the smallest positive probability, and at least 1e-6: what an exact zero may stand for.
+def resolution(probs: Any, *, least: float = FLOOR) -> float:
+    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = _tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return FLOOR if smallest > 0.5 else max(smallest / 2, FLOOR)
+    return least if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:

@@ -37,7 +37,6 @@ from trueup.core.arrays import (
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
-from trueup.core.multilabel import label_events
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
@@ -263,6 +262,8 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
+    from trueup.core.multilabel import label_events
+
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
     if len(known) != np.shape(logits)[1]:
@@ -540,6 +541,8 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
+        from trueup.core.multilabel import label_events
+
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
         if names is not None and len(names) != chunk.logits.shape[1]:

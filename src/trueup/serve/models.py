@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -81,7 +82,7 @@ class Difference(BaseModel):
 class ApplyRequest(Strict):
     """Logits to be calibrated."""
 
-    logits: list[list[float]] = Field(description="one row a sample, one number a class")
+    logits: list[list[float | None]] = Field(description="one row a sample, one number a class; null: no such option")
     method: str | None = Field(None, description="one of the fitted methods; the chosen one by default")
 
 
@@ -89,7 +90,7 @@ class Applied(BaseModel):
     """Calibrated logits and the probabilities they stand for."""
 
     method: str
-    logits: list[list[float]]
+    logits: list[list[float | None]]
     probs: list[list[float]]
 
 
@@ -154,15 +155,36 @@ class MonitorRequest(Strict):
 class UpdateRequest(Strict):
     """Predictions with their labels, in the order in which they were made."""
 
-    logits: list[list[float]] = Field(description="one row a prediction, one number a class; log p is a logit")
+    logits: list[list[float | None]] = Field(
+        description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
+    )
     labels: list[int] = Field(description="what was true, 0 to classes - 1")
     awaited: bool = Field(False, description="whether these rows were sent to /expect before")
+
+    def rows(self) -> list[list[float]]:
+        """The logits, −∞ for absent options."""
+        return fill_options(self.logits)
 
 
 class ExpectRequest(Strict):
     """Predictions whose labels have not arrived."""
 
-    logits: list[list[float]] = Field(description="one row a prediction, one number a class; log p is a logit")
+    logits: list[list[float | None]] = Field(
+        description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
+    )
+
+    def rows(self) -> list[list[float]]:
+        """The logits, −∞ for absent options."""
+        return fill_options(self.logits)
+
+
+def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
+    """−∞ in place of null.
+
+    >>> fill_options([[1.0, None]])
+    [[1.0, -inf]]
+    """
+    return [[-math.inf if number is None else number for number in row] for row in logits]
 
 
 class Progress(BaseModel):

@@ -122,13 +122,13 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
     @router.post("/api/monitors/{id}/update", responses={503: {"model": models.Error}})
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
-        return await update(monitors.get(id), rows.logits, rows.labels, awaited=rows.awaited)
+        return await update(monitors.get(id), rows.rows(), rows.labels, awaited=rows.awaited)
 
     @router.post("/api/monitors/{id}/expect", responses={503: {"model": models.Error}})
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
         """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
         session = monitors.get(id)
-        return await change(session, partial(session.expect, rows.logits))
+        return await change(session, partial(session.expect, rows.rows()))
 
     @router.post("/api/monitors/{id}/replay", responses={code: {"model": models.Error} for code in (413, 503)})
     async def replay(
