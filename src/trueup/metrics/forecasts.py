@@ -93,15 +93,41 @@ class ForecastScores(ScoreTable):
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
-        return f"{says}It is miscalibrated: {direction(test)} ({shown})."
+        return f"{says}It is miscalibrated: {self._direction(name)} ({shown})."
+
+    def _gaps(self, name: str) -> dict[float, float]:
+        """Level of a central interval in per cent → by how many standard errors its coverage lies above it."""
+        found = {}
+        for metric, covered in self.values[name].items():
+            if metric.startswith("coverage_"):
+                level = _percent_of(metric) / 100
+                rows = self.effective_rows or self.rows
+                found[100 * level] = (covered.value - level) / math.sqrt(level * (1 - level) / rows)
+        return found
 
     def _coverage_words(self, name: str) -> str:
-        covered = [metric for metric in self.values[name] if metric.startswith("coverage_")]
-        if not covered:
+        """The coverage of the interval that is furthest off or, where none is, of the widest."""
+        gaps = self._gaps(name)
+        if not gaps:
             return ""
-        widest = max(covered, key=_percent_of)
-        share = self.values[name][widest].value
-        return f"Its {_percent_of(widest):g} % intervals hold {format_percent(share, 1)} of the targets. "
+        worst = max(gaps, key=lambda level: abs(gaps[level]))
+        level = worst if abs(gaps[worst]) > 1.96 else max(gaps)
+        share = self.values[name][f"coverage_{level:g}"].value
+        return f"Its {level:g} % intervals hold {format_percent(share, 1)} of the targets. "
+
+    def _direction(self, name: str) -> str:
+        """In which way it is wrong, in words."""
+        test, words = self.tests[name], []
+        if abs(test.bias_z) > 1.96:
+            words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
+        off = {level: gap for level, gap in self._gaps(name).items() if abs(gap) > 1.96}
+        wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
+        if wide and narrow:
+            words.append(f"its intervals of {', '.join(wide)} are too wide and those of {', '.join(narrow)} too narrow")
+        elif wide or narrow or abs(test.spread_z) > 1.96:
+            is_narrow = bool(narrow) if wide or narrow else test.spread_z > 0
+            words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
+        return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -321,16 +347,6 @@ def central_coverage(mean: Any, std: Any, targets: Any, *, weights: Any = None) 
         levels = np.array(list(pairs))
         inside = [(q[:, low] <= y) & (y <= q[:, high]) for low, high in pairs.values()]
     return levels, np.array([float(np.average(each, weights=w)) for each in inside])
-
-
-def direction(test: ForecastTest) -> str:
-    """In which way forecasts are wrong, in words."""
-    words = []
-    if abs(test.bias_z) > 1.96:
-        words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
-    if abs(test.spread_z) > 1.96:
-        words.append(f"its intervals are too {'narrow' if test.spread_z > 0 else 'wide'}")
-    return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,6 +133,7 @@ def _consistency_of_clusters(
     tally: Tally, sums: ClusterSums, metric: str, tail: float, n_resamples: int, seed: int
 ) -> Consistency:
     """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
+
     if metric == "aece":
         got = "aece, whose bins are not those of the tally"
         raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
@@ -184,7 +185,7 @@ def spiegelhalter(
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
-    if tally.clusters is not None:
+    if tally.clusters is not None and tally.n:
         sums = tally.clusters.filled()
         check_clusters(sums)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)

@@ -133,6 +133,7 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
+
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -250,7 +251,7 @@ def intervals(
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
-            low, high = Classwise.of(tally).interval(tail)
+            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
             low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.

@@ -61,6 +61,8 @@ class ForecastAudit:
     folds: int
     seed: int
     weights: np.ndarray | None = None
+    failure: str = ""
+    """Why recalibration was left out, where it could not be fitted."""
 
     @property
     def chosen(self) -> str:
@@ -79,7 +81,7 @@ class ForecastAudit:
         """What was found, in a few sentences."""
         said = self.scores.verdict()
         if self.comparison is None or self.choice is None:
-            return said
+            return f"{said} Recalibration was left out: {self.failure}." if self.failure else said
         if self.chosen == RAW:
             return f"{said} No recalibration predicts held-out rows better."
         change = self.comparison.changes[self.chosen]
@@ -88,7 +90,8 @@ class ForecastAudit:
         crps, before = change["crps"], self.comparison[RAW, "crps"].value
         title = RECALIBRATION_TITLES[self.chosen]
         return (
-            f"{said} {title} is best on held-out rows: it changes the CRPS by {100 * crps.value / before:+.1f} % "
+            f"{said} Best on held-out rows: {title[0].lower()}{title[1:]}. The CRPS changes by "
+            f"{100 * crps.value / before:+.1f} % "
             f"({format_percent(self.comparison.level)} interval {100 * crps.low / before:+.1f} % to "
             f"{100 * crps.high / before:+.1f} %), and {widest.partition('_')[2]} % intervals then hold "
             f"{format_percent(covered, 1)} of the targets."
@@ -100,6 +103,7 @@ class ForecastAudit:
             "schema": 1,
             "verdict": self.verdict(),
             "chosen": self.chosen,
+            "failure": self.failure or None,
             "calibration_rows": self.calibration_rows,
             "cross_fitted": self.cross_fitted,
             "folds": self.folds,
@@ -139,10 +143,12 @@ def audit_forecasts(
     options: dict[str, Any] = {"level": level, "seed": seed, "weights": w}
     scores = evaluate_forecasts(*scored_triple, **options)
     facts = {"calibration_rows": len(calibration.targets), "cross_fitted": test is None, "folds": folds, "seed": seed}
-    few = len(calibration.targets) < 2 * folds
-    if not isinstance(calibration, GaussianForecast) or not isinstance(scored, GaussianForecast) or few:
+    if not isinstance(calibration, GaussianForecast) or not isinstance(scored, GaussianForecast):
         return ForecastAudit(scores, None, None, {RAW: scored_triple}, **facts, weights=w)  # type: ignore[arg-type]
-    choice = choose_recalibration(*val, methods=methods, weights=weights, folds=folds)
+    try:
+        choice = choose_recalibration(*val, methods=methods, weights=weights, folds=folds)
+    except ValueError as error:  # a std of 0, say: the forecasts can still be scored
+        return ForecastAudit(scores, None, None, {RAW: scored_triple}, **facts, weights=w, failure=str(error))  # type: ignore[arg-type]
     step = 1 if len(scored.targets) * len(LEVELS) <= _MANY else 5
     keep = slice(step - 1, None, step)
     levels = LEVELS[keep]

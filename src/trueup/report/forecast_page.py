@@ -141,6 +141,8 @@ class _ForecastPage(Page):
             counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "plotly"))
         items = [*counts, ("Forecasts", scores.caption().partition(", ")[2])]
+        if audit.failure:
+            items.append(("Recalibration", f"left out: {audit.failure}"))
         if audit.choice is not None:
             rule = (
                 f"least pinball loss over {audit.folds} folds; of those within one standard error of it, the simplest"

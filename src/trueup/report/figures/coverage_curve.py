@@ -136,7 +136,7 @@ def summary(record: CoverageCurve) -> str:
         f"Furthest off are the {format_percent(float(record.levels[worst]))} intervals, which hold "
         f"{percent(float(record.coverage[worst]))} of the targets: {side}."
     )
-    return f"Of {len(gap)} levels over {record.rows:,} rows, {outside or 'none'} lie outside the band. {far}"
+    return f"Of {len(gap)} levels over {record.rows:,} rows, {outside or 'none'} {'lies' if outside == 1 else 'lie'} outside the band. {far}"
 
 
 def numbers(record: CoverageCurve) -> Table:

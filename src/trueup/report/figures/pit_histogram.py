@@ -42,7 +42,7 @@ class PitHistogram:
 def pit_histogram(
     mean: Any, std: Any, targets: Any, *, bins: int = 20, weights: Any = None, level: float = 0.95
 ) -> PitHistogram:
-    """The density of F(y) in bins of equal width; of quantiles, between their levels.
+    """The density of F(y) in bins of equal width; of quantiles, between up to as many of their levels.
 
     The band holds the middle `level` of the share that falls into a bar of width b, binomial with chance b.
 
@@ -53,11 +53,13 @@ def pit_histogram(
     Diebold, Gunther and Tay (1998).
     """
     forecast = check_forecast(mean, std, targets)
+    if isinstance(bins, bool) or int(bins) != bins or bins < 1:
+        raise InputError("bins", "be a whole number of at least 1", repr(bins))
     if isinstance(forecast, QuantileForecast):
         edges = np.concatenate([[0.0], forecast.levels, [1.0]])
+        if len(edges) > bins + 1:  # of many levels those nearest to even ones
+            edges = edges[np.unique(np.abs(edges[:, None] - np.linspace(0, 1, bins + 1)).argmin(axis=0))]
     else:
-        if isinstance(bins, bool) or int(bins) != bins or bins < 1:
-            raise InputError("bins", "be a whole number of at least 1", repr(bins))
         edges = np.linspace(0.0, 1.0, int(bins) + 1)
     u = pit(mean, std, targets)
     w = as_weights(weights, len(u))
@@ -151,7 +153,7 @@ def summary(record: PitHistogram) -> str:
     width = np.diff(record.edges)
     ends = [f"{format_percent(float(record.density[k] * width[k]), 1)} of the targets" for k in (0, -1)]
     return (
-        f"Of {len(width)} bars over {record.rows:,} rows, {outside or 'none'} lie outside the band. {ends[0]} have a "
+        f"Of {len(width)} bars over {record.rows:,} rows, {outside or 'none'} {'lies' if outside == 1 else 'lie'} outside the band. {ends[0]} have a "
         f"PIT below {record.edges[1]:g} ({format_percent(float(width[0]), 1)} if calibrated), {ends[1]} above "
         f"{record.edges[-2]:g} ({format_percent(float(width[-1]), 1)}). The mean is {record.mean:.3f}, ½ if calibrated."
     )
