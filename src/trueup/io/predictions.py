@@ -289,7 +289,7 @@ def from_multilabel(
         groups={"label": known[events.label]},
         classes=("no", "yes"),
         clusters=events.row,
-        cluster_name="row",
+        cluster_name="sample",
     )
 
 
@@ -478,7 +478,7 @@ class PredictionFile:
                     ("no", "yes") if fields.multilabel else self.class_names,
                     skipped,
                     flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
-                    fields.clusters or ("row" if fields.multilabel else "sample"),
+                    fields.clusters or "sample",
                 )
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
