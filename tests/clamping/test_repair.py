@@ -122,14 +122,13 @@ def test_batch_norm_statistics_are_those_of_the_inputs() -> None:
         layer.momentum = 1.0
     with torch.no_grad():
         copied.train()(x + 0.3)  # torch's own statistics of the whole batch
-    for name, tensor in found.tensors.items():
+    for name, tensor in found.items():
         wanted = copied.state_dict()[name]
         count = 200 * (64 if name.startswith("1.") else 16)  # torch's variance is that of a sample
         wanted = wanted * (count - 1) / count if name.endswith("var") else wanted
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-4)
-    assert max(found.divergences.values()) > 0.1
     untouched = estimate(samples, None, 0.0)
-    assert all(torch.equal(tensor, trained().state_dict()[name]) for name, tensor in untouched.tensors.items())
+    assert all(torch.equal(tensor, trained().state_dict()[name]) for name, tensor in untouched.items())
 
 
 def test_a_copy_shares_all_but_what_changed() -> None:
@@ -174,7 +173,7 @@ def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:
     x, y = images(300, 9)
     same = repair(trained(), [x], augment=None, normalise=nn.Identity())
     assert same.repair_record.parts == ()
-    assert "have not moved" in same.repair_record.verdict
+    assert "nothing says that the inputs have moved" in same.repair_record.verdict
     torch.testing.assert_close(same(x), trained()(x))
     dark = repair(trained(), loader(x**2, y), labels=None, augment=None, normalise=nn.Identity(), maps=("gamma",))
     assert not dark.repair_record.labelled

@@ -276,15 +276,18 @@ def scale_of(z: Tensor) -> float:
     A logit counts as no further below the largest than a thousand times the median distance of the second, so that
     numbers that only fill up rows cannot make the scale.
     """
-    few = np.sort(upcast_half(z[:: max(1, len(z) // 256)]).double().cpu().numpy(), axis=1)
-    below = few - few[:, -1:]
-    here = np.isfinite(below)
-    farthest = _FARTHEST * np.median(-below[:, -2])
-    if farthest > 0:
-        below = np.maximum(below, -farthest)
-    below, options = np.where(here, below, 0.0), here.sum(axis=1)
-    mean = below.sum(axis=1) / options
-    return float(np.median(np.sqrt((np.where(here, below - mean[:, None], 0.0) ** 2).sum(axis=1) / options)))
+    few = z[:: max(1, len(z) // 256)]
+    parts = [few[rows] for rows in chunks.row_chunks(len(few), z.shape[1], chunks.STEP)]  # a vocabulary is large
+    tops = [torch.topk(upcast_half(part), 2, dim=1).values.double().cpu().numpy() for part in parts]
+    farthest = _FARTHEST * np.median(np.concatenate(tops) @ [1.0, -1.0])
+    spread = []
+    for part, top in zip(parts, tops, strict=True):
+        below = part.cpu().double().numpy() - top[:, :1]
+        here = None if np.isfinite(below.min()) else np.isfinite(below)
+        if farthest > 0:
+            np.maximum(below, -farthest, out=below)
+        spread.append(below.std(axis=1) if here is None else below.std(axis=1, where=here))
+    return float(np.median(np.concatenate(spread)))
 
 
 def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -219,3 +219,10 @@ class Reader:
                 if len(part.labels):
                     self.warn_of_probabilities(path, part.logits)
                     return
+
+
+def join_groups(columns: Any) -> list[str] | None:
+    """One value a row from the columns of --by; of several, all their values together."""
+    if not columns:
+        return None
+    return [", ".join(str(value) for value in values) for values in zip(*columns.values(), strict=True)]

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core import chunks
@@ -195,7 +196,7 @@ def find_absent(logits: Tensor) -> Tensor | None:
 
 def is_traced() -> bool:
     """Whether a compiler, a tracer or torch.func reads the operations, which cannot follow a branch on numbers."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or _is_tracing() or peek_interpreter_stack() is not None
 
 
 def fill_absent(values: Tensor, absent: Tensor | None) -> Tensor:
@@ -463,15 +464,15 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any) -> float:
-    """Half the smallest positive probability, and at least 1e-6: what an exact zero may stand for.
+def resolution(probs: Any, *, least: float = FLOOR) -> float:
+    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = _tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return FLOOR if smallest > 0.5 else max(smallest / 2, FLOOR)
+    return least if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:

@@ -37,7 +37,7 @@ from trueup.core.arrays import (
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
-from trueup.core.multilabel import label_events
+from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
@@ -65,6 +65,20 @@ class Predictions(NamedTuple):
 
     logits: Array
     labels: Array
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self.labels):,} rows, {self.logits.shape[-1]:,} classes, {_kind_of(self.logits)})"
+
+    def _repr_html_(self) -> str:
+        hits = "–"
+        if len(self.labels) and self.logits.ndim == 2:
+            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+        figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
+        return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
+
+
+def _kind_of(array: Array) -> str:
+    return f"{type(array).__module__.partition('.')[0]} {str(array.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +192,7 @@ def load(
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
     ...     load(f"{folder}/net.npz", probs=True)
-    Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
+    Predictions(1 rows, 2 classes, numpy float64)
     """
     fields = Fields(
         logits, labels, probs, confidence, correct, classes,
@@ -263,6 +277,8 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
+    from trueup.core.multilabel import label_events
+
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
     if len(known) != np.shape(logits)[1]:
@@ -540,6 +556,8 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
+        from trueup.core.multilabel import label_events
+
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
         if names is not None and len(names) != chunk.logits.shape[1]:

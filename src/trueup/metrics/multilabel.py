@@ -116,7 +116,7 @@ def scores_of_labels(
     options: dict[str, Any] = {"bins": bins, "level": level, "n_resamples": n_resamples, "seed": seed}
     if table.clusters is None or "label" not in table.groups:
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
-    micro = evaluate(*table, **table.options(), **options)
+    micro = evaluate(table.logits, table.labels, **table.options(), **options)
     codes = table.groups["label"]
     parts: dict[str, Scored] = {}
     labels: dict[str, dict[str, Interval]] = {}
@@ -209,4 +209,7 @@ def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int
     off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
     influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
     sigma = np.sqrt((off**2).sum(axis=0))
-    return Classwise(gap, sigma, float(len(parts)), influence, math.inf, float(blocks - 1)).interval(tail)
+    size = float(len(parts))
+    seen = float(np.abs(gap).sum() / size)
+    noise = Classwise(gap, sigma, size, influence, limit=math.inf, observed=seen, df=float(blocks - 1))
+    return noise.interval(tail)
