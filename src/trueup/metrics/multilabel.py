@@ -172,7 +172,10 @@ def _macro(
                 if some
             ]
         )
-        error = float(np.sqrt((jackknife(mean, np.nanmean(without, axis=0)) ** 2).sum()))
+        some = np.isfinite(without)  # a label may lack an outcome without a block
+        means = np.where(some, without, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+        enough = some.any(axis=0).all() and blocks > 1
+        error = float(np.sqrt((jackknife(mean, means) ** 2).sum())) if enough else math.nan
         low, high = max(mean - reach * error, 0.0), mean + reach * error
         found[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
     return found
