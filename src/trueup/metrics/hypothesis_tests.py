@@ -28,11 +28,7 @@ from trueup.metrics.resampling import (
 )
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from trueup.metrics.clustered import ClusteredPoints
-=======
     from trueup.metrics.event_intervals import ClusteredPoints
->>>>>>> w-clusters
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +133,6 @@ def _consistency_of_clusters(
     tally: Tally, sums: ClusterSums, metric: str, tail: float, n_resamples: int, seed: int
 ) -> Consistency:
     """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
-    from trueup.metrics.clustered import gap_noise, sign_flips  # few tables have clusters
 
     if metric == "aece":
         got = "aece, whose bins are not those of the tally"
