@@ -10,7 +10,7 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.formatting import format_number
+from trueup.core.formatting import format_evidence, format_number, format_p
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
         what = f"{running.classes} classes" if running.event is None else event
         print(f"{status.rows:,} rows, {what}, {running.bins} bins\n")
     print_table(rows)
-    held = f"evidence against calibration {status.evidence:.3g}, p ≤ {status.p_value:.2g} at any time"
+    held = f"evidence against calibration {format_evidence(status.evidence)}, {format_p(status.p_value)} at any time"
     if status.alarm is None:
         print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
     else:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core import chunks
@@ -195,7 +196,7 @@ def find_absent(logits: Tensor) -> Tensor | None:
 
 def is_traced() -> bool:
     """Whether a compiler, a tracer or torch.func reads the operations, which cannot follow a branch on numbers."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or _is_tracing() or peek_interpreter_stack() is not None
 
 
 def fill_absent(values: Tensor, absent: Tensor | None) -> Tensor:

@@ -37,6 +37,7 @@ from trueup.core.arrays import (
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
+from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
@@ -64,6 +65,20 @@ class Predictions(NamedTuple):
 
     logits: Array
     labels: Array
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self.labels):,} rows, {self.logits.shape[-1]:,} classes, {_kind_of(self.logits)})"
+
+    def _repr_html_(self) -> str:
+        hits = "–"
+        if len(self.labels) and self.logits.ndim == 2:
+            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+        figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
+        return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
+
+
+def _kind_of(array: Array) -> str:
+    return f"{type(array).__module__.partition('.')[0]} {str(array.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +192,7 @@ def load(
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
     ...     load(f"{folder}/net.npz", probs=True)
-    Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
+    Predictions(1 rows, 2 classes, numpy float64)
     """
     fields = Fields(
         logits, labels, probs, confidence, correct, classes,

@@ -133,7 +133,6 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
-        from trueup.metrics.clustered import gap_noise
 
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)

@@ -18,6 +18,7 @@ from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters
 from trueup.core.errors import InputError
 from trueup.core.events import as_event, event_class
+from trueup.core.formatting import format_evidence, format_number, html_summary
 from trueup.core.row_scores import score_rows
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
@@ -84,6 +85,27 @@ class Status:
     unlabelled: dict[str, Any] | None = None
     """Rows that wait for labels: the accuracy (of an event, the frequency) expected of them as long as calibration
     holds, and the error among those that would be answered. What was realised stands beside: `accuracy`, `promise`."""
+
+    def __repr__(self) -> str:
+        return f"Status({', '.join(f'{name} {value}' for name, value in self._figures().items())}; {self._alarm()})"
+
+    def _repr_html_(self) -> str:
+        return html_summary("Status", self._figures(), self._alarm())
+
+    def _figures(self) -> dict[str, str]:
+        shown = {
+            "accuracy": self.accuracy,
+            "confidence": self.confidence,
+            "ece": self.ece,
+            "recent ece": self.recent_ece,
+        }
+        if self.event:
+            shown = {"observed": self.accuracy, "predicted": self.confidence, "ece": self.ece}
+        figures = {name: format_number(value) for name, value in shown.items()}
+        return {"rows": f"{self.rows:,}", **figures, "evidence": format_evidence(self.evidence)}
+
+    def _alarm(self) -> str:
+        return "no alarm" if self.alarm is None else f"ALARM at row {self.alarm.row:,}: {self.alarm.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -354,6 +376,12 @@ class Monitor:
         """
         groups = self.groups
         return None if groups is None else groups.table(level=level)
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.classes} classes, alpha {self.alpha:g}; {self.status()!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>Monitor of {self.classes} classes, alpha {self.alpha:g}</p>{self.status()._repr_html_()}"
 
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.method_choice import method_choice
     from trueup.report.figures.pit_histogram import pit_histogram
     from trueup.report.figures.promise import promise
-    from trueup.report.figures.reliability import reliability
+    from trueup.report.figures.reliability import plot_reliability, reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
     from trueup.report.forecast_audit import ForecastAudit, audit_forecasts
@@ -41,6 +41,7 @@ _MODULES = {
     "method_title": "audit",
     "numbers": "figures",
     "pit_histogram": "figures.pit_histogram",
+    "plot_reliability": "figures.reliability",
     "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
@@ -67,6 +68,7 @@ __all__ = [
     "method_title",
     "numbers",
     "pit_histogram",
+    "plot_reliability",
     "promise",
     "reliability",
     "report",
@@ -77,8 +79,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,7 @@ from trueup.serve.example import DRIFT_CLASSES, drifting
 from trueup.serve.jobs import Busy
 from trueup.serve.monitors import MonitorSession, MonitorStore
 from trueup.serve.settings import Settings
+from trueup.serve.temporary import temporary_prefix
 
 REPLAYS = 2
 """Logs read and replayed at a time: each takes memory."""
@@ -45,7 +46,7 @@ TAKEN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
+def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """All verbs of monitors, over those the server keeps."""
     router = APIRouter(responses=ERRORS, tags=["monitors"])
     arriving, replaying = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(REPLAYS)
@@ -149,9 +150,9 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
         if arriving.locked():
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         async with arriving:
-            with TemporaryDirectory(prefix="trueup-replay-") as folder:
+            with disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("replay")) as folder:
                 path = Path(folder, f"upload{suffix}")
-                await uploads.receive(aiter(request.stream()), path, settings)
+                await uploads.receive(aiter(request.stream()), path, settings, take)
                 async with replaying:
                     data = await run_in_threadpool(
                         uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS
@@ -174,7 +175,7 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
     def checkpoint(id: str) -> Response:
         """A monitor's checkpoint as a .safetensors file, for `load_monitor`, `trueup monitor --state` and restore."""
         session = monitors.get(id)
-        with TemporaryDirectory(prefix="trueup-monitor-") as folder:
+        with TemporaryDirectory(prefix=temporary_prefix("monitor")) as folder:
             path = Path(folder, "monitor.safetensors")
             save_monitor(session.monitor, path)
             content = path.read_bytes()
@@ -214,7 +215,7 @@ def _require_classes(wanted: models.MonitorRequest, settings: Settings) -> None:
 
 def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
     """A monitor from a checkpoint that may be hostile: its header is checked before anything is made of it."""
-    with TemporaryDirectory(prefix="trueup-restore-") as folder:
+    with TemporaryDirectory(prefix=temporary_prefix("restore")) as folder:
         path = Path(folder, "checkpoint.safetensors")
         path.write_bytes(content)
         try:

@@ -11,8 +11,9 @@ const fixed = (number) => (number === null ? "–" : number.toFixed(4));
 const put = (element, text) => { if (element.textContent !== text) element.textContent = text; }; // a reader hears changes only
 const now = { list: [], shown: null, busy: false };
 
-// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters.
+// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters, and no more than is worth telling.
 function wealth(number) {
+  if (number >= 1e6) return "over a million";
   if (number >= 0.01 && number < 1e5) return number >= 100 ? whole(Math.round(number)) : String(Number(number.toPrecision(2)));
   const power = Math.floor(Math.log10(number));
   return `${(number / 10 ** power).toFixed(1)} · ${tenTo(power)}`;
