@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice clean
+.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -62,6 +62,10 @@ bench-training: $(VENV)/.ready
 # The automatic choice beside the peers on many data sets; goes on where it was stopped; writes docs/choice.md.
 bench-choice: $(BENCH)/.ready
 	$(BENCH)/bin/python benchmarks/choice.py $(OPTIONS)
+
+# How often intervals hold where rows come in clusters: 500 sets of 20 images.
+bench-clusters: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/clusters.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

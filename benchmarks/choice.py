@@ -24,8 +24,8 @@ import numpy as np
 
 import choice_experiments as made
 import choice_peers as peers
+from trueup.core import __version__
 from trueup.core.executors import executor_for
-from trueup.core.version import __version__
 from trueup.study import STUDIES, Options, Store, run
 from trueup.study.papers.calarena import benchmark_files as files
 from trueup.study.papers.calarena.calarena_study import CHOSEN

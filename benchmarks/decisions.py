@@ -11,12 +11,13 @@ beside ours where they are installed.
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -44,23 +45,21 @@ def main() -> None:
 
 
 def thresholds(small: bool) -> None:
-    """How often a promise fails, and how much is answered beside MAPIE's risk control."""
+    """How often a promise fails, and how much is answered beside MAPIE's risk control.
+
+    Calibration sets are drawn from a population that is known: simulated, or the rows of a real file.
+    """
     from trueup.decisions import threshold
 
-    sets, compared, size = (40, 5, 20_000) if small else (2000, 300, 200_000)
-    for title, temperature, decimals in (("smooth", 1.0, None), ("overconfident", 1.5, None), ("rounded", 1.0, 2)):
-        rng = np.random.default_rng(1)
-        z = rng.normal(size=(size, 10)) * 5
-        p = np.exp(z / temperature - (z / temperature).max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        stated = np.exp(z - z.max(axis=1, keepdims=True))
-        stated /= stated.sum(axis=1, keepdims=True)
-        confidence, right = stated.max(axis=1), p.max(axis=1)
-        if decimals is not None:
-            confidence = np.clip(confidence.round(decimals), 0.5, 0.99)
+    sets, compared = (40, 3) if small else (2000, 100)
+    rng = np.random.default_rng(1)
+    for title, confidence, right in populations(small):
+        size = len(confidence)
         order = np.argsort(-confidence)
         running = np.cumsum(1 - right[order]) / np.arange(1, size + 1)
         for n, bound in ((500, 0.1), (2000, 0.05), (2000, 0.02)):
+            if small and n > 500:
+                continue
             failed, none, ours, theirs = 0, 0, [], {"bonferroni_holm": [], "fixed_sequence": []}
             for number in range(sets):
                 rows = rng.integers(0, size, n)
@@ -78,10 +77,35 @@ def thresholds(small: bool) -> None:
                             coverages.append(float((confidence >= best).mean()))
             beside = ", ".join(f"MAPIE {name} {np.mean(x):.4f}" for name, x in theirs.items() if x)
             print(
-                f"  {title:<14} n {n:5d}, at most {bound}: fails {failed / sets:.4f} of {sets} (allowed 0.06), "
+                f"  {title:<24} n {n:5d}, at most {bound}: fails {failed / sets:.4f} of {sets} (allowed 0.06), "
                 f"nothing promised {none / sets:.3f}; coverage ours {np.mean(ours):.4f}, {beside}",
                 flush=True,
             )
+
+
+def populations(small: bool) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Title, confidence of each row and the probability that it is right."""
+    size = 20_000 if small else 200_000
+    for title, temperature, decimals in (("smooth", 1.0, None), ("overconfident", 1.5, None), ("rounded", 1.0, 2)):
+        z = np.random.default_rng(1).normal(size=(size, 10)) * 5
+        confidence, right = (
+            torch.softmax(torch.from_numpy(z / t), dim=1).amax(dim=1).numpy() for t in (1, temperature)
+        )
+        if decimals is not None:
+            confidence = np.clip(confidence.round(decimals), 0.5, 0.99)
+        yield title, confidence, right
+    folder = os.environ.get("TRUEUP_DATA")
+    if folder is None or small:
+        return
+    for name in FILES:
+        z, y = real(name) or (np.zeros((0, 2)), np.zeros(0))
+        p = torch.softmax(torch.from_numpy(z), dim=1)
+        yield name, np.clip(p.amax(dim=1).numpy(), 1e-9, 1 - 1e-9), (p.argmax(dim=1).numpy() == y).astype(np.float64)
+    for name in ("gpt-4.1-mini", "Qwen3-14B"):
+        with (Path(folder) / "llm" / f"mmlu_pro_{name}.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["stated_confidence"]]
+        stated = np.array([float(row["stated_confidence"]) for row in rows])
+        yield f"stated by {name}", np.clip(stated, 1e-6, 1 - 1e-6), np.array([float(row["correct"]) for row in rows])
 
 
 def mapie_threshold(confidence: np.ndarray, correct: np.ndarray, bound: float, method: str) -> float | None:
@@ -279,11 +303,7 @@ def shift(small: bool) -> None:
             prior = np.maximum(prior, 0) / prior.sum()
             order = rng.permutation(len(y))
             val, rest = (z[order[:5000]], y[order[:5000]]), order[5000:]
-            by_class = [rest[y[rest] == k] for k in range(10)]
-            # No row twice: the most rows that the rarest class in the pool allows.
-            fits = min(len(by_class[k]) / prior[k] for k in range(10) if prior[k] > 0)
-            counts = rng.multinomial(int(min(rows, 0.9 * fits)), prior)
-            at = np.concatenate([by_class[k][: counts[k]] for k in range(10)])
+            at = shifted_rows(rng, rest, y, prior, rows)
             new, truth = z[at], y[at]
             plain = METHODS["bias_corrected_temperature"](*val)
             found = estimate_prior(new, val=val, n_resamples=resamples, seed=number, progress=False)
@@ -298,6 +318,14 @@ def shift(small: bool) -> None:
         )
 
 
+def shifted_rows(rng: np.random.Generator, pool: np.ndarray, y: np.ndarray, prior: np.ndarray, rows: int) -> np.ndarray:
+    """Rows of the pool with these class frequencies, none twice: as many as the rarest class in the pool allows."""
+    by_class = [pool[y[pool] == k] for k in range(len(prior))]
+    fits = min(len(members) / share for members, share in zip(by_class, prior, strict=True) if share > 0)
+    counts = rng.multinomial(int(min(rows, 0.9 * fits)), prior)
+    return np.concatenate([members[:count] for members, count in zip(by_class, counts, strict=True)])
+
+
 def unlabelled(small: bool) -> None:
     """How often intervals hold the realised accuracy, and CBPE's point estimate."""
     from trueup.decisions import estimate_performance
@@ -308,7 +336,7 @@ def unlabelled(small: bool) -> None:
     z, y = pair
     rng = np.random.default_rng(0)
     for title, splits, resamples, shifted in (
-        ("in distribution", 500, 100, False), ("label shift, corrected", 200, 100, True),
+        ("in distribution", 500, 60, False), ("label shift, corrected", 300, 60, True),
     ):  # fmt: skip
         splits = 3 if small else splits
         held, width = 0, []
@@ -317,9 +345,7 @@ def unlabelled(small: bool) -> None:
             val, rest = order[:3000], order[3000:]
             rows = rest[:3000]
             if shifted:
-                prior = rng.dirichlet(np.ones(10))
-                chance = prior[y[rest]] / np.bincount(y[rest], minlength=10)[y[rest]]
-                rows = rng.choice(rest, size=3000, p=chance / chance.sum())
+                rows = shifted_rows(rng, rest, y, rng.dirichlet(np.ones(10)), 3000)
             found = estimate_performance(
                 z[rows], val=(z[val], y[val]), shift=shifted, n_resamples=resamples, seed=number, progress=False
             )
@@ -379,33 +405,36 @@ def planning(small: bool) -> None:
     from trueup.core.row_scores import score_rows
     from trueup.metrics import consistency, detectable_error
 
-    if (pair := real(FILES[1])) is None:
-        return
-    z, y = (torch.from_numpy(part) for part in pair)
-    rows = score_rows(z, y)
-    c = np.clip(rows.confidence, 1e-12, 1 - 1e-12)
-    odds = np.log(c) - np.log1p(-c)
-    rng = np.random.default_rng(0)
-    for n in (500, 1000, 5000):
-        found = detectable_error(z, y, rows=n)
-        for side, error, sign in (("over", found.overconfident, -1), ("under", found.underconfident, 1)):
-            low, high = 0.0, 6.0
-            for _ in range(50):
-                middle = (low + high) / 2
-                gap = np.abs(1 / (1 + np.exp(-odds * np.exp(sign * middle))) - c).mean()
-                low, high = (middle, high) if gap < error else (low, middle)
-            truth = 1 / (1 + np.exp(-odds * np.exp(sign * high)))
-            trials = 10 if small else 600
-            detected = 0
-            for trial in range(trials):
-                at = rng.integers(0, len(c), n)
-                right = rng.random(n) < truth[at]
-                labels = np.where(right, rows.predicted[at], (rows.predicted[at] + 1) % 10)
-                detected += consistency(z[at], torch.from_numpy(labels), n_resamples=400, seed=trial).p_value <= 0.05
-            print(
-                f"  {n:,} rows, {side}confident: error {error:.4f} detected in {detected / trials:.3f} of {trials}",
-                flush=True,
-            )
+    for name in FILES[1 : 2 if small else 3]:
+        if (pair := real(name)) is None:
+            return
+        z, y = (torch.from_numpy(part) for part in pair)
+        rows = score_rows(z, y)
+        c = np.clip(rows.confidence, 1e-12, 1 - 1e-12)
+        odds = np.log(c) - np.log1p(-c)
+        rng = np.random.default_rng(0)
+        trials = 10 if small else 1500
+        for n in (500, 1000, 5000):
+            found = detectable_error(z, y, rows=n)
+            for side, error, sign in (("over", found.overconfident, -1), ("under", found.underconfident, 1)):
+                low, high = 0.0, 6.0
+                for _ in range(50):
+                    middle = (low + high) / 2
+                    gap = np.abs(1 / (1 + np.exp(-odds * np.exp(sign * middle))) - c).mean()
+                    low, high = (middle, high) if gap < error else (low, middle)
+                truth = 1 / (1 + np.exp(-odds * np.exp(sign * high)))
+                detected = 0
+                for trial in range(trials):
+                    at = rng.integers(0, len(c), n)
+                    # The top confidence as an event: the test sees the same bins, of two columns.
+                    pair_of_row = torch.from_numpy(np.stack([np.zeros(n), odds[at]], axis=1))
+                    outcome = torch.from_numpy((rng.random(n) < truth[at]).astype(np.int64))
+                    detected += consistency(pair_of_row, outcome, n_resamples=400, seed=trial).p_value <= 0.05
+                print(
+                    f"  {name}, {n:,} rows, {side}confident: error {error:.4f} detected in {detected / trials:.3f} of "
+                    f"{trials:,}",
+                    flush=True,
+                )
 
 
 PARTS: dict[str, Callable[[bool], None]] = {

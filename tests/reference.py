@@ -628,3 +628,42 @@ def corp(scores, hits):
 
     score, best, mean = brier(scores), brier(pav(scores, hits)), brier(np.full(len(hits), np.mean(hits)))
     return score, score - best, mean - best, mean
+
+
+def masked_nll_temperature(logits, labels):
+    """The temperature of most likelihood, each row's softmax taken over the options that it has, by halving."""
+
+    def slope(beta):
+        total = 0.0
+        for row, label in zip(logits, labels, strict=True):
+            options = [float(x) for x in row if x > -math.inf]
+            weights = [math.exp(beta * (x - max(options))) for x in options]
+            mean = sum(w * x for w, x in zip(weights, options, strict=True)) / sum(weights)
+            total += mean - float(row[label])
+        return total
+
+    low, high = 1e-3, 1e3
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1 / low
+
+
+def image_class_errors(logits, labels, error, bins, ignore_index=-100):
+    """Of each image and class: |mean probability − share of the class| over the bins of its probability, gathered."""
+    found = []
+    for image, label in zip(logits, labels, strict=True):
+        p = np.exp(image - image.max(axis=0))
+        p = (p / p.sum(axis=0)).reshape(len(p), -1)
+        kept = label.ravel() != ignore_index
+        row = []
+        for k in range(len(p)):
+            gaps, sizes = [], []
+            for b in range(bins):
+                inside = kept & (p[k] > b / bins) & (p[k] <= (b + 1) / bins)
+                if inside.any():
+                    gaps.append(abs(p[k][inside].mean() - (label.ravel()[inside] == k).mean()))
+                    sizes.append(inside.sum())
+            row.append({"ece": np.average(gaps, weights=sizes), "ace": np.mean(gaps), "mce": np.max(gaps)}[error])
+        found.append(row)
+    return np.array(found)

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 
 @st.composite
@@ -25,3 +26,14 @@ def calibrated(n, classes, *, temperature=1.0, scale=2.0, seed=0):
     logits = rng.normal(size=(n, classes)) * scale
     labels = (logits / temperature + rng.gumbel(size=logits.shape)).argmax(axis=1)
     return logits, labels
+
+
+def images(n, pixels, *, classes=4, common=0.3, sharpness=1.0, seed=0):
+    """Pixels of images with the image of each: labels drawn from the softmax, those of one image together."""
+    rng = np.random.default_rng(seed)
+    image = np.repeat(np.arange(n), pixels)
+    logits = rng.normal(size=(n, classes))[image] + 1.5 * rng.normal(size=(len(image), classes))
+    shared = np.sqrt(common) * rng.normal(size=(n, classes))[image]
+    u = ndtr(shared + np.sqrt(1 - common) * rng.normal(size=logits.shape))
+    labels = (logits - np.log(-np.log(np.clip(u, 1e-15, 1 - 1e-15)))).argmax(axis=1)
+    return sharpness * logits, labels, image

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueup.core.version import __version__
+from trueup.core import __version__
 from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_attribute
 
 if TYPE_CHECKING:
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
         training,
     )
     from trueup.calibrators.compose import chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
+    from trueup.calibrators.prompt_bias import contextual_bias, position_bias
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs
+    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs, from_topk
     from trueup.core.events import as_event, event_logits
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
-    from trueup.io.predictions import Predictions, load, save, stream
+    from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
     from trueup.io.shards import Shards
+    from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
     from trueup.monitor import Monitor
+    from trueup.report.figures.reliability import plot_reliability
 
 _PACKAGES = (
     "calibrators",
@@ -56,6 +59,7 @@ _PACKAGES = (
 )
 _NAMES = {
     "Calibrated": "models.calibrated",
+    "ForecastScores": "metrics.forecasts",
     "Monitor": "monitor",
     "Predictions": "io.predictions",
     "Scores": "metrics.table",
@@ -66,9 +70,12 @@ _NAMES = {
     "choose": "calibrators.compose",
     "clamp": "clamping",
     "collect": "models.calibrated",
+    "contextual_bias": "calibrators.prompt_bias",
     "compare": "metrics.table",
+    "compare_forecasts": "metrics.forecasts",
     "cross_fit": "calibrators.compose",
     "evaluate": "metrics.table",
+    "evaluate_forecasts": "metrics.forecasts",
     "evaluate_shards": "metrics.sharded",
     "event_logits": "core.events",
     "fit_shards": "calibrators.sharded",
@@ -76,7 +83,9 @@ _NAMES = {
     "for_event": "calibrators.compose",
     "from_binary": "core.arrays",
     "from_confidence": "core.arrays",
+    "from_multilabel": "io.predictions",
     "from_probs": "core.arrays",
+    "from_topk": "core.arrays",
     "grid": "calibrators.compose",
     "load": "io.predictions",
     "load_calibrator": "io.artifacts",
@@ -84,6 +93,8 @@ _NAMES = {
     "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
+    "plot_reliability": "report.figures.reliability",
+    "position_bias": "calibrators.prompt_bias",
     "refinement": "calibrators.compose",
     "repair": "clamping",
     "save": "io.predictions",
@@ -100,6 +111,7 @@ __all__ = [
     "NETWORKS",
     "RECALIBRATIONS",
     "Calibrated",
+    "ForecastScores",
     "Monitor",
     "Predictions",
     "Scores",
@@ -114,9 +126,12 @@ __all__ = [
     "clamping",
     "collect",
     "compare",
+    "compare_forecasts",
+    "contextual_bias",
     "cross_fit",
     "decisions",
     "evaluate",
+    "evaluate_forecasts",
     "evaluate_shards",
     "event_logits",
     "fit_shards",
@@ -124,7 +139,9 @@ __all__ = [
     "for_event",
     "from_binary",
     "from_confidence",
+    "from_multilabel",
     "from_probs",
+    "from_topk",
     "grid",
     "integrations",
     "io",
@@ -138,6 +155,8 @@ __all__ = [
     "monitor",
     "on_model",
     "one_vs_rest",
+    "plot_reliability",
+    "position_bias",
     "refinement",
     "repair",
     "report",
@@ -151,10 +170,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"trueup.{name}")
-    return lazy_attribute(__name__, name, _NAMES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"trueup.{name}")
+        return lazy_attribute(__name__, name, _NAMES)
 
 
 def __dir__() -> list[str]:

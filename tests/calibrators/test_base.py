@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trueup import METHODS
 from trueup.calibrators.base import TIE_MARGIN, TopLabel, set_top_confidence
 
 
@@ -67,3 +68,28 @@ def test_the_raw_confidence_stays_available_and_rows_raised_are_counted():
 
 def test_a_calibrator_shows_its_parameters():
     assert repr(Fixed(0.25)) == "Fixed(value=0.25)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "method", ["temperature", "vector", "matrix", "dirichlet_odir", "sms", "platt", "isotonic_ovr"]
+)
+def test_the_largest_numbers_of_a_type_saturate(method, dtype):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(200, 3))
+    calibrator = METHODS[method](z / 10, (z + rng.gumbel(size=z.shape)).argmax(axis=1))  # makes small logits large
+    largest = torch.finfo(dtype).max
+    # (The least number of a type beside small ones is padding, an absent option.)
+    rows = torch.tensor([[1, 0, 0], [-0.9, 0, 0], [1, 1, 1], [1, -1, 0], [1, 0.5, 0]], dtype=dtype) * largest
+    mapped = calibrator(rows)
+    assert mapped.dtype == dtype
+    assert torch.isfinite(mapped).all()
+    assert torch.equal(calibrator(torch.cat([torch.ones(1, 3, dtype=dtype), rows]))[1:], mapped)
+    if calibrator.keeps_argmax:
+        assert torch.equal(mapped.argmax(dim=1), rows.argmax(dim=1))
+
+
+def test_a_map_can_be_vectorised():
+    calibrator = METHODS["temperature"].__self__(0.5)
+    z = torch.randn(4, 5, 3)
+    assert torch.equal(torch.vmap(calibrator)(z), torch.stack([calibrator(part) for part in z]))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 from strategies import calibrated
 from trueup import METHODS, load, metrics
@@ -300,3 +301,15 @@ def test_many_classes_and_rare_ones_take_few_passes(n, classes, skew):
     shift = skew * rng.standard_normal(classes, dtype=np.float32)
     y = (z / 1.7 + shift - np.log(rng.standard_exponential(z.shape))).argmax(axis=1)
     assert Vector.fit(z, y).certificate.passes <= 20
+
+
+@pytest.mark.parametrize("method", ["vector", "matrix", "ms_odir"])
+@pytest.mark.parametrize("offset", [1e5, -1e6])
+def test_a_common_offset_is_taken_out_before_the_fit(method, offset):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(300, 3)) * 2
+    y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    z = z - z.mean()
+    plain, far = METHODS[method](z, y), METHODS[method](z + offset, y)
+    assert np.allclose(softmax(far(z + offset), axis=1), softmax(plain(z), axis=1), atol=1e-3)
+    assert far.certificate.passes < 3 * plain.certificate.passes + 50

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from strategies import calibrated, pairs
-from trueup import metrics
+from trueup import METHODS, metrics
 from trueup.calibrators.beta import Beta
 from trueup.calibrators.platt import Platt, log_probs_and_rests
 
@@ -51,6 +51,7 @@ def test_logs_are_exact_where_a_probability_is_all_but_one():
 @given(pairs(max_rows=25, max_classes=4, min_rows=6))
 def test_platt_is_no_worse_than_a_general_minimiser(pair):
     logits, labels = pair
+    assume((logits.argmax(axis=1) != labels).any())  # where all are right, the identity may be kept
     platt = Platt.fit(logits, labels)
     for k in range(logits.shape[1]):
         odds = [[p - r] for p, r in (slow_logs(row, k) for row in logits)]
@@ -66,6 +67,7 @@ def test_platt_is_no_worse_than_a_general_minimiser(pair):
 @given(pairs(max_rows=25, max_classes=3, min_rows=6))
 def test_beta_is_no_worse_than_a_general_minimiser_within_its_bounds(pair):
     logits, labels = pair
+    assume((logits.argmax(axis=1) != labels).any())
     beta = Beta.fit(logits, labels)
     assert bool((beta.a >= 0).all())
     assert bool((beta.b >= 0).all())
@@ -194,3 +196,14 @@ def test_beta_with_plain_targets_is_a_logistic_regression_on_the_labels():
     assert not np.allclose(found, np.exp(Beta.fit(z, y)(z))[:, 1], atol=1e-6)
     with pytest.raises(ValueError, match="targets must be"):
         Beta.fit(z, y, targets="smooth")
+
+
+@pytest.mark.parametrize("method", ["platt", "beta", "quadratic"])
+@pytest.mark.parametrize("weights", [None, np.arange(1.0, 21)])
+def test_labels_that_are_all_right_leave_a_sure_network_as_sure(method, weights):
+    z = np.random.default_rng(0).normal(size=(20, 3)) * 10
+    y = z.argmax(axis=1)
+    mapped = METHODS[method](z, y, weights=weights)(z)
+    assert metrics.nll(mapped, y, weights=weights) <= metrics.nll(z, y, weights=weights) + 1e-12
+    unsure = METHODS[method](z / 10, y, weights=weights)(z / 10)  # where the curves do better, they are taken
+    assert metrics.nll(unsure, y, weights=weights) < metrics.nll(z / 10, y, weights=weights) - 0.01

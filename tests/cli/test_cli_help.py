@@ -71,7 +71,7 @@ LIBRARY = {
         "trueup.training.data:load_data": {"data": "name"},
     },
     "decide": {
-        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty", "event")},
+        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty")},
         "trueup.decisions:estimate_prior": {"seed": "seed"},
     },
     "sets": {"trueup.decisions:PredictionSets.fit": {name: name for name in ("score", "alpha", "seed")}},
@@ -183,4 +183,4 @@ print(*(name for name in sys.modules if name.split(".")[0] == "trueup"))
 """
     loaded = run("-c", code).stdout.split()
     assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "training", "study", "serve"} == set()
-    assert len(loaded) <= 90  # the automatic choice has a dozen candidates, a file each
+    assert len(loaded) <= 73  # the automatic choice has a dozen candidates, a file each

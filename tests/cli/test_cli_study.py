@@ -39,3 +39,24 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
 )
 def test_what_cannot_be_is_one_line(folder, command, words, message):
     assert message in command("study", *words, code=2).stderr
+
+
+def test_the_list_shows_presets_and_missing_files(command, tmp_path):
+    shown = command("study", "list", "--data-dir", str(tmp_path)).stdout
+    assert "trueup study rethinking --preset trec: 72 runs; trec; files missing" in shown
+    assert "  trec: TREC.train.all + TREC.test.all" in shown
+    (tmp_path / "tinyshakespeare.txt").write_text("to be or not to be")
+    found = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
+    presets = {(line["study"], line["preset"]): line for line in found["presets"]}
+    assert presets["clue", "tinyshakespeare"]["files"] == []
+    assert presets["clue", "trec"]["files"]
+
+
+def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(command, tmp_path):
+    for options, words in (
+        (["--preset", "x"], "preset must be one of digits"),
+        (["--preset", "paper", "--data", "svhn", "--data-dir", str(tmp_path / "none")], "svhn: wanted svhn.npz"),
+    ):
+        result = command("study", "rethinking", *options, "-o", str(tmp_path / "out"), code=2)
+        assert words in result.stderr
+        assert not (tmp_path / "out").exists()

@@ -34,7 +34,7 @@ Y = np.array([0, 1, 3])
             np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 0.0),
             Y,
         ),
-        ("come through from_probs", np.where(np.arange(12).reshape(3, 4) == 6, -np.inf, 0.0), Y),
+        ("come through from_probs", np.where(np.arange(12).reshape(3, 4) % 4 > 0, -np.inf, 0.0), Y),
         ("labels must have shape (3,), got (3, 1)", Z, Y[:, None]),
         ("labels must have 3 entries, one for each row of logits, got 2", Z, Y[:2]),
         ("labels must be integers, got float64", Z, Y.astype(float)),
@@ -249,7 +249,7 @@ def test_half_precision_is_checked_without_a_copy(dtype):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         as_tensors(z, torch.zeros(1000, dtype=torch.int64))
     assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < z.numel()
-    for bad in (torch.nan, torch.inf, -torch.inf):
+    for bad in (torch.nan, torch.inf):
         z[7, 3] = bad
         refused(
             f"logits must be finite, got {bad} at [7, 3] and 1 such in all", as_tensors, z, torch.zeros(1000).long()
@@ -260,8 +260,8 @@ def test_half_precision_is_checked_without_a_copy(dtype):
 def scans(monkeypatch):
     """The shapes of all arrays that are searched for what is not finite."""
     shapes = []
-    check = arrays._check_finite
-    monkeypatch.setattr(arrays, "_check_finite", lambda x, name: shapes.append(tuple(x.shape)) or check(x, name))
+    check = arrays._check_options
+    monkeypatch.setattr(arrays, "_check_options", lambda x, name: shapes.append(tuple(x.shape)) or check(x, name))
     return shapes
 
 

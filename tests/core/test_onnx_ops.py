@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.core.onnx_ops import _halving, count_below, softplus
+from trueup.core.module import _halving, count_below, softplus
 
 places = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5000001, 0.75, 1.0, 2.0]), max_size=70).map(sorted)
 values = st.lists(st.sampled_from([-1.0, 0.0, 0.1, 0.3, 0.5, 0.5000001, 0.8, 1.0, 2.0, 3.0]), max_size=12)

@@ -4,7 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies import images
+from trueup.calibrators.base import Identity
+from trueup.calibrators.compose import choose, cross_fit, standard_error
+from trueup.core.clusters import Clusters
 from trueup.core.splits import (
+    cluster_folds,
     fold_mask,
     hash_groups,
     k_fold,
@@ -14,6 +19,7 @@ from trueup.core.splits import (
     split_indices,
     stratified_folds,
 )
+from trueup.registry import METHODS
 
 
 def _pair(n=1000, classes=5):
@@ -131,3 +137,48 @@ def test_one_sample_cannot_be_split():
 def test_sizes_take_consecutive_parts():
     parts = split_by_sizes(np.arange(10), [3, 2])
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4], [5, 6, 7, 8, 9]]
+
+
+class TestClusters:
+    def test_folds_hold_whole_clusters_of_every_label(self):
+        rng = np.random.default_rng(0)
+        code = np.repeat(np.arange(40), rng.integers(1, 30, 40))
+        y = torch.from_numpy(np.where(rng.random(len(code)) < 0.9, code % 4, 0))
+        clusters = Clusters(code, list(range(40)))
+        fold = cluster_folds(y, clusters, 5)
+        assert all(len(set(fold[code == k].tolist())) == 1 for k in range(40))
+        assert set(fold.tolist()) == {0, 1, 2, 3, 4}
+        assert all(set(y[fold == k].tolist()) == {0, 1, 2, 3} for k in range(5))
+        sizes = np.bincount(fold)
+        assert sizes.max() < 2 * sizes.min()
+
+    def test_there_are_no_more_folds_than_clusters(self):
+        z, y = torch.zeros(30, 2), torch.arange(30) % 2
+        parts = k_fold(z, y, 5, Clusters(np.arange(30) // 10, [0, 1, 2]))
+        assert len(parts) == 3
+        assert all(int(test.sum()) == 10 for _, test in parts)
+
+    @pytest.mark.parametrize("make", [cross_fit, lambda fit: choose({"a": fit, "b": fit})])
+    def test_methods_on_folds_never_see_a_part_of_a_cluster(self, make):
+        rng = np.random.default_rng(0)
+        z, y = rng.normal(size=(120, 3)), rng.integers(0, 3, 120)
+        image = rng.permutation(np.arange(120) // 8)
+        z[:, 0] = image  # the fit can see which it got
+        whole = {float(k): 8 for k in range(15)}
+
+        def fit(logits, labels, **options):
+            names, counts = torch.unique(torch.as_tensor(logits)[:, 0], return_counts=True)
+            assert all(whole[k] == n for k, n in zip(names.tolist(), counts.tolist(), strict=True))
+            return Identity()
+
+        make(fit)(z, y, clusters=image)
+
+    def test_auto_and_weights(self):
+        z, y, image = images(12, 40, classes=3, sharpness=2.5)
+        weights = np.where(image == 3, 0.0, 1.0)
+        chosen = METHODS["auto"](z, y, clusters=image, weights=weights, progress=False)
+        assert chosen.choice.scores["temperature"] < chosen.choice.scores["identity"]
+        one = standard_error(np.repeat([1.0, 2.0, 4.0], 5), clusters=Clusters(np.repeat([0, 1, 2], 5), [0, 1, 2]))
+        assert one == pytest.approx(np.std([1, 2, 4], ddof=1) / np.sqrt(3))
+        with pytest.raises(ValueError, match="clusters must be at least 2"):
+            METHODS["auto"](z, y, clusters=np.zeros(len(y), int))

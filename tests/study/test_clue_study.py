@@ -74,11 +74,11 @@ def test_figures_are_those_of_the_mean_of_the_passes(quick):
     network = mc.make_network(data, {"width": 2, "dropout": 0.3}, 0).eval()
     val = (val[0], network(val[0]).argmax(dim=1).add(torch.arange(len(val[0])) % 3 == 0) % 10)  # mostly right
     test = (test[0][:100], test[1][:100])
-    said = mc.forecast(network, test, "image", 4)
+    said = mc.forecast([network], test, "image", 4)
     rng = np.random.default_rng(0)
     probs = mc_dropout(network, test[0], 4, seed=rng).double().softmax(dim=2).mean(dim=0)
     torch.testing.assert_close(said.prediction.exp(), probs, rtol=1e-5, atol=1e-7)
-    found = mc.figures(said, mc.forecast(network, val, "image", 4))
+    found = mc.figures(said, mc.forecast([network], val, "image", 4))
     assert found["ece"] == pytest.approx(metrics.ece(probs.log(), test[1]), abs=1e-6)
     error = -probs[torch.arange(100), test[1]].log().numpy()
     unsure = stats.entropy(probs.numpy(), axis=1)
@@ -154,7 +154,7 @@ def test_what_may_be_asked_for():
         == [f"uci_{n}" for n in ("boston", "concrete", "energy", "wine", "yacht")]
     )
     assert sets(data_dir="/nowhere")[:4] == ["fashion_mnist", "trec", "sst5", "tinyshakespeare"]
-    assert len(STUDY.cells(Options())) == 5 * (8 + 15 + 8)
+    assert len(STUDY.cells(Options())) == 5 * (12 + 16 + 12)
     with pytest.raises(ValueError, match="data must be one of digits, .*, got 'x'"):
         STUDY.cells(Options(data="x"))
     with pytest.raises(ValueError, match="preset must be one of digits, .*, got 'x'"):

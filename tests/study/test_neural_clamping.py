@@ -17,6 +17,7 @@ from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
+from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train
 
@@ -145,9 +146,9 @@ def test_temperature_by_steps_ends_short_and_gets_there():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(500, 4))
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    best, short, longer = Temperature.fit(2 * z, y), neural_clamping.temperature_by_descent(2 * z, y), None
+    best, short, longer = Temperature.fit(2 * z, y), temperature_by_descent(2 * z, y), None
     assert 1 < float(short.temperature) < 0.9 * float(best.temperature)
-    longer = neural_clamping.temperature_by_descent(2 * z, y, steps=3000, lr=0.05)
+    longer = temperature_by_descent(2 * z, y, steps=3000, lr=0.05)
     assert float(longer.temperature) == pytest.approx(float(best.temperature), rel=1e-4)
 
 
@@ -269,3 +270,17 @@ def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
         one, two = pool.map(load_or_train, [settings, settings])
     assert calls == [0]
     assert torch.equal(next(one.model.parameters()), next(two.model.parameters()))
+
+
+def test_the_networks_of_the_default_come_with_the_package(monkeypatch):
+    monkeypatch.setattr(networks, "train", lambda *args, **options: pytest.fail("nothing is to be trained"))
+    cells = STUDY.cells(Options())
+    settings = {networks.shipped_name(cell.settings): {**cell.settings, **cell.local} for cell in cells}
+    assert len(settings) == 5
+    for each in settings.values():
+        model, _, test = load_or_train(each)
+        assert metrics.accuracy(*collect(model, test, progress=False)) > 0.9
+    anew = {cell.key for cell in STUDY.cells(Options(retrain=True))}
+    assert anew.isdisjoint(cell.key for cell in cells)
+    with pytest.raises(pytest.fail.Exception, match="nothing is to be trained"):
+        load_or_train({**each, "how": {**each["how"], "retrain": True}})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trueup.study import STUDIES, Cell, Options, Store, run
+from trueup.study.claims import judge_claims
 from trueup.study.grid import as_json
 from trueup.study.papers.rethinking import rethinking_study as rethinking
 from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
@@ -13,6 +14,7 @@ from trueup.study.papers.rethinking.rethinking_runs import load_parts, work
 from trueup.study.published import published_values
 from trueup.study.store import validate_rows
 from trueup.training.data.class_names import GROUPS
+from trueup.training.loop import TrainingError
 
 STUDY = STUDIES["rethinking"]
 TINY = Plan(
@@ -25,11 +27,13 @@ TINY = Plan(
     seeds=2,
     candidates={
         "cross_entropy": (0,),
+        "cross_entropy_stopped": (0,),
         "label_smoothing": (0.01, 0.09),
         "norm": (0.05,),
         "focal": (1,),
         "inverse_focal": (1,),
     },
+    negative={"norm": (-0.05,)},
     growth=Growth((30, 60), {"label_smoothing": (0.01, 0.2), "focal": (1,)}, 1),
 )
 POOLED = {"data": "digits", "sizes": [200, 300, 900], "pooled": True}
@@ -48,9 +52,10 @@ def tiny(tmp_path_factory):
 
 def test_a_small_run_ends_in_tables(tiny):
     options, rows = tiny
-    # Ten pairs of loss and coefficient (cross-entropy, 2 smoothings, a norm, focal 1, 2, 3, inverse 1, 2, 3) twice;
-    # then one run each: a smoothing more at the whole size, and three of half the size.
-    assert len(rows) == 10 * 2 + 1 + 3
+    # Eleven pairs of loss and coefficient (cross-entropy to the end and stopped, 2 smoothings, a norm, focal 1, 2, 3,
+    # inverse focal 1, 2, 3) twice;
+    # then one run each: a smoothing more at the whole size, and three of half the size; a negative norm twice.
+    assert len(rows) == 11 * 2 + 1 + 3 + 2
     found = STUDY.tables(rows, options)
     assert set(found) == {"table_1", "table_2", "table_3", "coefficients"}
     assert list(found["table_1"].groups["digits"]) == list(TITLES.values())
@@ -70,6 +75,32 @@ def test_a_small_run_ends_in_tables(tiny):
         assert table.markdown()
         assert table.latex()
         assert table.csv()
+
+
+def test_claims_are_judged_from_the_rows(tiny):
+    options, rows = tiny
+    results = {(r.claim.source, r.claim.text): r for r in judge_claims(STUDY.claims(), rows, options).results}
+    chosen = {
+        row["seed"]: row for row in rows if row["loss"] == "focal" and row["coefficient"] == 1 and row["sizes"][0] == 60
+    }
+    plain = {row["seed"]: row for row in rows if row["loss"] == "cross_entropy"}
+    result = results["Table 1", "Focal Loss is better calibrated"]
+    assert result.mean == pytest.approx(100 * np.mean([plain[s]["ece"] - chosen[s]["ece"] for s in (0, 1)]))
+    assert result.runs == 2
+    negative = results["§4.2", "a negative coefficient of l1 norm destroys accuracy"]
+    refused = [row for row in rows if row["coefficient"] < 0]
+    gap = np.mean([r["accuracy"] for r in plain.values()]) - np.mean([r["accuracy"] for r in refused])
+    assert negative.mean == pytest.approx(100 * gap)
+
+
+def test_a_training_that_fails_is_a_result_of_negative_coefficients_alone():
+    settings = {**POOLED, "sizes": [60, 60, 60], "network": "mlp", "options": {"hidden": [8]}, "epochs": 30, "seed": 0}
+    settings |= {"how": {"batch": 60, "rate": 1e8}, "loss": "norm"}
+    [row] = work({**settings, "coefficient": -10.0})
+    assert row["accuracy"] == pytest.approx(0.1)
+    assert "training failed" in row["warning"]
+    with pytest.raises(TrainingError):
+        work({**settings, "coefficient": 10.0})
 
 
 def test_the_oracle_looks_at_the_test_samples(tiny):
@@ -97,7 +128,7 @@ def test_every_figure_can_be_drawn(tiny):
         figure.set_layout_engine("none")  # it takes most of the time
         figure.savefig(io.BytesIO(), format="png", dpi=30)
     one, two, three, four, five, six = ([ax for ax in f.axes if ax.get_title(loc="left")] for f in found.values())
-    assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 10, 2, 3, 5, 6]
+    assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 12, 2, 3, 6, 6]
     mean = 100 * np.mean([row["ece"] for row in rows if row["loss"] == "cross_entropy"])
     assert six[2].lines[0].get_ydata()[3] == pytest.approx(mean)
     last = [row["optimal_ece"][-1] for row in rows if (row["loss"], row["coefficient"]) == ("norm", 0.05)]
@@ -133,6 +164,7 @@ def test_a_cell_says_the_same_again_and_its_rows_fit_together(tiny):
 def test_the_loss_and_its_coefficient_reach_the_network(tiny):
     _, rows = tiny
     first = [row for row in rows if row["seed"] == 0 and row["sizes"][0] == 60]
+    first = [row for row in first if row["loss"] != "cross_entropy_stopped"]  # it may end where the whole run does
     assert len({row["nll"] for row in first}) == len(first)
     grown = [row for row in rows if row["seed"] == 0 and (row["loss"], row["coefficient"]) == ("focal", 1)]
     assert len({row["nll"] for row in grown}) == 2
@@ -178,7 +210,7 @@ def test_what_did_not_learn_or_lacks_a_seed_is_not_chosen():
 def test_the_default_grid():
     cells = STUDY.cells()
     # At the whole size, 3 of 7 smoothings and all of the other coefficients are there already.
-    assert len(cells) == 20 * 5 + 4 * 17 * 3 - 13 * 3
+    assert len(cells) == (21 + 4) * 5 + 4 * 17 * 3 - 13 * 3  # four of them negative
     assert {cell.settings["seed"] for cell in STUDY.cells(Options(seeds=2))} == {0, 1}
     few = STUDY.cells(Options(methods=("norm",)))
     assert {cell.settings["loss"] for cell in few} == {"cross_entropy", "norm"}

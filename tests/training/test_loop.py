@@ -16,7 +16,7 @@ pytest.importorskip("lightning.fabric", reason="Lightning Fabric is not installe
 from trueup import losses, metrics
 from trueup.models.networks import MLP
 from trueup.training.history import History
-from trueup.training.loop import TrainingError, train
+from trueup.training.loop import TrainingError, refinement, train
 
 
 def drawn(n, seed):
@@ -88,6 +88,39 @@ def test_patience_ends_a_run():
     assert 4 <= len(done.history.epochs) < 50
     best = int(np.argmin([epoch.nll for epoch in done.history.epochs]))
     assert len(done.history.epochs) - 1 - best == 3
+
+
+@pytest.mark.parametrize("stop_on", ["nll", "refinement"])
+def test_the_network_ends_with_the_weights_of_its_best_epoch(tmp_path, stop_on):
+    how = {"lr": 2.0, "schedule": "constant", "stop_on": stop_on}
+    done = train(network(), DATA, losses.CrossEntropy(), epochs=8, **how)
+    scores = [getattr(epoch, stop_on) for epoch in done.history.epochs]
+    assert done.epoch == 1 + int(np.argmin(scores))
+    left = metrics.nll(*done.val) if stop_on == "nll" else refinement(*done.val)
+    assert left == pytest.approx(min(scores), abs=1e-12)
+    # A run that was stopped after five epochs remembers its best one.
+    file = tmp_path / "run.pt"
+    steps = iter(range(5 * 3))  # three batches an epoch
+
+    def interrupt(inputs, generator):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return inputs
+
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), DATA, losses.CrossEntropy(), epochs=8, checkpoint=file, augment=interrupt, **how)
+    again = train(network(), DATA, losses.CrossEntropy(), epochs=8, checkpoint=file, **how)
+    assert again.epoch == done.epoch
+    assert torch.equal(again.val.logits, done.val.logits)
+
+
+def test_what_to_stop_on_must_make_sense():
+    for halves, stop_on, message in (
+        (DATA, "ece", "stop_on must be nll or refinement, got 'ece'"),
+        ((DATA[0], None, None), "nll", "stop_on looks at the validation half"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(network(), halves, losses.CrossEntropy(), epochs=1, stop_on=stop_on)
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path):

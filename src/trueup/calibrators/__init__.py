@@ -11,6 +11,8 @@ _MODULES = {
     "TopLabel": "base",
     **dict.fromkeys(("chain", "choose", "cross_fit", "grid", "one_vs_rest", "refinement"), "compose"),
     "per_group": "per_group",
+    **dict.fromkeys(("average_orders", "contextual_bias", "position_bias"), "prompt_bias"),
+    "per_label": "multilabel",
     **dict.fromkeys(("IsotonicQuantiles", "Recalibrator", "VarianceScaling"), "regression"),
 }
 

@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_logits, match_kind, upcast_half
+from trueup.core.arrays import (
+    as_logits,
+    as_weighted,
+    count_options,
+    find_absent,
+    is_traced,
+    match_kind,
+    read_padding,
+    upcast_half,
+)
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
 from trueup.core.row_scores import event_probs
@@ -20,11 +29,16 @@ TIE_MARGIN = 1e-5
 
 _TRACE = 1e-12
 
+_LARGEST = 1e15
+"""To so much logits are scaled down whose map would overflow: any two that differ are still worlds apart."""
+
 
 class Calibrator(ParametricModule):
     """A map from logits to logits, fitted: its constructor takes its parameters, `fit` estimates them.
 
     NumPy in, NumPy out; torch in, torch out; dtype out = dtype in. Half precision is computed in float32.
+    An option that a row does not have, a logit of −∞, stays at −∞. What mixes classes takes the mean of the row's other
+    inputs for it; what treats them one by one learns from the rows that have them, and shares a row out among its own.
     """
 
     keeps_argmax: ClassVar[bool]
@@ -49,7 +63,26 @@ class Calibrator(ParametricModule):
         """Map a tensor of logits (n, classes)."""
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(logits.shape)}")
-        return self.map(upcast_half(logits), **extra).to(logits.dtype)
+        z, traced = upcast_half(logits), is_traced()
+        if not traced:  # an exported graph knows −∞ alone
+            z = read_padding(z)
+        absent = find_absent(z)
+        mapped = self.map(z, **extra).to(logits.dtype)
+        if not traced and not bool(torch.isfinite(mapped.sum())):
+            mapped = self._saturate(z, mapped, extra)
+        return mapped if absent is None else mapped.masked_fill(absent, -math.inf)
+
+    def _saturate(self, z: Tensor, mapped: Tensor, extra: dict[str, Any]) -> Tensor:
+        """Rows that the map takes out of the numbers' range, inside it: scaled down before, shifted down after."""
+        finite = torch.isfinite(z)
+        overflown = (finite.any(dim=1) & (~torch.isfinite(mapped) & finite).any(dim=1))[:, None]
+        if not bool(overflown.any()):
+            return mapped  # the sum overflowed, or what came was not finite itself
+        size = torch.where(finite, z.abs(), 0.0).amax(dim=1, keepdim=True)
+        out = self.map(torch.where(overflown, z * (_LARGEST / size.clamp(min=_LARGEST)), z), **extra)
+        limit = torch.finfo(mapped.dtype).max
+        shifted = (out - out.amax(dim=1, keepdim=True)).clamp(min=-limit)  # the order and the differences stay
+        return torch.where(overflown, torch.where(finite, shifted, out).to(mapped.dtype), mapped)
 
     @abstractmethod
     def map(self, logits: Tensor) -> Tensor:
@@ -63,6 +96,31 @@ class Calibrator(ParametricModule):
     def _check_classes(self, logits: Tensor, classes: int) -> None:
         if logits.shape[1] != classes:
             raise ValueError(f"logits must have the {classes} classes of the fit, got {logits.shape[1]}")
+
+
+class Identity(Calibrator):
+    """Return the logits as they are, q = softmax(z): the baseline that every method must beat.
+
+    Not for miscalibrated networks.
+
+    >>> Identity.fit([[1.0, 2.0]], [1])([[1.0, 2.0]])
+    array([[1., 2.]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = True
+    differentiable = True
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Return them."""
+        return logits
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """No calibration: check the pair, as every method does."""
+        as_weighted(logits, labels, weights, at_least=1)
+        return cls()
 
 
 class TopLabel(Calibrator):
@@ -91,8 +149,8 @@ class TopLabel(Calibrator):
         """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
         if self.event:
             return 0
-        confidence = torch.as_tensor(self.confidence(logits))
-        return int((confidence < (1 + TIE_MARGIN) / as_logits(logits).shape[1]).sum())
+        confidence = torch.as_tensor(self.confidence(logits))[:, None]
+        return int((confidence < (1 + TIE_MARGIN) / count_options(upcast_half(as_logits(logits)))).sum())
 
     def score(self, logits: Tensor) -> Tensor:
         """What is mapped, (n,) in double: single precision cannot tell those near one apart, where most lie."""
@@ -124,12 +182,13 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     """Log-probabilities with this confidence on the predicted class, which stays the predicted one.
 
     The rest is shared in proportion to the other probabilities, none of them above the confidence: what exceeds it goes
-    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to 1/K and a hair.
+    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to 1/K and a hair. Absent
+    options count for nothing.
     """
-    classes = logits.shape[1]
+    absent, classes = find_absent(logits), count_options(logits)
     best = logits.argmax(dim=1, keepdim=True)
     least = (1 + TIE_MARGIN) / classes
-    top = confidence.to(logits.dtype).clamp(min=least, max=1.0)[:, None]
+    top = confidence.to(logits.dtype)[:, None].clamp(max=1.0).clamp(min=least)
     cap = top - top * (TIE_MARGIN / 2)  # a factor this near to one would be optimised away in ONNX
     others = logits.scatter(1, best, -math.inf)
     share = torch.softmax(others, dim=1)
@@ -140,6 +199,7 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or bool(over.any()):
         # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
         mass = (share + _TRACE).scatter(1, best, 0.0) / (1 + (classes - 1) * _TRACE) * rest
+        mass = mass if absent is None else mass.masked_fill(absent, 0.0)
         log_shared = torch.where(over, torch.log(_cap_masses(mass, rest, cap).clamp(min=tiny)), log_shared)
     return log_shared.scatter(1, best, torch.log(top))
 

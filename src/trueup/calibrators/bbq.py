@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -12,17 +13,14 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.per_class import (
     PADDING,
+    each_class,
     keep_curve,
     one_vs_rest,
     pad_curves,
-    row_count,
-    row_weights,
-    rows_by_class,
     step,
 )
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import tie_ends, weighted_places
-from trueup.core.row_scores import class_probs
 
 _PRIOR = 2.0  # pseudo-counts N′, shared by a binning's bins
 _EDGE = 1e-6  # how near to 0 and 1 a bin's prior mean may come
@@ -70,13 +68,7 @@ class BBQ(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        of_class, each = rows_by_class(y, z.shape[1]), row_weights(w)
-        binnings = _binnings(len(z), row_count(z, w))
-        curves = [
-            _average(scores, of_class[k], binnings, each)
-            for first, block in class_probs(z)
-            for k, scores in enumerate(block, first)
-        ]
+        curves = [_average(*rows) for rows in each_class(z, y, w)]
         cuts, values = zip(*curves, strict=True)
         return cls(pad_curves(cuts, PADDING), pad_curves(values))
 
@@ -92,6 +84,7 @@ class _Binnings(NamedTuple):
     """Where each binning's bins begin in `last`."""
 
 
+@lru_cache(1)  # classes that every row has share theirs
 def _binnings(n: int, rows: float) -> _Binnings:
     fewest, most = max(1, math.floor(rows ** (1 / 3) / 10)), min(n, math.ceil(10 * rows ** (1 / 3)))
     numbers = np.arange(fewest, most + 1)
@@ -102,11 +95,10 @@ def _binnings(n: int, rows: float) -> _Binnings:
     return _Binnings((place * n + bins - 1) // bins - 1, place / bins, first_bin)
 
 
-def _average(
-    scores: np.ndarray, positive: np.ndarray, binnings: _Binnings, weights: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _average(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Cuts and values of the averaged histogram of one class."""
     n = len(scores)
+    binnings = _binnings(n, float(n if weights is None else weights.sum()))
     if weights is None:
         ordered = np.sort(scores)
         hits = np.cumsum(np.bincount(np.searchsorted(ordered, scores[positive]), minlength=n))

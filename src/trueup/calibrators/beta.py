@@ -12,12 +12,13 @@ from trueup.calibrators.platt import (
     class_blocks,
     class_targets,
     fit_logistic,
+    identity_if_all_right,
     join_certificates,
     keep_class_vectors,
     log_normalise,
     log_probs_and_rests,
 )
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.optimize import Certificate
 
 
@@ -55,7 +56,8 @@ class Beta(Calibrator):
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.a))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        return log_normalise(self.a * log_p - self.b * log_rest + self.c).to(logits.dtype)
+        log_p = fill_absent(log_p, find_absent(logits))
+        return log_normalise(self.a * log_p - self.b * log_rest + self.c, logits).to(logits.dtype)
 
     @classmethod
     def fit(
@@ -66,11 +68,13 @@ class Beta(Calibrator):
         """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         parts, certificates = [], []
-        for classes, log_p, log_rest in class_blocks(z):
-            parameters, certificate = _rising(log_p, -log_rest, class_targets(y, classes, w, targets), w)
+        for classes, log_p, log_rest, each in class_blocks(z, w):
+            parameters, certificate = _rising(log_p, -log_rest, class_targets(y, classes, each, targets), each)
             parts.append(parameters)
             certificates.append(certificate)
-        return cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
+        fitted = cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.a)
+        return identity_if_all_right(fitted, cls(ones, ones, 0 * ones), z, y, w)
 
 
 def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) -> tuple[Tensor, Certificate]:
@@ -85,7 +89,8 @@ def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) ->
     if not len(falling):
         return parameters, certificate
     x, t = torch.stack([first[:, falling], second[:, falling]]), targets[:, falling]
-    share = 1 / len(t) if w is None else (w / w.sum())[:, None]
+    w = w if w is None or w.ndim == 1 else w[:, falling]
+    share = 1 / len(t) if w is None else w / w.sum(dim=0) if w.ndim == 2 else (w / w.sum())[:, None]
     level = torch.logit((share * t).sum(dim=0))
     least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
     ends = [certificate]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,8 +12,19 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors, as_weighted, as_weights, given, take_weighted, upcast_half
-from trueup.core.events import as_event
+from trueup.core.arrays import (
+    NEVER,
+    as_logits,
+    as_tensors,
+    as_weighted,
+    as_weights,
+    fill_absent,
+    find_absent,
+    given,
+    take_weighted,
+    upcast_half,
+)
+from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -94,12 +106,14 @@ class OneVsRest(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Calibrate each class's log-odds and put the probabilities together."""
         self._check_classes(logits, len(self.calibrators))
-        odds = _log_odds(logits)
+        absent = find_absent(logits)
+        odds = fill_absent(_log_odds(logits), absent)
         binary = [
             torch.log_softmax(calibrator(_binary(odds[:, k])), dim=1)[:, 1]
             for k, calibrator in enumerate(self.calibrators)
         ]
-        return torch.log_softmax(torch.stack(binary, dim=1), dim=1)
+        log_q = torch.stack(binary, dim=1)
+        return torch.log_softmax(log_q if absent is None else log_q.masked_fill(absent, NEVER), dim=1)
 
     def config(self) -> dict[str, Any]:
         """The calibrators."""
@@ -118,7 +132,14 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     def fitted(logits: Any, labels: Any, *, weights: Any = None) -> OneVsRest:
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         odds = _log_odds(upcast_half(z))
-        return OneVsRest([method(_binary(odds[:, k]), (y == k).long(), **given(w)) for k in range(z.shape[1])])
+
+        def of_class(k: int) -> Calibrator:
+            here = odds[:, k] > -torch.inf  # rows that have the option; none of them tell of one that no row has
+            rows = here if bool(here.any()) else torch.arange(1, device=z.device)
+            x = odds[rows, k] if bool(here.any()) else torch.zeros_like(odds[:1, k])
+            return method(_binary(x), (y[rows] == k).long(), **given(None if w is None else w[rows]))
+
+        return OneVsRest([of_class(k) for k in range(z.shape[1])])
 
     return fitted
 
@@ -139,6 +160,8 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+        from trueup.core.events import as_event  # most fits are of no event
+
         return method(*as_event(logits, labels, event, names=names), **options)
 
     return fit_event
@@ -159,7 +182,8 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
 
     `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label
-    and spread copies of a row; the order of the rows does not matter.
+    and spread copies of a row; the order of the rows does not matter. `clusters`, one value a row, keep correlated rows
+    (pixels of an image) in one fold.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))
@@ -169,11 +193,12 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
     """
     method = _resolve(fit)
 
-    def calibrated(logits: Any, labels: Any, *, weights: Any = None) -> np.ndarray:
+    def calibrated(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> np.ndarray:
         z, y = as_tensors(logits, labels, at_least=folds)
+        together = as_clusters(clusters, len(z), at_least=2)
         w = None if weights is None else torch.from_numpy(as_weights(weights, len(z))).to(z.device)
         out = torch.empty_like(z)
-        for train, test in k_fold(z, y, folds):
+        for train, test in k_fold(z, y, folds, together):
             *pair, share = take_weighted(z, y, w, train)
             out[test] = method(*pair, **given(share))(z[test])
         return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
@@ -224,6 +249,7 @@ def record_choice(
     raw: str,
     reasons: Mapping[str, str] | None = None,
     weights: np.ndarray | None = None,
+    clusters: Clusters | None = None,
 ) -> Choice:
     """The record of the choice of one method among several, by the loss of every held-out row.
 
@@ -243,10 +269,10 @@ def record_choice(
         chosen,
         {name: weighted_mean(each, weights) for name, each in losses.items()} | dict.fromkeys(reasons, float("inf")),
         reasons,
-        errors={name: standard_error(each - loss, weights) for name, each in losses.items()},
+        errors={name: standard_error(each - loss, weights, clusters) for name, each in losses.items()},
         weights={chosen: 1.0},
         loss=weighted_mean(loss, weights),
-        detectable=DETECTED * standard_error(losses[rival] - loss, weights),
+        detectable=DETECTED * standard_error(losses[rival] - loss, weights, clusters),
     )
 
 
@@ -255,8 +281,10 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray | None = None) -> floa
     return float(np.average(values, weights=weights))
 
 
-def standard_error(values: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Of a mean: the standard deviation over √n, where n is (Σw)²/Σw² with weights."""
+def standard_error(values: np.ndarray, weights: np.ndarray | None = None, clusters: Clusters | None = None) -> float:
+    """Of a mean: the standard deviation over √n, where n is (Σw)²/Σw² with weights; with clusters, that over them."""
+    if clusters is not None:
+        return mean_error(*block_sums(values, weights, clusters))
     w = np.ones(len(values)) if weights is None else weights
     variance = np.average((values - np.average(values, weights=w)) ** 2, weights=w)
     return float(np.sqrt(variance * (w @ w)) / w.sum())
@@ -267,7 +295,8 @@ def choose(
 ) -> Fit:
     """Fit each method on folds and keep the `simplest` that is within a standard error of the best, simplest first.
 
-    `score` is "nll" or "brier". The calibrator that comes out carries the comparison as `choice`.
+    `score` is "nll" or "brier". The calibrator that comes out carries the comparison as `choice`. The fit takes
+    `clusters`, one value a row: correlated rows stay in one fold, and the standard error is that of clusters.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
@@ -279,21 +308,22 @@ def choose(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
-    def fit(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
+    def fit(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> Calibrator:
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
-                losses[name] = _held_out(method, z, y, w, folds, score)
+                losses[name] = _held_out(method, z, y, w, folds, score, together)
             except (FitError, ValueError) as error:
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
         each = None if w is None else w.cpu().numpy()
-        name = simplest(losses, standard_errors=standard_errors, weights=each)
+        name = simplest(losses, standard_errors=standard_errors, weights=each, clusters=together)
         fitted: Calibrator = methods[name](z, y, **given(w))
         fitted.choice = record_choice(  # type: ignore[assignment]
-            losses, name, raw="identity", reasons=reasons, weights=each
+            losses, name, raw="identity", reasons=reasons, weights=each, clusters=together
         )
         return fitted
 
@@ -301,12 +331,16 @@ def choose(
 
 
 def simplest(
-    losses: Mapping[str, np.ndarray], *, standard_errors: float = 1.0, weights: np.ndarray | None = None
+    losses: Mapping[str, np.ndarray],
+    *,
+    standard_errors: float = 1.0,
+    weights: np.ndarray | None = None,
+    clusters: Clusters | None = None,
 ) -> str:
     """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
 
     The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n. With
-    weights, n is (Σw)²/Σw².
+    weights, n is (Σw)²/Σw²; with clusters the standard error is that over clusters.
 
     >>> one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
     >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
@@ -315,7 +349,7 @@ def simplest(
     best = min(losses, key=lambda name: weighted_mean(losses[name], weights))
     for name, loss in losses.items():
         behind = loss - losses[best]
-        if weighted_mean(behind, weights) <= standard_errors * standard_error(behind, weights):
+        if weighted_mean(behind, weights) <= standard_errors * standard_error(behind, weights, clusters):
             return name
     return best
 
@@ -346,14 +380,28 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     return Refinement(float(before), float(before - after), float(after))
 
 
+def takes(fit: Fit, option: str) -> bool:
+    """Whether a method takes an option, such as `clusters`.
+
+    >>> takes(choose(["identity"]), "clusters"), takes(METHODS["temperature"], "clusters")
+    (True, False)
+    """
+    try:
+        return option in inspect.signature(fit).parameters
+    except (TypeError, ValueError):  # a function of C has no signature
+        return False
+
+
 def _resolve(fit: Fit | str) -> Fit:
     return METHODS[fit] if isinstance(fit, str) else fit
 
 
-def _held_out(method: Fit, z: Tensor, y: Tensor, w: Tensor | None, folds: int, score: str) -> np.ndarray:
+def _held_out(
+    method: Fit, z: Tensor, y: Tensor, w: Tensor | None, folds: int, score: str, clusters: Clusters | None
+) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
     scores = np.empty(len(z))
-    for train, test in k_fold(z, y, folds):
+    for train, test in k_fold(z, y, folds, clusters):
         *pair, share = take_weighted(z, y, w, train)
         calibrated = method(*pair, **given(share))(z[test])
         scores[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)

@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.core import chunks
-from trueup.core.arrays import as_weighted, upcast_half
+from trueup.core.arrays import as_weighted, fill_absent, find_absent, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
 _SMOOTH = 1e-3
@@ -76,10 +76,14 @@ class Diagonal(Calibrator):
 
 
 def centre_rows(z: Tensor) -> Tensor:
-    """Rows less their mean: a constant added to a row of logits means nothing."""
+    """Rows less their mean: a constant added to a row of logits means nothing. An absent option becomes 0."""
     # Less the largest first: the mean of logits far from zero would lose their last digits.
-    z = z - z.amax(dim=1, keepdim=True)
+    z = fill_absent(z - z.amax(dim=1, keepdim=True), find_absent(z))
     return z - z.mean(dim=1, keepdim=True)
+
+
+def _mask(scores: Tensor, absent: Tensor | None) -> Tensor:
+    return scores if absent is None else scores.masked_fill(absent, -torch.inf)
 
 
 def _integrals(u: Tensor, knots: Tensor) -> Iterator[Tensor]:
@@ -98,7 +102,8 @@ def _knots(z: Tensor, w: Tensor | None, temperature: float, number: int) -> Tens
     values, weights = [], []
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         u = centre_rows(upcast_half(z[rows]).double())
-        p, place = torch.softmax(u / temperature, dim=1).topk(min(10, u.shape[1]), dim=1)
+        scaled = _mask(u / temperature, find_absent(z[rows]))
+        p, place = torch.softmax(scaled, dim=1).topk(min(10, u.shape[1]), dim=1)
         values.append(u.gather(1, place).flatten())
         information = p * (1 - p)
         weights.append((information if w is None else information * w[rows, None]).flatten())
@@ -118,18 +123,18 @@ def _increasing(z: Tensor, y: Tensor, w: Tensor | None, knots: Tensor, start: fl
     n, size = len(z), z.numel() * len(knots)
     share = torch.full((n, 1), 1 / n, dtype=torch.float64, device=z.device) if w is None else (w / w.sum())[:, None]
 
-    def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def pieces() -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
         for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
             basis = torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2)
-            yield basis, y[rows, None], share[rows]
+            yield basis, find_absent(z[rows]), y[rows, None], share[rows]
 
     cache = list(pieces()) if size <= chunks.KEPT else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * torch.exp(torch.from_numpy(theta).to(z.device))
         value, gradient = 0.0, torch.zeros_like(slopes)
-        for basis, labels, part in cache or pieces():
-            log_q = torch.log_softmax(basis @ slopes, dim=1)
+        for basis, absent, labels, part in cache or pieces():
+            log_q = torch.log_softmax(_mask(basis @ slopes, absent), dim=1)
             value -= float((part * log_q.gather(1, labels)).sum())
             off = torch.exp(log_q).scatter_add(1, labels, -torch.ones_like(log_q[:, :1]))
             gradient += torch.einsum("nk,nkm->m", part * off, basis)

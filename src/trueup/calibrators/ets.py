@@ -18,7 +18,7 @@ from trueup.calibrators.temperature_search import (
     scale_of,
     shifted_chunks,
 )
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import NEVER, as_weighted, count_options
 from trueup.core.optimize import FitError, warn_at_bound
 
 Loss = Literal["brier", "nll"]
@@ -28,7 +28,7 @@ _TRACE = 1e-3
 
 
 class EnsembleTemperature(Calibrator):
-    """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1.
+    """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1, K a row's options.
 
     T minimises the NLL (or, as published, the Brier score, which pays for it in NLL), then w does, exactly. The ranking
     stays, and no rare error can cost more than ln(K/w₃). Not for networks whose miscalibration differs between classes.
@@ -63,8 +63,9 @@ class EnsembleTemperature(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """The logarithm of the mixture."""
         z = logits.double()
-        uniform = torch.full_like(z, -math.log(z.shape[1]))
-        parts = torch.stack([torch.log_softmax(z / self.temperature, dim=1), torch.log_softmax(z, dim=1), uniform])
+        uniform = torch.zeros_like(z) - torch.as_tensor(count_options(z), dtype=z.dtype).log()
+        scaled, plain = (torch.log_softmax(x, dim=1).clamp(min=NEVER) for x in (z / self.temperature, z))
+        parts = torch.stack([scaled, plain, uniform])
         return torch.logsumexp(parts + torch.log(self.weights)[:, None, None], dim=0).to(logits.dtype)
 
     @classmethod
@@ -117,9 +118,15 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     return best
 
 
+def _uniform(z: Tensor) -> Tensor:
+    """The uniform distribution's probability in each row, (n,): one over its options."""
+    return torch.ones(len(z), dtype=torch.float64, device=z.device) / torch.as_tensor(count_options(z)).flatten()
+
+
 def _brier_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float) -> np.ndarray:
-    classes = z.shape[1]
-    square, linear = np.full((3, 3), 1 / classes), np.array([0.0, 0.0, 1 / classes])
+    uniform = _uniform(z)
+    mean = float(uniform.mean() if w is None else (w @ uniform) / w.sum())
+    square, linear = np.full((3, 3), mean), np.array([0.0, 0.0, mean])
     square[:2, :2] = 0.0
     for part, labels, share in shifted_chunks(z, y, w):
         both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
@@ -134,7 +141,7 @@ def _nll_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float, max_iter: 
         torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels, _ in shifted_chunks(z, y)])
         for b in (beta, 1.0)
     ]
-    a = torch.cat([*columns, torch.full_like(columns[0], 1 / z.shape[1])], dim=1).cpu().numpy()
+    a = torch.cat([*columns, _uniform(z)[:, None]], dim=1).cpu().numpy()
     share = np.full(len(a), 1 / len(a)) if w is None else (w / w.sum()).cpu().numpy()
     mixture = np.full(3, 1 / 3)
     for _ in range(max_iter):

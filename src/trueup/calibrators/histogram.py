@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from trueup.calibrators.per_class import (
     row_weights,
     step,
 )
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, find_absent
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error
 from trueup.core.row_scores import scores_and_outcomes, top_label_tally
 
@@ -133,12 +134,23 @@ class HistogramOvR(Calibrator):
         """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         places, each = slack_edges(bins, z), row_weights(w)
-        return cls.from_counts(Bins.of(z, y, bins=bins, classwise=True, weights=each), places, empty)
+        return cls.from_counts(tally_options(z, y, bins=bins, weights=each), places, empty)
 
     @classmethod
     def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
         """From a class-wise tally."""
         return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), tally.n))
+
+
+def tally_options(z: Tensor, y: Tensor, *, bins: int = BINS, weights: np.ndarray | None = None) -> Bins:
+    """A class-wise tally of the options that rows have: an absent one is in no bin, not even that of 0."""
+    tally = Bins.of(z, y, bins=bins, classwise=True, weights=weights)
+    if (absent := find_absent(z)) is None:
+        return tally
+    gone = absent.cpu().numpy()
+    count = tally.count.copy()
+    count[:, 0] = np.maximum(count[:, 0] - (gone.sum(axis=0) if weights is None else weights @ gone), 0.0)
+    return replace(tally, count=np.where(count > 1e-9, count, 0.0))
 
 
 def slack_edges(bins: int, z: Tensor) -> np.ndarray:
@@ -151,7 +163,7 @@ def _frequency(count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Em
     fallbacks = {
         "midpoint": (edges[1:] + edges[:-1]) / 2,
         "zero": np.zeros(1),
-        "mean": hits.sum(axis=-1, keepdims=True) / count.sum(axis=-1, keepdims=True),
+        "mean": hits.sum(axis=-1, keepdims=True) / np.maximum(count.sum(axis=-1, keepdims=True), 1e-300),
     }
     if empty not in fallbacks:
         raise ValueError(f'empty must be "midpoint", "zero" or "mean", got {empty!r}')

@@ -22,7 +22,7 @@ from trueup.calibrators.per_class import (
 )
 from trueup.calibrators.platt import log_probs_and_rests
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_weighted, match_kind, upcast_half
+from trueup.core.arrays import as_logits, as_weighted, find_absent, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_width
 from trueup.core.row_scores import scores_and_outcomes
 
@@ -132,9 +132,13 @@ class IMaxShared(Calibrator):
         blocks = chunks.row_chunks(rows, classes, chunks.BLOCK)
         odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks]).ravel().cpu().numpy()
         positive = np.arange(rows) * classes + y.cpu().numpy()
-        each = row_weights(w)
-        cuts, values = _fit_bins(odds, positive, None if each is None else np.repeat(each, classes), bins, seed)
-        return cls(cuts, clip_frequencies(values, classes * row_count(z, w)))
+        weights = None if w is None else np.repeat(w.cpu().numpy(), classes)
+        if (absent := find_absent(z)) is not None:
+            here = ~absent.ravel().cpu().numpy()
+            odds, positive = odds[here], np.cumsum(here)[positive] - 1
+            weights = None if weights is None else weights[here]
+        cuts, values = _fit_bins(odds, positive, weights, bins, seed)
+        return cls(cuts, clip_frequencies(values, len(odds) if weights is None else weights.sum()))
 
 
 def _odds(z: Tensor) -> Tensor:

@@ -12,19 +12,19 @@ from trueup.calibrators.base import Calibrator, TopLabel, break_ties
 from trueup.calibrators.per_class import (
     PADDING,
     clip_frequencies,
+    each_class,
     interpolate,
     keep_curve,
     one_vs_rest,
     pad_curves,
     row_count,
     row_weights,
-    rows_by_class,
 )
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_weighted, upcast_half
+from trueup.core.arrays import as_weighted, find_absent, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.optimize import Certificate
-from trueup.core.row_scores import class_probs, scores_and_outcomes
+from trueup.core.row_scores import scores_and_outcomes
 
 
 class Isotonic(TopLabel):
@@ -117,12 +117,7 @@ class IsotonicOvR(Calibrator):
     def fit_centred(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        labels = y.cpu().numpy()
-        curves = [
-            centre_blocks(scores, labels == k, row_weights(w))
-            for first, block in class_probs(z)
-            for k, scores in enumerate(block, first)
-        ]
+        curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
         knots, values = zip(*curves, strict=True)
@@ -132,12 +127,7 @@ class IsotonicOvR(Calibrator):
     def _fitted(
         cls, z: Tensor, y: Tensor, w: Tensor | None, temperature: float, certificate: Certificate | None = None
     ) -> Self:
-        of_class = rows_by_class(y, z.shape[1])
-        curves = [
-            pool_adjacent_violators(scores, of_class[k], row_weights(w))
-            for first, block in class_probs(z)
-            for k, scores in enumerate(block, first)
-        ]
+        curves = [pool_adjacent_violators(*rows) for rows in each_class(z, y, w)]
         knots, values = zip(*curves, strict=True)
         fitted = cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)), temperature)
         return fitted.with_certificate(certificate)
@@ -180,12 +170,15 @@ class IsotonicPooled(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        rows, classes = z.shape
-        scores = np.concatenate([block.ravel() for _, block in class_probs(z)])  # class by class
-        positive = y.cpu().numpy() * rows + np.arange(rows)
-        each = row_weights(w)
-        knots, values = pool_adjacent_violators(scores, positive, None if each is None else np.tile(each, classes))
-        return cls(knots, clip_frequencies(values, classes * row_count(z, w)))
+        absent = find_absent(z)
+        offered = [True] * z.shape[1] if absent is None else (~absent.all(dim=0)).tolist()
+        classes = [rows for rows, some in zip(each_class(z, y, w), offered, strict=True) if some]
+        starts = np.cumsum([0, *(len(scores) for scores, _, _ in classes)])
+        scores = np.concatenate([scores for scores, _, _ in classes])
+        positive = np.concatenate([rows + start for (_, rows, _), start in zip(classes, starts, strict=False)])
+        weights = None if w is None else np.concatenate([each for _, _, each in classes])
+        knots, values = pool_adjacent_violators(scores, positive, weights)
+        return cls(knots, clip_frequencies(values, len(scores) if weights is None else weights.sum()))
 
 
 def pool_adjacent_violators(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import upcast_half
+from trueup.core.arrays import fill_absent, find_absent, upcast_half
 from trueup.core.loss_sums import vector_sums
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
@@ -69,7 +69,10 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Problem:
-    """Penalised likelihood of softmax(W u + b) on trusted tensors; u = z, or ln softmax(scale·z)."""
+    """Penalised likelihood of softmax(W u + b) on trusted tensors; u = z, or ln softmax(scale·z).
+
+    An absent option has no part in the softmax, and its u is the mean of those that its row has.
+    """
 
     z: Tensor
     y: Tensor
@@ -141,8 +144,9 @@ class Problem:
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
         n, classes = self.total, self.z.shape[1]
-        u, share = self._subsample(2048)
-        mean_probs = _weigh(torch.softmax(u * float(x[0]), dim=1), share).mean(dim=0).double().numpy()
+        u, absent, share = self._subsample(2048)
+        probs = torch.softmax(_mask(u * float(x[0]), absent), dim=1)
+        mean_probs = _weigh(probs, share).mean(dim=0).double().numpy()
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
@@ -150,13 +154,14 @@ class Problem:
         weights = None if self.w is None else self.w.cpu().numpy()
         return np.bincount(self.y.cpu().numpy(), weights, minlength=self.z.shape[1])
 
-    def _subsample(self, rows: int) -> tuple[Tensor, Tensor | None]:
-        """Every so many-th row of u, and their weights of mean one."""
+    def _subsample(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Every so many-th row of u, where options are absent, and the rows' weights of mean one."""
         n, classes = self.z.shape
         some = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
         u = self.scale * self.z[some].float().cpu()
         share = None if self.w is None else (self.w[some] / self.w[some].mean()).float().cpu()[:, None]
-        return (torch.log_softmax(u, dim=1) if self.on == "log_probs" else u), share
+        absent = find_absent(u)
+        return fill_absent(torch.log_softmax(u, dim=1) if self.on == "log_probs" else u, absent), absent, share
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
@@ -194,12 +199,13 @@ class Problem:
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, from some rows."""
         classes = self.z.shape[1]
-        u, share = self._subsample(2048 if self.vector else 4096)
+        u, absent, share = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         if self.vector:
-            return _vector_blocks(u, weight, bias, share, self._counts)
-        return _matrix_blocks(u, weight.view(classes, -1), bias, share, careful=careful)
+            return _vector_blocks(u, _weigh(_spread(_mask(u * weight + bias, absent)), share), self._counts)
+        spread = _weigh(_spread(_mask(torch.addmm(bias, u, weight.view(classes, -1).T), absent)), share)
+        return _matrix_blocks(u, spread, careful=careful)
 
     def inverse(self, blocks: Blocks) -> Inverse:
         """The penalised loss's curvature, inverted."""
@@ -245,16 +251,17 @@ class Problem:
         classes, shift = self.z.shape[1], self._shift
         kind = torch.float32 if quick else torch.float64 if self._small else upcast_half(self.z[:0]).dtype
 
-        def chunk(rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        def chunk(rows: slice) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
             part, share = self.z[rows], None if self.w is None else self.w[rows, None].to(kind)
+            absent = find_absent(part)
             if shift is None:
-                return self.scale * part.to(kind), self.y[rows, None], share
-            # In double, since the two may be large and near to each other.
-            u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
-            return u.to(kind), self.y[rows, None], share
+                u = self.scale * part.to(kind)
+            else:  # in double, since the two may be large and near to each other
+                u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
+            return fill_absent(u, absent).to(kind), absent, self.y[rows, None], share
 
         parts = list(chunks.row_chunks(len(self.z), classes, chunks.PRODUCT))
-        kept: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        kept: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             loss = 0.0
@@ -265,8 +272,8 @@ class Problem:
             )
             if self._small and not kept:
                 kept.extend(map(chunk, parts))
-            for u, label, share in kept or map(chunk, parts):
-                log_q = torch.log_softmax(torch.addmm(bias, u, weight.T), dim=1)
+            for u, absent, label, share in kept or map(chunk, parts):
+                log_q = torch.log_softmax(_mask(torch.addmm(bias, u, weight.T), absent), dim=1)
                 loss -= float(_weigh(log_q.gather(1, label), share).double().sum())
                 residual = log_q.exp_()
                 residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind))
@@ -282,13 +289,12 @@ class Problem:
         return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
 
 
-def _vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, counts: np.ndarray) -> Blocks:
-    """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k).
+def _vector_blocks(u: Tensor, spread: Tensor, counts: np.ndarray) -> Blocks:
+    """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k); `spread` is p_k(1 − p_k).
 
     Of many classes few rows tell little: there a class is taken to have the curvature of its share of all labels, whose
     `counts` are known, and the moments of the logits that all classes have together.
     """
-    spread = _weigh(_spread(u * weight + bias), share)
     scaled = spread * u
     a, m, d = (x.sum(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
     total = d.sum() + 1e-30
@@ -311,14 +317,11 @@ def _vector_blocks(u: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None
     return inverse
 
 
-def _matrix_blocks(
-    u: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None = None, *, careful: bool = False
-) -> Blocks:
+def _matrix_blocks(u: Tensor, spread: Tensor, *, careful: bool = False) -> Blocks:
     """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1).
 
     Many classes share a covariance, unless it is to be careful at K times the cost.
     """
-    spread = _weigh(_spread(torch.addmm(bias, u, weight.T)), share)
     most = _MANY_CLASSES if careful else _FEW_CLASSES
     return _own_blocks(u, spread) if u.shape[1] <= most else _pooled_blocks(u, spread)
 
@@ -389,6 +392,10 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
         return apply
 
     return inverse
+
+
+def _mask(scores: Tensor, absent: Tensor | None) -> Tensor:
+    return scores if absent is None else scores.masked_fill_(absent, -torch.inf)
 
 
 def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.temperature_search import finite_inverse_temperature, near_inverse_temperature
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.splits import k_fold
@@ -22,10 +22,12 @@ PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
 STRUCTURED_PENALTIES = tuple(10.0**power for power in range(-3, 3))
 """Multiples of the penalty on M of structured matrix scaling that cross-validation tries; 100 is SVS, nearly."""
+_FAR_OFF = 100.0
+"""So many standard deviations from zero, the mean of the logits is taken out before a fit."""
 
 
 class Linear(Calibrator):
-    """q = softmax(W u + b), with u the logits or something like them."""
+    """q = softmax(W u + b), with u the logits or something like them; of an absent option, the mean of the others."""
 
     keeps_argmax = False
     shift_invariant = False
@@ -47,7 +49,7 @@ class Linear(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """Apply the weights, a vector or a matrix, and the bias."""
         self._check_classes(logits, len(self.bias))
-        u = self.features(logits)
+        u = fill_absent(self.features(logits), find_absent(logits))
         w, b = self.weight.to(u.dtype), self.bias.to(u.dtype)
         return (u * w if w.ndim == 1 else u @ w.T) + b
 
@@ -74,9 +76,10 @@ class Vector(Linear):
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True, w=w)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
-        return cls(weight, bias).with_certificate(certificate)
+        return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
     def fit_bias_corrected(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -120,16 +123,18 @@ class Matrix(Linear):
     def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, weights: Any = None) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty), w=w)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
-        return cls(weight, bias).with_certificate(certificate)
+        return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        z, offset = _split_offset(z)
         weight, bias, certificate = _fit_penalised(z, y, w, **options)
-        return cls(weight, bias).with_certificate(certificate)
+        return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
 
 class Dirichlet(Linear):
@@ -247,6 +252,23 @@ class Structured(Linear):
             problem = replace(problem, penalty=penalty)
         weight, bias, certificate = problem.solve(start)
         return cls(1 / beta, weight, bias).with_certificate(certificate)
+
+
+def _split_offset(z: Tensor) -> tuple[Tensor, float]:
+    """Logits without a common offset that dwarfs their differences, and that offset.
+
+    With it the weights and the bias would be all but collinear: a search would crawl, and a penalty on the bias mean
+    nothing. A moderate one stays, so that the penalty is the published one.
+    """
+    spread, middle = torch.std_mean(z[:: max(1, z.numel() >> 20)].double(), correction=0)
+    offset = float(middle)
+    return (z.double() - offset, offset) if abs(offset) > _FAR_OFF * float(spread) else (z, 0.0)
+
+
+def _shift_bias(weight: Tensor, bias: Tensor, offset: float) -> Tensor:
+    """The bias for logits with the offset, from that for those without."""
+    bias = bias - offset * (weight if weight.ndim == 1 else weight.sum(dim=1))
+    return bias - bias.mean()
 
 
 def _fit_penalised(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.linear import Structured
 from trueup.core import chunks
-from trueup.core.arrays import as_weighted, take_weighted, upcast_half
+from trueup.core.arrays import as_weighted, fill_absent, find_absent, take_weighted, upcast_half
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
 from trueup.core.splits import exceeds_error, k_fold
@@ -68,7 +68,7 @@ class LowRank(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """The scaled log-probabilities and what the few directions add."""
         self._check_classes(logits, len(self.bias))
-        u = torch.log_softmax(logits.double() / self.temperature, dim=1)
+        u = fill_absent(torch.log_softmax(logits.double() / self.temperature, dim=1), find_absent(logits))
         return (u * self.weight + self.bias + _centre(u) @ self.right @ self.left.T).to(logits.dtype)
 
     @classmethod
@@ -106,6 +106,16 @@ def _centre(u: Tensor) -> Tensor:
     return (u - u.mean(dim=1, keepdim=True)).clamp(-_MAX_FEATURE, _MAX_FEATURE)
 
 
+class _Rows(NamedTuple):
+    """Some rows: the features, those less their mean, where options are absent, the labels and the weights."""
+
+    u: Tensor
+    c: Tensor
+    absent: Tensor | None
+    label: Tensor
+    share: Tensor
+
+
 class _Problem:
     """Penalised likelihood in single precision, about a structured vector scaling."""
 
@@ -115,8 +125,9 @@ class _Problem:
         share = torch.ones(len(z), dtype=torch.float64, device=z.device) if w is None else w
         self.rows = []
         for at in chunks.row_chunks(len(z), self.classes, chunks.PRODUCT):
-            u = about.features(upcast_half(z[at]).double()).float()
-            self.rows.append((u, _centre(u), y[at], share[at, None].float()))
+            absent = find_absent(z[at])
+            u = fill_absent(about.features(upcast_half(z[at]).double()), absent).float()
+            self.rows.append(_Rows(u, _centre(u), absent, y[at], share[at, None].float()))
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weight, bias, and the two factors."""
@@ -129,8 +140,8 @@ class _Problem:
         zero = torch.zeros(2 * self.classes * rank, dtype=torch.float64)
         x = torch.cat([self.about.weight, self.about.bias, zero])
         slope = torch.zeros(self.classes, self.classes)
-        for u, c, label, share in self.rows:
-            slope -= _loss_and_residual(u, c, label, share, *(part.float() for part in self.parts(x)))[1].T @ c
+        for rows in self.rows:
+            slope -= _loss_and_residual(rows, *(part.float() for part in self.parts(x)))[1].T @ rows.c
         left, _, right = torch.linalg.svd(slope)
         factors = _START * torch.stack([left[:, :rank], right[:rank].T])
         return torch.cat([x[: 2 * self.classes], factors.double().ravel()]).numpy()
@@ -157,29 +168,30 @@ class _Problem:
     def row_losses(self, x: np.ndarray) -> np.ndarray:
         """The loss of each row, without a penalty."""
         parts = self.parts(torch.from_numpy(x).float())
-        log_q = [_log_probs(u, c, *parts).gather(1, label[:, None])[:, 0] for u, c, label, _ in self.rows]
+        log_q = [_log_probs(rows, *parts).gather(1, rows.label[:, None])[:, 0] for rows in self.rows]
         return -torch.cat(log_q).double().numpy()
 
     def _sums(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias, left, right = self.parts(torch.from_numpy(x).float())
         loss, slopes = 0.0, np.zeros(len(x))
-        for u, c, label, share in self.rows:
-            value, residual = _loss_and_residual(u, c, label, share, weight, bias, left, right)
+        for rows in self.rows:
+            value, residual = _loss_and_residual(rows, weight, bias, left, right)
             loss += value
-            vector = (residual * u).sum(dim=0), residual.sum(dim=0)
-            factors = ((c @ right).T @ residual).T, ((residual @ left).T @ c).T
+            vector = (residual * rows.u).sum(dim=0), residual.sum(dim=0)
+            factors = ((rows.c @ right).T @ residual).T, ((residual @ left).T @ rows.c).T
             slopes += np.concatenate([part.double().numpy().ravel() for part in (*vector, *factors)])
         return loss, slopes
 
 
-def _log_probs(u: Tensor, c: Tensor, weight: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    return torch.log_softmax(torch.addcmul(bias, u, weight).addmm_(c @ right, left.T), dim=1)
+def _log_probs(rows: _Rows, weight: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    scores = torch.addcmul(bias, rows.u, weight).addmm_(rows.c @ right, left.T)
+    return torch.log_softmax(scores if rows.absent is None else scores.masked_fill_(rows.absent, -torch.inf), dim=1)
 
 
-def _loss_and_residual(u: Tensor, c: Tensor, label: Tensor, share: Tensor, *parts: Tensor) -> tuple[float, Tensor]:
+def _loss_and_residual(rows: _Rows, *parts: Tensor) -> tuple[float, Tensor]:
     """The summed loss of some rows, and q less the one-hot label, each row times its weight."""
-    log_q = _log_probs(u, c, *parts)
-    loss = -float((share * log_q.gather(1, label[:, None])).double().sum())
+    log_q = _log_probs(rows, *parts)
+    loss = -float((rows.share * log_q.gather(1, rows.label[:, None])).double().sum())
     residual = log_q.exp_()
-    residual[torch.arange(len(label)), label] -= 1
-    return loss, residual.mul_(share)
+    residual[torch.arange(len(rows.label)), rows.label] -= 1
+    return loss, residual.mul_(rows.share)

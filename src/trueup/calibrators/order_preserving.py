@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_weighted, upcast_half
-from trueup.core.onnx_ops import softplus
+from trueup.core.arrays import as_weighted, find_absent, upcast_half
+from trueup.core.module import softplus
 from trueup.core.splits import random_order
 
 _LEAST = 1e-3
@@ -101,6 +101,8 @@ def _stretch_gaps(ordered: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
     slopes = _LEAST + softplus(x @ layers[-1][:, :-1].T + layers[-1][:, -1] + _NEUTRAL)
     # From the top down: near the predicted class, where it matters, nothing is lost by cancellation.
     gaps = ordered[:, :-1] - ordered[:, 1:]
+    if (absent := find_absent(ordered)) is not None:
+        gaps = gaps.masked_fill(absent[:, 1:], 0.0)
     return torch.cat([torch.zeros_like(ordered[:, :1]), -(slopes * gaps).cumsum(dim=1)], dim=1)
 
 
@@ -145,6 +147,7 @@ class _Trainer:
     def loss(self, rows: Tensor) -> Tensor:
         """Mean negative log-likelihood of some rows."""
         stretched = _stretch_gaps(self.ordered[rows], self.layers()) / self.temperature
+        stretched = stretched.masked_fill(self.ordered[rows] == -torch.inf, -torch.inf)
         if self.share is None:
             return cross_entropy(stretched, self.rank[rows])
         return (self.share[rows] * cross_entropy(stretched, self.rank[rows], reduction="none")).mean()

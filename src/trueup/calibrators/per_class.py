@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
-from trueup.core.onnx_ops import count_below
+from trueup.core.arrays import find_absent
+from trueup.core.module import count_below
+from trueup.core.row_scores import class_probs
 
 ORDER_WEIGHT = 1e-9
 """How much of the old probability is added to the new one, so that a flat stretch of a curve keeps the order."""
@@ -32,6 +34,8 @@ def one_vs_rest(
         p = torch.softmax(z.double(), dim=1)
         x = p if score is None else score(z.double())
         q = curve(x.T.contiguous()).T + weight * p
+        if (absent := find_absent(z)) is not None:
+            q = q.masked_fill(absent, 0.0)
         return torch.log(q / q.sum(dim=1, keepdim=True)).to(z.dtype)
 
     if torch.compiler.is_compiling():
@@ -65,6 +69,25 @@ def rows_by_class(y: Tensor, classes: int) -> list[np.ndarray]:
     labels = y.cpu().numpy()
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def each_class(z: Tensor, y: Tensor, w: Tensor | None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Of each class its probabilities in the rows that have it as an option, the places of its own rows, and weights.
+
+    A class that no row has is given one row, of probability 0, that is not its own.
+    """
+    weights, of_class, absent = row_weights(w), rows_by_class(y, z.shape[1]), find_absent(z)
+    labels = y.cpu().numpy()
+    for first, block in class_probs(z):
+        for k, scores in enumerate(block, first):
+            if absent is None or not bool(absent[:, k].any()):
+                yield scores, of_class[k], weights
+                continue
+            here = ~absent[:, k].cpu().numpy()
+            if here.any():
+                yield scores[here], np.flatnonzero(labels[here] == k), None if weights is None else weights[here]
+            else:
+                yield np.zeros(1), np.zeros(0, np.int64), None if weights is None else np.ones(1)
 
 
 def row_weights(w: Tensor | None) -> np.ndarray | None:

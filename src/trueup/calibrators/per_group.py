@@ -13,6 +13,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit
 from trueup.core.arrays import as_weighted, as_weights, given, take_weighted, upcast_half
+from trueup.core.clusters import weighted_clusters
 from trueup.core.errors import InputError
 from trueup.core.optimize import FitError
 from trueup.core.splits import exceeds_error, k_fold
@@ -81,7 +82,7 @@ class PerGroup(Calibrator):
         for k in np.unique(found[found >= 0]).tolist():
             rows = torch.from_numpy(np.flatnonzero(found == k)).to(logits.device)
             own = torch.log_softmax(self.calibrators[k](logits[rows]).double(), dim=1)
-            out = out.index_copy(0, rows, _mix(out[rows], own, self.shares[k]))
+            out = out.index_copy(0, rows, mix(out[rows], own, self.shares[k]))
         return out.to(logits.dtype)
 
     def config(self) -> dict[str, Any]:
@@ -93,6 +94,8 @@ class PerGroup(Calibrator):
 def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
     """Fit a method to all rows and to each group, and mix the two as far as held-out rows gain.
 
+    The fit takes `clusters`, one value a row, that stay in one fold: rows that are correlated.
+
     >>> rng = np.random.default_rng(0)
     >>> z, site = rng.normal(size=(4000, 3)) * 2, np.repeat(["A", "B"], 2000)
     >>> y = (z * np.where(site == "A", 1, 0.4)[:, None] + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -102,22 +105,23 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     """
     method = METHODS[fit] if isinstance(fit, str) else fit
 
-    def fitted(logits: Any, labels: Any, *, groups: Any, weights: Any = None) -> PerGroup:
+    def fitted(logits: Any, labels: Any, *, groups: Any, weights: Any = None, clusters: Any = None) -> PerGroup:
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
         rows = len(torch.as_tensor(labels))
+        together = weighted_clusters(clusters, weights, rows, at_least=2)
         names = group_names(groups, rows)
         if (each := as_weights(weights, rows)) is not None:
             names = names[each > 0]
         codes, known = encode_groups(names)
         code = torch.from_numpy(codes).to(z.device)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
-        for train, test in k_fold(z, y, folds):
+        for train, test in k_fold(z, y, folds, together):
             part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
             at = test.cpu().numpy()
             pooled[at], losses[:, at] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w.cpu().numpy())).argmin())
         whole = _Fitted.of(method, z, y, w, code)
-        if not exceeds_error(pooled - losses[best], w, errors=_ERRORS) or not whole.own:
+        if not exceeds_error(pooled - losses[best], w, errors=_ERRORS, clusters=together) or not whole.own:
             return PerGroup(whole.base, [], [], [])
         shares = [whole.share(k, strengths[best]) for k in whole.own]
         return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)
@@ -125,7 +129,8 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     return fitted
 
 
-def _mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+def mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+    """The logarithm of (1 − λ) p + λ q, of logarithms."""
     return torch.logaddexp(common + torch.log1p(-share), own + torch.log(share))
 
 
@@ -174,5 +179,5 @@ class _Fitted:
             own = torch.log_softmax(upcast_half(calibrator(z[rows])).double(), dim=1)
             for i, strength in enumerate(strengths):
                 share = torch.tensor(self.share(k, strength), dtype=own.dtype, device=own.device)
-                losses[i, rows] = -_mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
+                losses[i, rows] = -mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
         return pooled.cpu().numpy(), losses.cpu().numpy()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core import chunks
-from trueup.core.arrays import as_weighted, upcast_half
-from trueup.core.onnx_ops import softplus
+from trueup.core.arrays import NEVER, as_weighted, fill_absent, find_absent, upcast_half
+from trueup.core.module import softplus
 from trueup.core.optimize import Certificate, FitError
+
+C = TypeVar("C", bound=Calibrator)
 
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
@@ -22,8 +24,9 @@ class Platt(Calibrator):
     """Fit a logistic curve to each class's log-odds: q_k ∝ σ(A_k s_k + B_k), s_k = z_k − ln Σ_{j≠k} exp z_j.
 
     With two classes the curves complement each other and q_1 = σ(A s_1 + B). Labels are drawn in to (N₊+1)/(N₊+2) and
-    1/(N₋+2), so that separable and missing classes have finite curves. Not for many classes with few samples each: the
-    curves are fitted apart, and drawn-in labels then flatten them.
+    1/(N₋+2), so that separable and missing classes have finite curves. Where every label is right and the curves would
+    fit these rows worse than the logits as they are, those stay. Not for many classes with few samples each: the curves
+    are fitted apart, and drawn-in labels then flatten them.
     Platt, "Probabilistic outputs for support vector machines" (1999).
 
     >>> z = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, -1.0], [0.0, -3.0]])
@@ -48,7 +51,8 @@ class Platt(Calibrator):
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.slope))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        return log_normalise(self.slope * (log_p - log_rest) + self.offset).to(logits.dtype)
+        odds = self.slope * fill_absent(log_p - log_rest, find_absent(logits)) + self.offset
+        return log_normalise(odds, logits).to(logits.dtype)
 
     @classmethod
     def fit(
@@ -59,13 +63,15 @@ class Platt(Calibrator):
         """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         slopes, offsets, certificates = [], [], []
-        for classes, log_p, log_rest in class_blocks(z):
-            wanted = class_targets(y, classes, w, targets)
-            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, w)
+        for classes, log_p, log_rest, each in class_blocks(z, w):
+            wanted = class_targets(y, classes, each, targets)
+            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, each)
             slopes.append(slope[0])
             offsets.append(offset)
             certificates.append(certificate)
-        return cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
+        fitted = cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.slope)
+        return identity_if_all_right(fitted, cls(ones, 0 * ones), z, y, w)
 
 
 def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,19 +93,34 @@ def _columns(z: Tensor, classes: Tensor, total: Tensor, best: Tensor, rest_of_be
     return log_p, torch.where(best == classes, rest_of_best, rest)
 
 
-def log_normalise(odds: Tensor) -> Tensor:
-    """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds that the classes have one by one."""
-    return torch.log_softmax(-softplus(-odds), dim=1)
+def log_normalise(odds: Tensor, logits: Tensor) -> Tensor:
+    """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds that the classes have one by one, of the logits' options."""
+    log_q = -softplus(-odds)
+    absent = find_absent(logits)
+    return torch.log_softmax(log_q if absent is None else log_q.masked_fill(absent, NEVER), dim=1)
 
 
-def class_blocks(z: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Blocks of classes, with their columns of ln p and ln(1 − p) in double."""
+def class_blocks(z: Tensor, w: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Blocks of classes, with their columns of ln p and ln(1 − p) in double, and the rows' weights for a fit.
+
+    Where an option is absent the columns have their means, and the weights, then (n, classes), zeros. A class that no
+    row has is left in all with nothing to tell.
+    """
     n, classes = z.shape
+    absent = find_absent(z)
     rows = [_row_sums(upcast_half(z[at]).double()) for at in chunks.row_chunks(n, classes, chunks.FIT)]
     sums = [torch.cat(column) for column in zip(*rows, strict=True)]
     every = torch.arange(classes, device=z.device)
     for at in chunks.row_chunks(classes, n, chunks.FIT):
-        yield every[at], *_columns(upcast_half(z[:, at]).double(), every[at], *sums)
+        columns = _columns(upcast_half(z[:, at]).double(), every[at], *sums)
+        if absent is None:
+            yield every[at], *columns, w
+            continue
+        gone = absent[:, at]
+        missing = gone & ~gone.all(dim=0)
+        log_p, log_rest = (fill_absent(torch.where(gone & ~missing, 0.0, column).T, missing.T).T for column in columns)
+        each = torch.ones(n, dtype=torch.float64, device=z.device) if w is None else w
+        yield every[at], log_p, log_rest, each[:, None] * ~missing
 
 
 def class_targets(y: Tensor, classes: Tensor, w: Tensor | None, targets: str) -> Tensor:
@@ -112,9 +133,25 @@ def class_targets(y: Tensor, classes: Tensor, w: Tensor | None, targets: str) ->
 def platt_targets(y: Tensor, classes: Tensor, w: Tensor | None = None) -> Tensor:
     """Platt's targets of each class, (n, classes): (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others."""
     mine = y[:, None] == classes
-    positive = (mine if w is None else mine * w[:, None]).sum(dim=0).double()
-    total = len(y) if w is None else w.sum()
+    each = None if w is None else w if w.ndim == 2 else w[:, None]
+    positive = (mine if each is None else mine * each).sum(dim=0).double()
+    total = len(y) if each is None else each.sum(dim=0)
     return torch.where(mine, (positive + 1) / (positive + 2), 1 / (total - positive + 2))
+
+
+def identity_if_all_right(fitted: C, identity: C, z: Tensor, y: Tensor, w: Tensor | None) -> C:
+    """The identity where every label is right and it fits these rows better.
+
+    Nothing then speaks against a network that is surer than labels that are drawn in by one row.
+    """
+    if not bool((z.argmax(dim=1) == y).all()):
+        return fitted
+    share = torch.full((len(y),), 1 / len(y), device=z.device) if w is None else w / w.sum()
+
+    def loss(logits: Tensor) -> float:
+        return float(share.double() @ torch.nn.functional.cross_entropy(logits.double(), y, reduction="none"))
+
+    return fitted if loss(fitted(z)) <= loss(z) else identity.with_certificate(fitted.certificate)
 
 
 def fit_logistic(
@@ -122,11 +159,13 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor, Certificate]:
     """Fit σ(Σ_f w_f x_f + offset) to the targets of each column: weights (features, columns), offsets (columns,).
 
+    The rows' weights `w` are (n,), or (n, columns).
+
     Newton's steps, each column's own, halved until its loss falls. (L-BFGS over all columns at once ends at the same
     point, but sees one ill-conditioned problem where there are many tiny ones, and takes 7 to 30 times the passes.)
     """
     n, columns = targets.shape
-    share = 1 / n if w is None else (w / w.sum())[:, None]
+    share = 1 / n if w is None else w / w.sum(dim=0) if w.ndim == 2 else (w / w.sum())[:, None]
     # Features on one scale: the Hessian at the start is then well conditioned. A constant one gets no weight.
     middle = torch.stack([x.mean(dim=0) for x in features]) if features else targets.new_empty(0, columns)
     width = torch.stack([x.std(dim=0, correction=0) for x in features]) if features else middle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, break_ties
 from trueup.calibrators.temperature_search import brier_inverse_temperature, inverse_temperature
+from trueup.core.arrays import NEVER, count_options
 from trueup.core.row_scores import score_rows
 
 _RIDGE = 1e-9  # parts that say the same leave a direction without curvature
@@ -71,11 +71,11 @@ class Mixture(Calibrator):
     def map(self, logits: Tensor) -> Tensor:
         """The logarithm of the mixture."""
         parts = [
-            torch.log_softmax(part(logits).double(), dim=1) + torch.log(w)
+            torch.log_softmax(part(logits).double(), dim=1).clamp(min=NEVER) + torch.log(w)
             for part, w in zip(self.calibrators, self.weights, strict=True)
         ]
         log_q = torch.log_softmax(torch.logsumexp(torch.stack(parts), dim=0) / self.temperature, dim=1)
-        uniform = torch.log(self.share) - math.log(logits.shape[1])
+        uniform = torch.log(self.share) - torch.as_tensor(count_options(logits), dtype=torch.float64).log()
         mixed = torch.logaddexp(log_q + torch.log1p(-self.share), uniform).to(logits.dtype)
         return break_ties(logits, mixed) if self.keeps_argmax else mixed
 
@@ -117,7 +117,7 @@ class HeldOut:
         if self.score == "nll":
             return likelihood_weights(self._label_probs(names)[rows], prior, each)
         probs = [self.log_probs[name][rows].double().exp().cpu().numpy() for name in names]
-        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each)
+        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each, prior=prior)
 
     def mixture_losses(self, names: Sequence[str], prior: np.ndarray) -> np.ndarray:
         """The loss in each row of a mixture whose weights were fitted to the other folds (its temperature left out)."""
@@ -140,7 +140,8 @@ class HeldOut:
 
     def _mix(self, names: Sequence[str], weights: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Tensor:
         parts = [w * self.log_probs[name][rows].double().exp() for name, w in zip(names, weights, strict=True)]
-        return torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
+        mixed = torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
+        return mixed.masked_fill(self.log_probs[names[0]][rows] == -torch.inf, -torch.inf)  # of absent options
 
 
 def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -183,19 +184,25 @@ def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndar
     return weights / weights.sum()
 
 
-def brier_weights(probs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+def brier_weights(
+    probs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None, *, prior: np.ndarray | None = None
+) -> np.ndarray:
     """Weights of least Brier score for a mixture of probabilities (parts, n, classes): a quadratic form on the simplex.
+
+    With `prior`, α_m − 1 rows more are such that part m is sure of the label and the others of one other class.
 
     >>> p = np.array([[[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.5, 0.5]]])
     >>> brier_weights(p, np.array([0, 0])).round(3)
     array([1., 0.])
     """
     parts, n, _ = probs.shape
-    each = np.full(n, 1 / n) if rows is None else rows / rows.sum()
+    total = float(n if rows is None else rows.sum())
+    each = np.full(n, 1 / n) if rows is None else rows / total
+    alone = np.zeros(parts) if prior is None else 2 * (prior - 1) / total
     root = (probs * np.sqrt(each)[:, None]).reshape(parts, -1)
     # A row's squared error with the sum of the weights held to one by a penalty that outweighs it.
-    square = root @ root.T + _RIDGE * np.eye(parts) + 1e4
-    weights = _non_negative(square, probs[:, np.arange(n), labels] @ each + 1e4)
+    square = root @ root.T + _RIDGE * np.eye(parts) + np.diag(alone) + 1e4
+    weights = _non_negative(square, probs[:, np.arange(n), labels] @ each + alone + 1e4)
     return weights / weights.sum()
 
 

@@ -11,13 +11,14 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
     class_blocks,
     fit_logistic,
+    identity_if_all_right,
     join_certificates,
     keep_class_vectors,
     log_normalise,
     log_probs_and_rests,
     platt_targets,
 )
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, fill_absent, find_absent
 
 
 class Quadratic(Calibrator):
@@ -54,18 +55,20 @@ class Quadratic(Calibrator):
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.slope))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        odds = torch.minimum(torch.maximum(log_p - log_rest, self.low), self.high)
-        return log_normalise(self.slope * odds + self.square * odds.square() + self.offset).to(logits.dtype)
+        odds = fill_absent(log_p - log_rest, find_absent(logits))
+        odds = torch.minimum(torch.maximum(odds, self.low), self.high)
+        return log_normalise(self.slope * odds + self.square * odds.square() + self.offset, logits).to(logits.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         columns, certificates = [], []
-        for classes, log_p, log_rest in class_blocks(z):
+        for classes, log_p, log_rest, each in class_blocks(z, w):
             odds = log_p - log_rest
-            found, offset, certificate = fit_logistic([odds, odds.square()], platt_targets(y, classes, w), w)
+            found, offset, certificate = fit_logistic([odds, odds.square()], platt_targets(y, classes, each), each)
             columns.append(torch.stack([*found, offset, odds.amin(dim=0), odds.amax(dim=0)]))
             certificates.append(certificate)
-        fitted = cls(*torch.cat(columns, dim=1))
-        return fitted.with_certificate(join_certificates(certificates))
+        fitted = cls(*torch.cat(columns, dim=1)).with_certificate(join_certificates(certificates))
+        ones = torch.ones_like(fitted.slope)
+        return identity_if_all_right(fitted, cls(ones, 0 * ones, 0 * ones, fitted.low, fitted.high), z, y, w)

@@ -11,11 +11,11 @@ import torch
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 from torch import Tensor
 
-from trueup.core.arrays import as_vector, match_kind, upcast_half
+from trueup.core.arrays import as_vector, as_weights, effective_rows, match_kind, upcast_half
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import warn_at_bound
 
-__all__ = ["IsotonicQuantiles", "Recalibrator", "VarianceScaling"]
+__all__ = ["IsotonicQuantiles", "QuantilesAt", "Recalibrator", "VarianceScaling"]
 
 _LEAST_SCALE = 1e-12
 """The scale where every target is its mean, so that a likelihood remains."""
@@ -25,8 +25,29 @@ class Recalibrator(ParametricModule):
     """A forecast N(μ, σ²) becomes the law of μ + σZ; the constructor takes the parameters of Z, `fit` estimates them.
 
     Calling it maps (μ, σ) to the mean and the standard deviation of that law. NumPy in, NumPy out; torch in, torch out;
-    dtype out = dtype in. Quantiles and probabilities are computed in float64.
+    dtype out = dtype in. Quantiles and probabilities are computed in float64. `at_levels` is the module that gives
+    quantiles, to put behind a network or to export.
     """
+
+    _moments: Tensor
+
+    def _keep_moments(self) -> None:
+        self.register_buffer("_moments", torch.tensor(self.moments(), dtype=torch.float64), persistent=False)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._keep_moments()
+
+    def at_levels(self, levels: Any) -> QuantilesAt:
+        """The module from (μ, σ) to the calibrated quantiles of these levels.
+
+        >>> VarianceScaling(2.0).at_levels([0.1, 0.5])(torch.tensor([1.0]), torch.tensor([1.0]))
+        tensor([[-1.5631,  1.0000]])
+        """
+        q = _check_levels(levels)
+        if len(q) and (q.min() <= 0 or q.max() >= 1):
+            raise ValueError(f"levels must lie between 0 and 1, got {q.min():g}..{q.max():g}")
+        return QuantilesAt(q, self.standard_quantiles(q))
 
     @abstractmethod
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
@@ -51,8 +72,8 @@ class Recalibrator(ParametricModule):
         """μ + σ·E[Z] and σ·std(Z), for tensors of any one shape."""
         if mean.shape != std.shape:
             raise ValueError(f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}")
-        centre, scale = self.moments()
         m, s = upcast_half(mean), upcast_half(std)
+        centre, scale = self._moments.to(m.dtype)  # a buffer, so that exporters see a constant
         return (m + centre * s).to(mean.dtype), (scale * s).to(std.dtype)
 
     def levels(self, levels: Any) -> Any:
@@ -76,6 +97,23 @@ class Recalibrator(ParametricModule):
         """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
         z = _standardise(mean, std, targets)
         return match_kind(_restore(torch.from_numpy(self.standard_shares(z)), mean), mean)
+
+
+class QuantilesAt(ParametricModule):
+    """From means and standard deviations to quantiles of fixed levels: μ + σ·z, with one z for each level."""
+
+    levels: Tensor
+    z: Tensor
+
+    def __init__(self, levels: Any, z: Any) -> None:
+        super().__init__()
+        self.keep("levels", levels)
+        self.keep("z", z)
+
+    def forward(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Quantiles (…, levels) of forecasts of any one shape."""
+        m, s = upcast_half(mean)[..., None], upcast_half(std)[..., None]
+        return (m + s * self.z.to(m.dtype)).to(mean.dtype)
 
 
 class VarianceScaling(Recalibrator):
@@ -103,16 +141,18 @@ class VarianceScaling(Recalibrator):
         self.keep("scale", scale)
         if not (self.scale.ndim == 0 and self.scale > 0 and torch.isfinite(self.scale)):
             raise ValueError(f"scale must be one positive number, got {scale}")
+        self._keep_moments()
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
         z = np.abs(_standardise(mean, std, targets, at_least=1))
+        w = as_weights(weights, len(z))
         largest = float(z.max())
         if largest == 0:
             warn_at_bound("scale", _LEAST_SCALE, "every target is its mean")
             return cls(_LEAST_SCALE)
-        return cls(largest * math.sqrt(float(np.mean((z / largest) ** 2))))  # no overflow in the squares
+        return cls(largest * math.sqrt(float(np.average((z / largest) ** 2, weights=w))))  # no overflow in the squares
 
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
         """s·Φ⁻¹(q)."""
@@ -165,12 +205,20 @@ class IsotonicQuantiles(Recalibrator):
         rising = torch.cat([torch.zeros(1), self.values.cpu(), torch.ones(1)]).diff() > 0
         if not bool(rising.all()):
             raise ValueError("values must rise, strictly between 0 and 1")
+        self._keep_moments()
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
         """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
-        z = np.sort(_standardise(mean, std, targets, at_least=1))
-        share = np.arange(1, len(z) + 1) / (len(z) + 1)
+        z = _standardise(mean, std, targets, at_least=1)
+        w = as_weights(weights, len(z))
+        if w is None:
+            z, share = np.sort(z), np.arange(1, len(z) + 1) / (len(z) + 1)
+        else:
+            order = np.argsort(z)
+            order = order[w[order] > 0]
+            z, total = z[order], np.cumsum(w[order])
+            share = total / (total[-1] * (1 + 1 / effective_rows(w, len(w))))
         new = np.diff(z, prepend=-np.inf) > 0
         kept = new | np.append(new[1:], True)
         return cls(z[kept], share[kept])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_weighted, given, take_weighted, upcast_half
+from trueup.core.arrays import NEVER, as_weighted, given, take_weighted, upcast_half
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold, stratified_folds
 from trueup.registry import METHODS
@@ -170,7 +170,8 @@ def _correct(log_p: Tensor, features: Tensor, first: Tensor, last: Tensor) -> Te
     hidden = features @ first[..., :-1].mT + first[..., None, :, -1]
     out = (hidden * torch.sigmoid(hidden)) @ last.mT
     scale = torch.exp(out[..., :1].clamp(-3.0, 3.0))
-    return torch.log_softmax(scale * log_p.clamp(min=_LEAST_LOGIT) + out[..., 1:], dim=-1)
+    corrected = scale * log_p.clamp(min=_LEAST_LOGIT) + out[..., 1:]
+    return torch.log_softmax(corrected.masked_fill(log_p == -torch.inf, NEVER), dim=-1)
 
 
 class _Adam:

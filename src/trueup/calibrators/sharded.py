@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges
+from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges, tally_options
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature
@@ -344,7 +344,7 @@ def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
 
 
 def _class_bins(part: PredictionTable) -> Bins:
-    return Bins.of(*part, classwise=True, weights=part.weights)
+    return tally_options(*trusted_tensors(*part), weights=part.weights)
 
 
 def _tally(part: PredictionTable) -> Tally:

@@ -12,16 +12,15 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.per_class import (
     PADDING,
     clip_frequencies,
+    each_class,
     keep_curve,
     one_vs_rest,
     pad_curves,
     row_count,
-    row_weights,
     step,
 )
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, Bins, cut_points, equal_mass
-from trueup.core.row_scores import class_probs
 
 STRENGTHS = np.geomspace(0.1, 1e6, 57)
 """Pseudo-counts among which the likelihood chooses."""
@@ -75,12 +74,7 @@ class ShrunkenHistogram(Calibrator):
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> Self:
         """Histogram binning, shrunken: count each class's labels in bins, and choose pseudo-counts by likelihood."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        labels = y.cpu().numpy()
-        curves = [
-            _curve_of(p, labels == k, bins, row_weights(w))
-            for first, block in class_probs(z)
-            for k, p in enumerate(block, first)
-        ]
+        curves = [_curve_of(*rows, bins) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:
             cuts, values, own = curves[1]
             curves[0] = 1 - cuts[::-1], 1 - values[::-1], own[::-1]
@@ -95,11 +89,12 @@ class ShrunkenHistogram(Calibrator):
 
 
 def _curve_of(
-    p: np.ndarray, positive: np.ndarray, bins: int, weights: np.ndarray | None
+    p: np.ndarray, positive: np.ndarray, weights: np.ndarray | None, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cuts, the frequency in each bin, and the weight m/(n_b + m) of the network's own probability there."""
-    edges = equal_mass(p, bins, weights)
-    tally = Bins.from_scores(p, positive, edges, weights=weights)
+    edges, came_true = equal_mass(p, bins, weights), np.zeros(len(p))
+    came_true[positive] = 1.0
+    tally = Bins.from_scores(p, came_true, edges, weights=weights)
     count, hits = tally.count, tally.hits
     strength = choose_strength(count, hits, tally.mean_confidence)
     return cut_points(edges), hits / count, strength / (count + strength)

@@ -13,13 +13,14 @@ from torch.nn.functional import softplus
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.per_class import interpolate, pad_curves
 from trueup.calibrators.platt import class_blocks, log_normalise, log_probs_and_rests, platt_targets
-from trueup.core.arrays import as_weighted
+from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold
 
 PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
 """Weights of the curve's roughness that cross-validation tries, the stiffest first."""
 _INNER_KNOTS = 12
+_LEAST_GAP = 1e-3  # between knots, as a share of their range
 _GRID = 128
 """Points at which a fitted spline is kept; between them the curve is straight."""
 
@@ -61,8 +62,8 @@ class SmoothingSpline(Calibrator):
         """The classes' curves, normalised."""
         self._check_classes(logits, len(self.knots))
         log_p, log_rest = log_probs_and_rests(logits.double())
-        odds = interpolate((log_p - log_rest).T.contiguous(), self.knots, self.values).T
-        return log_normalise(odds).to(logits.dtype)
+        odds = fill_absent(log_p - log_rest, find_absent(logits))
+        return log_normalise(interpolate(odds.T.contiguous(), self.knots, self.values).T, logits).to(logits.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
@@ -73,14 +74,16 @@ class SmoothingSpline(Calibrator):
         for number, (_, held_out) in enumerate(k_fold(z, y, folds)):
             fold[held_out.cpu().numpy()] = number
         curves: list[tuple[np.ndarray, ...]] = []
-        for classes, log_p, log_rest in class_blocks(z):
-            targets = platt_targets(y, classes, w).cpu().numpy()
+        for classes, log_p, log_rest, share in class_blocks(z, w):
+            targets = platt_targets(y, classes, share).cpu().numpy()
             odds = (log_p - log_rest).cpu().numpy()
             for k in range(len(classes)):
                 if z.shape[1] == 2 and curves:  # the mirror image of the first
                     curves.append(tuple(-part[::-1] for part in curves[0]))
-                else:
-                    curves.append(_curve(odds[:, k], targets[:, k], fold, each))
+                    continue
+                # The rows that have the option: all of them, if the weights are one for all classes.
+                here = slice(None) if share is None or share.ndim == 1 else (share[:, k] > 0).cpu().numpy()
+                curves.append(_curve(odds[here, k], targets[here, k], fold[here], each[here]))
         return cls(*(pad_curves([curve[part] for curve in curves]) for part in (0, 1)))
 
 
@@ -117,8 +120,12 @@ def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarra
 
 def _basis(distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Knots of a cubic spline at quantiles of distinct places, and the matrix of ∫ f″²."""
-    number = min(_INNER_KNOTS, len(distinct) - 2)
-    inner = np.unique(np.quantile(distinct, np.linspace(0, 1, number + 2)))
+    # Places that nearly touch count once: log-odds of naive Bayes pile up at the ends, and knots among those would bend
+    # the curve without end.
+    apart = distinct[np.unique((distinct - distinct[0]) // (_LEAST_GAP * np.ptp(distinct)), return_index=True)[1]]
+    apart[-1] = distinct[-1]
+    number = min(_INNER_KNOTS, len(apart) - 2)
+    inner = np.unique(np.quantile(apart, np.linspace(0, 1, number + 2)))
     knots = np.concatenate([[inner[0]] * 3, inner, [inner[-1]] * 3])
     size = len(knots) - 4
     # Products of second derivatives are parabolas between knots, which two points of Gauss integrate exactly.

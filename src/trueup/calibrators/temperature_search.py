@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import upcast_half
+from trueup.core.arrays import NEVER, count_options, fill_absent, find_absent, upcast_half
 from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
 from trueup.core.optimize import Certificate, halley, newton
 
@@ -22,6 +21,7 @@ MAX_SCALE_RATIO = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
 MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
+_FARTHEST = 1e3  # times the median distance of a row's two largest logits: what is further counts as this far
 _FEW = 500  # rows that a search begins with
 _SUBSAMPLE = 2000
 _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
@@ -38,11 +38,15 @@ def inverse_temperature(
     """
     scale = scale_of(z)
     if scale == 0:
-        return 1.0, Certificate("converged", 0.0, 0, 0, math.log(z.shape[1]))  # constant rows: every T is as good
+        options = torch.as_tensor(count_options(z), dtype=torch.float64)
+        return 1.0, Certificate(
+            "converged", 0.0, 0, 0, float(options.log().mean())
+        )  # constant rows: every T is as good
     loss, quick = _mean_loss(z, y, w), None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
     if smooth:
         n = len(z) if w is None else float(w.sum())
-        ahead = z.gather(1, y[:, None])[:, 0].double() - z.double().mean(dim=1)
+        double = z.double()
+        ahead = double.gather(1, y[:, None])[:, 0] - fill_absent(double, find_absent(z)).mean(dim=1)
         rise = smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
         loss, quick = _tilt(loss, rise), None if quick is None else _tilt(quick, rise)
     return search_beta(loss, quick, _estimate_from_few(z, y, w, scale), scale)
@@ -179,7 +183,8 @@ def brier_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> 
     some, labels, few = z[::every], y[::every], None if w is None else w[::every]
     scale = scale_of(z)
     if scale == 0:
-        return 1.0, Certificate("converged", 0.0, 0, 0, 1 - 1 / z.shape[1])  # constant rows: every T is as good
+        level = 1 - float(torch.as_tensor(1 / count_options(z)).mean())
+        return 1.0, Certificate("converged", 0.0, 0, 0, level)  # constant rows: every T is as good
     grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta), few)[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
@@ -266,9 +271,23 @@ def _brier(z: Tensor, y: Tensor, beta: float, w: Tensor | None = None) -> tuple[
 
 
 def scale_of(z: Tensor) -> float:
-    """The median standard deviation of a row's logits, of some hundred rows."""
-    few = upcast_half(z[:: max(1, len(z) // 256)]).double().cpu().numpy()
-    return float(np.median(few.std(axis=1)))
+    """The median standard deviation of a row's logits, of some hundred rows; absent options are left out.
+
+    A logit counts as no further below the largest than a thousand times the median distance of the second, so that
+    numbers that only fill up rows cannot make the scale.
+    """
+    few = z[:: max(1, len(z) // 256)]
+    parts = [few[rows] for rows in chunks.row_chunks(len(few), z.shape[1], chunks.STEP)]  # a vocabulary is large
+    tops = [torch.topk(upcast_half(part), 2, dim=1).values.double().cpu().numpy() for part in parts]
+    farthest = _FARTHEST * np.median(np.concatenate(tops) @ [1.0, -1.0])
+    spread = []
+    for part, top in zip(parts, tops, strict=True):
+        below = part.cpu().double().numpy() - top[:, :1]
+        here = None if np.isfinite(below.min()) else np.isfinite(below)
+        if farthest > 0:
+            np.maximum(below, -farthest, out=below)
+        spread.append(below.std(axis=1) if here is None else below.std(axis=1, where=here))
+    return float(np.median(np.concatenate(spread)))
 
 
 def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -276,4 +295,4 @@ def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tu
     share = torch.full((len(z),), 1 / len(z), dtype=torch.float64, device=z.device) if w is None else w / w.sum()
     for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
         double = upcast_half(z[rows]).double()
-        yield double - double.amax(dim=1, keepdim=True), y[rows, None], share[rows, None]
+        yield (double - double.amax(dim=1, keepdim=True)).clamp(min=NEVER), y[rows, None], share[rows, None]

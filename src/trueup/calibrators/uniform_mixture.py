@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Self
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import inverse_temperature
-from trueup.core.arrays import as_weighted, take_weighted, upcast_half
+from trueup.core.arrays import NEVER, as_weighted, count_options, take_weighted, upcast_half
 from trueup.core.splits import stratified_folds
 
 SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -45,9 +44,10 @@ class UniformMixture(Calibrator):
 
     def map(self, logits: Tensor) -> Tensor:
         """The logarithm of the mixture."""
-        log_p = torch.log_softmax(logits, dim=1)
+        log_p = torch.log_softmax(logits, dim=1).clamp(min=NEVER)
         share = self.share.to(logits.dtype)
-        return torch.logaddexp(log_p + torch.log1p(-share), torch.log(share) - math.log(logits.shape[1]))
+        uniform = torch.log(share) - torch.as_tensor(count_options(logits), dtype=logits.dtype).log()
+        return torch.logaddexp(log_p + torch.log1p(-share), uniform)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, one_vs_rest, order_weight, pad_curves, row_weights
+from trueup.calibrators.per_class import PADDING, each_class, one_vs_rest, order_weight, pad_curves, row_weights
 from trueup.core.arrays import as_logits, as_weighted, match_kind, take_weighted, upcast_half
-from trueup.core.onnx_ops import count_below
-from trueup.core.row_scores import class_probs
+from trueup.core.module import count_below
 from trueup.core.splits import k_fold
 
 Curves: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -123,14 +122,10 @@ class VennAbers(Calibrator):
 
 
 def _curves(z: Tensor, y: Tensor, w: Tensor | None) -> list[Curves]:
-    labels, each = y.cpu().numpy(), row_weights(w)
     if z.shape[1] == 2:
-        return [bracket_curves(_two_probs(upcast_half(z).double())[1].cpu().numpy(), labels == 1, each)]
-    return [
-        bracket_curves(scores, labels == k, each)
-        for first, block in class_probs(z)
-        for k, scores in enumerate(block, first)
-    ]
+        scores = _two_probs(upcast_half(z).double())[1].cpu().numpy()
+        return [bracket_curves(scores, y.cpu().numpy() == 1, row_weights(w))]
+    return [bracket_curves(*rows) for rows in each_class(z, y, w)]
 
 
 def _two_probs(z: Tensor) -> Tensor:
@@ -153,7 +148,9 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
     w = np.ones(len(ordered)) if weights is None else weights[order]
-    count, hits = np.add.reduceat(np.stack([w, w * positive[order]]), first, axis=1)
+    came_true = np.zeros(len(scores))
+    came_true[positive] = 1.0
+    count, hits = np.add.reduceat(np.stack([w, w * came_true[order]]), first, axis=1)
     high = _added_as_one(count, hits)
     # Turned around, a row added as 0 is one added as 1.
     low = 1 - _added_as_one(count[::-1], (count - hits)[::-1])[::-1]

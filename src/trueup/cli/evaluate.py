@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +15,15 @@ from trueup.cli import options as o
 from trueup.cli.errors import print_stderr
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.formatting import Row, format_number
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
 
+SHOWN = 10
+"""So many methods a table shows at most, unless all were asked for."""
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
 """The metrics of a table of many methods, which fits a terminal of 80 columns."""
 NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
@@ -26,7 +32,7 @@ NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
 Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
-All = Annotated[bool, typer.Option("--all", help="Try every method; this may take long.")]
+All = Annotated[bool, typer.Option("--all", help="Try every method and show them all; this may take long.")]
 Val = Annotated[str, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
     str | None,
@@ -47,6 +53,10 @@ def evaluate(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -71,8 +81,12 @@ def evaluate(
 
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
+    of_labels = None
     with silence_warnings(enabled=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards
@@ -86,11 +100,21 @@ def evaluate(
                 raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(event, pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
+            if multilabel:
+                from trueup.metrics.multilabel import scores_of_labels
+
+                of_labels = scores_of_labels(
+                    pair, **{k: v for k, v in options.items() if k not in ("metrics", "names")}
+                )
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if as_json:
-        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict())
+        labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
+        print_json("evaluate", file=file, split=split, verdict=scores.verdict(), scores=scores.to_dict(), **labelled)
         return
     print_scores(scores, quiet=quiet)
+    if of_labels is not None:
+        print()
+        print_table(of_labels.table())
 
 
 def compare(
@@ -107,6 +131,10 @@ def compare(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -126,13 +154,16 @@ def compare(
     for name in metric or ():
         o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
     audit = _audit(
-        Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage), val, test, method, every,
-        quiet, event, bins=bins, level=level, folds=folds, seed=seed,
+        Reader(
+            probs, logits, labels, confidence, correct, classes, weight, by, storage,
+            clusters, class_axis, ignore_index, multilabel,
+        ),
+        val, test, method, every, quiet, event, bins=bins, level=level, folds=folds, seed=seed,
     )  # fmt: skip
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
-    print_audit(audit, metric, quiet=quiet)
+    print_audit(audit, metric, quiet=quiet, every=every or bool(method))
 
 
 def report(
@@ -157,6 +188,10 @@ def report(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -178,8 +213,12 @@ def report(
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
     from trueup.report import report as make_report
+    from trueup.report.page import describe_file
 
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, by, storage,
+        clusters, class_axis, ignore_index, multilabel,
+    )  # fmt: skip
     audit = _audit(
         reader, val, test, method, every, quiet, event, pooled=True,
         bins=bins, level=level, folds=folds, seed=seed,
@@ -189,14 +228,19 @@ def report(
         names = (f"not {event}", event)
     elif confidence is not None:
         names = ("wrong", "right")
-    make_report(audit, **o.drop_unset(title=title, names=names)).save(out)
+    elif multilabel:
+        names = ("no", "yes")
+    origin = {"Calibration file": describe_file(val)}
+    origin |= {} if test is None else {"Test file": describe_file(test)}
+    origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
+    make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
     if calibrator is not None:
         _save_chosen(audit, calibrator, val, reader.event_number(event))
     if as_json:
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
     if not quiet:
-        print_audit(audit, None)
+        print_audit(audit, None, every=every or bool(method))
         written = str(out) if calibrator is None else f"{out} and {calibrator}"
         print_remarks(f"Written: {written}")
 
@@ -218,8 +262,11 @@ def _print_groups(scores: Scores, quiet: bool) -> None:
         print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
-def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
-    """Print the table of methods, the chosen one and the verdict."""
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, every: bool = False) -> None:
+    """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
+
+    At most `SHOWN` methods are in the table, unless `every` one is asked for.
+    """
     from trueup.metrics.table import default_metrics
     from trueup.report.audit import method_title
 
@@ -234,15 +281,30 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
         raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
-    print_table(_select_metrics(scores, metrics).table())
-    legend = scores.notes()[0] if many else ""
+    table = _select_metrics(scores, metrics).table()
+    hidden: list[str] = []
+    if many:
+        table, hidden = _best_first(table, audit, None if every else SHOWN)
+    print_table(table)
+    legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}." if hidden else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
     from trueup.report.figures.method_choice import method_choice, more_rows
 
-    print_remarks(legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
     _print_groups(scores, quiet)
+
+
+def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
+    """The chosen method on top, without calibration below it, the others by held-out loss; and those left out."""
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    rows = {row[0]: row for row in table[1:]}
+    order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
+    head, *cells = table[0]
+    shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
+    return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
 
 
 def _select_metrics(scores: Scores, metrics: Any) -> Scores:
@@ -285,6 +347,9 @@ def _audit(
         given = o.drop_unset(**options, event=number, names=reader.names(tables[0].classes))
         if tables[0].weights is not None:
             given |= {"weights": tables[0].weights, "test_weights": tables[1] and tables[1].weights}
+        if tables[0].clusters is not None:
+            given["clusters"] = tables[0].options()["clusters"]
+            given |= {} if tables[1] is None else {"test_clusters": tables[1].options().get("clusters")}
         if scored_groups := (tables[1] or tables[0]).groups:
             given["groups"] = dict(scored_groups)
         result = audit(pair, test_pair, **given, progress=not quiet)
@@ -298,7 +363,7 @@ def _audit(
 
 
 def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
-    from trueup.calibrators.identity import Identity
+    from trueup.calibrators.base import Identity
     from trueup.io.artifacts import save_calibrator
 
     summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
@@ -318,6 +383,9 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
             "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
             "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
+            "trueup evaluate visits.csv --clusters patient",
+            "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
+            "trueup evaluate tags.npz --multilabel",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
         ),
     )(evaluate)

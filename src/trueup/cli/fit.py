@@ -11,6 +11,7 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import InputError
 from trueup.core.formatting import format_number
 from trueup.core.warning_capture import silence_warnings
 
@@ -39,6 +40,9 @@ def fit(
     event: o.Event = None,
     classes: o.Classes = None,
     weight: o.Weight = None,
+    clusters: o.Clusters = None,
+    class_axis: o.ClassAxis = None,
+    ignore_index: o.IgnoreIndex = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -55,7 +59,10 @@ def fit(
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, storage=storage)
+    reader = Reader(
+        probs, logits, labels, confidence, correct, classes, weight, storage=storage,
+        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+    )  # fmt: skip
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
@@ -103,12 +110,16 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
-    from trueup.calibrators.compose import choose, for_event
+    from trueup.calibrators.compose import choose, for_event, takes
     from trueup.registry import METHODS
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
-    calibrator: Calibrator = fit(*table.pair) if table.weights is None else fit(*table.pair, weights=table.weights)
+    given = table.options()
+    options = {name: given[name] for name in ("weights", "clusters") if name in given}
+    if not takes(METHODS[methods[0]] if len(methods) == 1 else choose(methods), "clusters"):
+        options.pop("clusters", None)
+    calibrator: Calibrator = fit(*table.pair, **options)
     return calibrator
 
 
@@ -148,29 +159,33 @@ def apply(
     confidence: o.Confidence = None,
     classes: o.Classes = None,
     split: o.Split = None,
+    output_probs: Annotated[
+        bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
+    ] = False,
     storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
-    The output holds logits again: their softmax is the calibrated probability. With --confidence the new confidence
+    The output holds logits again, whose softmax is the calibrated probability, or with --output-probs these
+    probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
     """
-    from trueup.io.addresses import is_address
     from trueup.io.artifacts import load_calibrator, read_header
+    from trueup.io.source import is_address
 
     reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage)
     targets = _targets(reader, file, out, calibrator)
     with silence_warnings(enabled=quiet):
         fitted = load_calibrator(calibrator)
         header = read_header(calibrator)
-        function = _on_event(fitted, header)
+        function = _of_same_classes(_on_event(fitted, header), header)
         rows = n_classes = 0
         for source, target in targets.items():
             if not is_address(target):
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
-            n, n_classes = _rewrite(reader, source, target, function, split)
+            n, n_classes = _rewrite(reader, source, target, function, split, output_probs)
             rows += n
     if as_json:
         print_json(
@@ -183,7 +198,7 @@ def apply(
 
 
 def _rewrite(
-    reader: Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None
+    reader: Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
 ) -> tuple[int, int]:
     from trueup.io.predictions import ROWS_LOOKED_AT
     from trueup.io.rewrite import rewrite
@@ -198,7 +213,20 @@ def _rewrite(
         return function(values)
 
     with reader.open(source) as opened:
-        return rewrite(opened, target, doubt_first, split=split, storage_options=reader.storage_options)
+        return rewrite(opened, target, doubt_first, split=split, probs=probs, storage_options=reader.storage_options)
+
+
+def _of_same_classes(function: Callable[[Any], Any], header: Any) -> Callable[[Any], Any]:
+    """The map, refusing another number of classes than that of the fit, which a temperature would take silently."""
+    if header.classes is None or (header.summary or {}).get("event") is not None:
+        return function
+
+    def checked(logits: Any) -> Any:
+        if logits.shape[1] != header.classes:
+            raise InputError("logits", f"have the {header.classes} classes of the fit", f"{logits.shape[1]}")
+        return function(logits)
+
+    return checked
 
 
 def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
@@ -213,11 +241,10 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
 
 def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
     """What is written of what: one file, or each shard in a folder."""
-    from trueup.io.addresses import is_address
     from trueup.io.atomic import require_writable_folder
     from trueup.io.formats import FORMATS
     from trueup.io.rewrite import rewritten_name
-    from trueup.io.source import suffix_of
+    from trueup.io.source import is_address, suffix_of
 
     one = suffix_of(out) in FORMATS
     if not one and not reader.is_sharded(source, None):
@@ -262,5 +289,6 @@ def register(app: typer.Typer) -> None:
             "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
             "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
             "trueup apply calibrator.safetensors predictions/ -o calibrated/",
+            "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
         ),
     )(apply)

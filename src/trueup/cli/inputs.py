@@ -33,8 +33,18 @@ class Reader:
     weight: str | None = None
     by: list[str] | None = None
     storage: list[str] | None = None
+    clusters: str | None = None
+    class_axis: str | None = None
+    ignore_index: int | None = None
+    multilabel: bool = False
 
     def __post_init__(self) -> None:
+        if self.class_axis not in (None, "first", "last"):
+            raise ValueError(f"--class-axis must be first (n, K, …) or last (n, …, K), got {self.class_axis!r}")
+        if self.ignore_index is not None and not (self.class_axis or self.multilabel):
+            raise ValueError("--ignore-index goes with --class-axis or --multilabel")
+        if self.multilabel and (self.class_axis or self.confidence):
+            raise ValueError("--multilabel takes no --class-axis and no --confidence")
         if self.correct is not None and self.confidence is None:
             raise ValueError("--correct goes with --confidence, the column that it judges")
         if self.confidence is not None and (self.probs or self.logits or self.labels):
@@ -54,6 +64,8 @@ class Reader:
 
     def names(self, found: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
         """The names of the classes: those that the user gave, of a confidence its two, or those of the file."""
+        if self.multilabel:  # whose names are those of the labels
+            return found
         return ("wrong", "right") if self.confidence is not None else self.class_names or found
 
     def event_number(self, event: str | None, names: tuple[str, ...] | None = None) -> int | None:
@@ -113,11 +125,17 @@ class Reader:
 
     def is_sharded(self, source: str, cluster: str | None) -> bool:
         """Whether a name means several files."""
-        from trueup.io.shards import is_sharded
+        from trueup.io.source import is_sharded
 
         several = is_sharded(source)
         if cluster is not None and not several:
-            raise ValueError(f"--cluster is for shards: a folder, a pattern or an address, got the one file {source}")
+            raise ValueError(
+                f"--cluster is for shards: a folder, a pattern or an address, got the one file {source}; "
+                "--clusters COLUMN says which rows are correlated"
+            )
+        if several and (self.class_axis or self.multilabel):
+            which = "--class-axis" if self.class_axis else "--multilabel"
+            raise ValueError(f"{which} takes one file, got {source}, which means several")
         return several
 
     def find_shards(self, source: str, split: str | None) -> Shards:
@@ -171,6 +189,10 @@ class Reader:
             classes=self.class_names,
             weights=self.weight,
             groups=tuple(self.by) if self.by else None,
+            clusters=self.clusters,
+            class_axis=self.class_axis,
+            ignore_index=self.ignore_index,
+            multilabel=self.multilabel or None,
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
@@ -182,7 +204,7 @@ class Reader:
         """Doubt logits that look like probabilities."""
         from trueup.io.predictions import looks_like_probabilities
 
-        plain = not self.probs and self.confidence is None
+        plain = not self.probs and self.confidence is None and not self.multilabel
         if plain and (observation := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
 
@@ -197,3 +219,10 @@ class Reader:
                 if len(part.labels):
                     self.warn_of_probabilities(path, part.logits)
                     return
+
+
+def join_groups(columns: Any) -> list[str] | None:
+    """One value a row from the columns of --by; of several, all their values together."""
+    if not columns:
+        return None
+    return [", ".join(str(value) for value in values) for values in zip(*columns.values(), strict=True)]

@@ -77,6 +77,26 @@ By = Annotated[
     list[str] | None,
     typer.Option("--by", metavar="COLUMN", help="Also judge each group of this column; may be repeated."),
 ]
+Clusters = Annotated[
+    str | None,
+    typer.Option(
+        "--clusters", metavar="COLUMN", help="Rows with the same value are correlated, such as visits of a patient."
+    ),
+]
+ClassAxis = Annotated[
+    str | None,
+    typer.Option(
+        "--class-axis", metavar="first|last", help="Where the classes of tokens or pixels are: (n, K, …) or (n, …, K)."
+    ),
+]
+IgnoreIndex = Annotated[
+    int | None,
+    typer.Option("--ignore-index", metavar="N", help="The label of tokens, pixels or tags to leave out; else -100."),
+]
+Multilabel = Annotated[
+    bool,
+    typer.Option("--multilabel", help="Log-odds (n, labels) and labels 0 or 1 (n, labels), each label an event."),
+]
 Weight = Annotated[str | None, typer.Option("--weight", metavar="COLUMN", help="A column of weights, one a row.")]
 Classes = Annotated[
     str | None,

@@ -12,7 +12,7 @@ from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trueup.study import Options, RunSummary, Store, Study
+    from trueup.study import Cell, Options, RunSummary, Store, Study
 
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc", "calarena")
 
@@ -22,8 +22,9 @@ def study(
         list[str],
         typer.Argument(
             metavar="[report] NAME",
-            autocompletion=o.complete_from([*NAMES, "report"]),
-            help=f"{', '.join(NAMES)}; with `report` before it, only the page is written, from finished runs.",
+            autocompletion=o.complete_from([*NAMES, "report", "list"]),
+            help=f"{', '.join(NAMES)}; with `report` before it, only the page is written, from finished runs; "
+            "`list` shows the presets of all, with the files they want.",
         ),
     ],
     data: Annotated[
@@ -41,6 +42,9 @@ def study(
         list[str] | None, typer.Option("--method", "-m", metavar="NAME", help="Run only this method; may be repeated.")
     ] = None,
     oracle: Annotated[bool, typer.Option("--oracle", help="Choose on the test half, as some papers do.")] = False,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train also the small networks that come with the package.")
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option("--workers", "-j", metavar="N", help="Number of processes (default: one for each core)."),
@@ -63,9 +67,14 @@ def study(
 
     A finished cell is never run twice: if a study was stopped, the same command resumes it.
     """
+    if words == ["list"]:
+        _list(None if data_dir is None else str(data_dir), as_json)
+        return
     report_only, name = _parse(words)
     if workers is not None and cluster is not None:
         raise ValueError("give either --workers or --cluster")
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise FileNotFoundError(f"{data_dir}: no such folder; --data-dir names the folder of the study's data")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     from trueup.io.atomic import require_writable, require_writable_folder
@@ -79,7 +88,11 @@ def study(
         **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
         methods=tuple(method or ()),
         oracle=oracle,
+        retrain=retrain,
     )
+    cells = selected.cells(options)  # an unknown preset or data set is refused here, before anything is written
+    if not report_only:
+        _require_data(cells, options)
     folder.mkdir(parents=True, exist_ok=True)
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
@@ -88,12 +101,39 @@ def study(
     ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
     page = save_page(selected, results, options, folder / name)
     if as_json:
-        cells = len(selected.cells(options))
         summary = {} if ran is None else {"finished": ran.finished, "failed": dict(ran.failed), "seconds": ran.seconds}
-        print_json("study", name=name, store=database, output=page, cells=cells, **summary)
-        return
-    if not quiet:
+        print_json("study", name=name, store=database, output=page, cells=len(cells), **summary)
+    elif not quiet:
         print(f"Written: {page}")
+    if ran is not None and ran.failed:
+        raise typer.Exit(1)
+
+
+def _require_data(cells: list[Cell], options: Options) -> None:
+    """Find the data sets before the first run, or fetch them, so that a missing file is known at once."""
+    from trueup.study.overview import missing_files
+    from trueup.training.data import load_data
+
+    names = list(dict.fromkeys(str(cell.settings["data"]) for cell in cells if "data" in cell.settings))
+    for missing in missing_files(names, options.data_dir):
+        load_data(missing.partition(":")[0], options.data_dir)
+
+
+def _list(data_dir: str | None, as_json: bool) -> None:
+    from trueup.study.overview import list_presets, places
+
+    presets = list_presets(data_dir)
+    if as_json:
+        print_json("study", presets=[preset._asdict() for preset in presets])
+        return
+    for preset in presets:
+        runs = "runs unknown without its files" if preset.cells is None else f"{preset.cells:,} runs"
+        option = f" --preset {preset.preset}" if preset.preset else ""
+        data = ", ".join(dict.fromkeys(preset.data)) or "files of predictions"
+        print(f"trueup study {preset.study}{option}: {runs}; {data}{'; files missing' if preset.files else ''}")
+    missing = dict.fromkeys(files for preset in presets for files in preset.files)
+    print(*(["Missing files:"] if missing else []), *(f"  {files}" for files in missing), sep="\n")
+    print(f"Files are looked for in {places(data_dir)}.")
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:
@@ -127,6 +167,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         rich_help_panel="Studies",
         epilog=o.format_examples(
+            "trueup study list",
             "trueup study neural-clamping",
             "trueup study post-hoc --data-dir logits --workers 2 -o results",
             "trueup study calarena --data-dir CalArena --data cv-multiclass",

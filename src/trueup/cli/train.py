@@ -53,6 +53,14 @@ def train(
         int | None,
         typer.Option("--patience", metavar="N", help="Stop if the validation loss has not fallen for N epochs."),
     ] = None,
+    stop_on: Annotated[
+        str | None,
+        typer.Option(
+            "--stop-on",
+            metavar="nll|refinement",
+            help="Keep the weights of the best epoch by validation loss, as it is or after a temperature.",
+        ),
+    ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Flip and shift the training images at random.")] = False,
     data_dir: o.DataFolder = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")] = None,
@@ -88,7 +96,7 @@ def train(
     model = build_network(network, network_keywords, normalisation=dataset.normalisation)
     options = o.drop_unset(
         batch_size=batch_size, optimiser=optimiser, lr=lr, weight_decay=weight_decay, schedule=schedule,
-        milestones=milestones, patience=patience, seed=seed,
+        milestones=milestones, patience=patience, stop_on=stop_on, seed=seed,
     )  # fmt: skip
     run = {
         "data": dataset.name,

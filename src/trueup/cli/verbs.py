@@ -15,7 +15,8 @@ from typer.main import get_group
 
 from trueup.cli.errors import FAILED, INTERRUPTED, describe_error, print_stderr
 from trueup.cli.options import format_examples
-from trueup.core.version import __version__
+from trueup.core import __version__
+from trueup.core.progress import log_lines
 from trueup.core.warning_capture import write_warnings
 
 MODULES = {
@@ -71,7 +72,7 @@ class Verbs(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its code; return the code unless in standalone mode."""
         try:
-            with _warnings_on_stderr():
+            with _warnings_on_stderr(), log_lines():
                 result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 sys.stdout.flush()
             code = result if isinstance(result, int) else 0

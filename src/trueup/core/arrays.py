@@ -1,6 +1,7 @@
 """Validation of arrays: every public function passes `logits, labels` through here first.
 
-What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A pair is
+What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A logit of
+−∞ is an option that its row does not have: `find_absent` says where they are, and nothing else is infinite. A pair is
 checked once: the tensors that come back are aliases that carry a mark, with the version of their memory, and those that
 carry a valid mark are returned as they are. The caller's own arrays are never marked.
 """
@@ -9,17 +10,23 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core import chunks
+from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
 Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
+
+NEVER = -1e15
+"""A logit, less the largest of its row, that stands for −∞ where 0 · ∞ would be no number: its square is finite."""
 
 FLOOR = 1e-6
 """What an exact zero becomes at least, unless a floor is given."""
@@ -29,6 +36,15 @@ CERTAIN = 1e-4
 
 _ROUNDED_SUM = 0.1
 """How far a row of rounded probabilities may be from a sum of one to be divided by it."""
+
+MIN_PADDING = 9000.0
+"""Finite logits read as absent options are at least so far below zero."""
+
+_FAR = 10.0
+"""And so many times as far from zero as any other logit of their row."""
+
+_ROUNDED_TOP = 1e-2
+"""How far above 1 the largest probabilities of a row may sum: services round log-probabilities, or mix precisions."""
 
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
@@ -80,7 +96,8 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     True
     """
     z, y = logits[rows], labels[rows]
-    return _mark_checked(z, z.shape[1]), _mark_checked(y, z.shape[1])
+    absent = _is_checked(logits) and logits._absent  # type: ignore[attr-defined]
+    return _mark_checked(z, z.shape[1], absent=absent), _mark_checked(y, z.shape[1])
 
 
 def as_weighted(logits: Any, labels: Any, weights: Any, *, at_least: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -130,7 +147,20 @@ def as_labels(labels: Any, logits: Any) -> Any:
 
 
 def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tensor:
-    """Check logits (n, classes): floating point, finite, at least two classes."""
+    """Check logits (n, classes): floating point, at least two classes; −∞ is an option that the row does not have.
+
+    Each row has at least two options. A finite logit is read as −∞ too if it is a number that code pads with: −10⁴,
+    −10⁵, … , −9999, −99999, … , or the least number of a floating-point type. It must be ten times as far from zero as
+    what else is in the row, at least two logits; a warning says so.
+
+    >>> as_logits([[2.0, 1.0, -np.inf]])
+    tensor([[2., 1., -inf]], dtype=torch.float64)
+    >>> as_logits([[2.0, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
+    Traceback (most recent call last):
+        ...
+    trueup.core.errors.InputError: logits must have at least 2 options in each row, got 1 in row 1 (-inf is an absent \
+option); log-probabilities of exact zeros come through from_probs
+    """
     if _is_checked(logits) and logits.ndim == 2 and logits.is_floating_point():
         return logits
     z = _tensor(logits, name)
@@ -141,14 +171,120 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tenso
     if z.shape[1] < 2:
         hint = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
         raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", hint)
-    z = _check_finite(z, name)
-    if doubt and _look_like_probabilities(z):
+    z, absent = _check_options(z, name)
+    if doubt and not absent and _look_like_probabilities(z):
         warn_users(
             f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
             "from_probs",
             LooksLikeProbabilities,
         )
-    return _mark_checked(z, z.shape[1])
+    return _mark_checked(z, z.shape[1], absent=absent)
+
+
+def find_absent(logits: Tensor) -> Tensor | None:
+    """Where a row does not have an option, which is where its logit is −∞, as a mask; None where all rows have all.
+
+    >>> find_absent(torch.tensor([[2.0, 1.0, -torch.inf]]))
+    tensor([[False, False,  True]])
+    """
+    if (_is_checked(logits) and not logits._absent) or not logits.numel():  # type: ignore[attr-defined]
+        return None
+    if not is_traced() and bool(logits.detach().amin() > -torch.inf):
+        return None
+    return logits == -torch.inf
+
+
+def is_traced() -> bool:
+    """Whether a compiler, a tracer or torch.func reads the operations, which cannot follow a branch on numbers."""
+    return torch.compiler.is_compiling() or _is_tracing() or peek_interpreter_stack() is not None
+
+
+def fill_absent(values: Tensor, absent: Tensor | None) -> Tensor:
+    """The mean of what a row has where an option is absent, which then says nothing, and is finite.
+
+    >>> fill_absent(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[False, False, True]]))
+    tensor([[2.0000, 1.0000, 1.5000]])
+    """
+    if absent is None:
+        return values
+    total = torch.where(absent, 0.0, values).sum(dim=1, keepdim=True)
+    return torch.where(absent, total / (~absent).sum(dim=1, keepdim=True), values)
+
+
+def count_options(logits: Tensor) -> Tensor | int:
+    """How many options a row has: the classes, or, where some are absent, a column (n, 1) in the logits' type."""
+    absent = find_absent(logits)
+    return logits.shape[1] if absent is None else (~absent).sum(dim=1, keepdim=True).to(logits.dtype)
+
+
+def read_padding(logits: A) -> A:
+    """Trusted logits, with −∞ where a finite number stands for an absent option; themselves where there is none.
+
+    >>> read_padding(torch.tensor([[2.0, 1.0, -1e9]]))
+    tensor([[2., 1., -inf]])
+    """
+    z = logits if isinstance(logits, Tensor) else _tensor(logits, "logits")
+    if not z.numel() or not bool(z.detach().amin() <= -MIN_PADDING):
+        return logits
+    padding = _find_padding(z.detach())
+    return match_kind(z.masked_fill(padding, -torch.inf), logits) if bool(padding.any()) else logits
+
+
+def _padding_numbers() -> Tensor:
+    """Numbers that code pads with, also as the narrower types round them."""
+    types = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    written = [-(10.0**power) + nine for power in range(4, 39) for nine in ((0.0, 1.0) if power <= 9 else (0.0,))]
+    numbers = torch.tensor([torch.finfo(kind).min for kind in types] + written, dtype=torch.float64)
+    rounded = torch.cat([numbers.to(kind).double() for kind in types])
+    return rounded[torch.isfinite(rounded)]
+
+
+def _find_padding(z: Tensor) -> Tensor:
+    """Which finite logits stand for absent options."""
+    low = (z <= -MIN_PADDING) & (z > -torch.inf)
+    padding = torch.zeros_like(low)
+    rows = low.any(dim=1).nonzero()[:, 0]
+    some = z[rows].double()
+    is_number = low[rows] & torch.isin(some, _padding_numbers().to(z.device))
+    other = ~is_number & (some > -torch.inf)
+    largest = torch.where(other, some.abs(), 0.0).amax(dim=1, keepdim=True)
+    padding[rows] = is_number & (some.abs() >= _FAR * largest) & (other.sum(dim=1, keepdim=True) >= 2)
+    return padding
+
+
+class PaddedOptions(UserWarning):
+    """Finite logits were read as absent options."""
+
+
+def _check_options(z: Tensor, name: str) -> tuple[Tensor, bool]:
+    """Logits in which −∞ alone is not finite, and whether there is one."""
+    if not z.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {z.dtype}".replace("torch.", ""))
+    if not z.numel():
+        return z, False
+    if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
+        low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
+    else:
+        low, high = (float(end) for end in torch.aminmax(z))
+    if low > -MIN_PADDING and high < torch.inf:
+        return z, False
+    if not high < torch.inf:
+        _check_finite(torch.where(z == -torch.inf, 0.0, z), name)
+    padding = _find_padding(z)
+    if bool(padding.any()):
+        number = float(z[padding][0])
+        warn_users(
+            f"{int(padding.sum()):,} {name} are {number:g} or another number that code pads with; they are read as "
+            "absent options, as -inf is",
+            PaddedOptions,
+        )
+        z = z.masked_fill(padding, -torch.inf)
+    options = (z > -torch.inf).sum(dim=1)
+    if bool((options < 2).any()):
+        row = int((options < 2).nonzero()[0])
+        got = f"{int(options[row])} in row {row} (-inf is an absent option)"
+        raise InputError(name, "have at least 2 options in each row", got, Hint.EXACT_ZEROS)
+    return z, bool((options < z.shape[1]).any())
 
 
 _FEW_SCORES = 8
@@ -191,6 +327,13 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
     if x.dtype == torch.bool or not x.is_floating_point():
         x = x.to(torch.float64)
     return _check_finite(x, name).to("cpu", torch.float64)
+
+
+def check_share(value: float, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    if not (isinstance(value, (int, float)) and 0 < value < 1):
+        raise InputError(name, "lie between 0 and 1", repr(value))
+    return float(value)
 
 
 def as_weights(weights: Any, rows: int) -> np.ndarray | None:
@@ -243,7 +386,8 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
     positive probability, which is the resolution of the data, or to 1e-6 if that is more, and a warning says so. With
     `floor` nothing is smaller than that: give later, smaller batches the floor of the calibration set (`resolution`).
     With `renormalise` rows that sum to nearly 1, as probabilities rounded for a file do, are divided by their sum; a
-    sum outside [0.9, 1.1] is refused all the same.
+    sum outside [0.9, 1.1] is refused all the same. NaN is an option that the row does not have, and becomes −∞; the
+    others sum to 1.
 
     >>> from_probs(np.array([[0.5, 0.5]]))
     array([[-0.69314718, -0.69314718]])
@@ -258,7 +402,9 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
     dtype, half = p.dtype, _is_half(p.dtype)
     tolerance = torch.finfo(dtype).eps if half else ROUNDING
     in_sum = tolerance if half else ROUNDING * max(1.0, p.shape[1] / 1000)
-    p = _check_finite(p.float() if half else p, name)
+    p = p.float() if half else p
+    absent = torch.isnan(p) if p.is_floating_point() and bool(torch.isnan(p.sum())) else None
+    p = _check_finite(p if absent is None else p.masked_fill(absent, 0.0), name)
     if p.numel():
         low, high = p.min().item(), p.max().item()
         if low < -tolerance or high > 1 + tolerance:
@@ -271,9 +417,12 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
             raise InputError(name, "sum to 1 in each row", f"{total[row].item():.8g} in row {row}", hint)
         if renormalise:
             p = (p / total[:, None]).to(p.dtype)
-    if floor is None and (zeros := int((p <= 0).sum())):
-        warn_of_zeros(zeros, p.numel(), floor := resolution(p))
-    return match_kind(torch.log(p if floor is None else p.clamp(min=floor)).to(dtype), probs)
+    gone = 0 if absent is None else int(absent.sum())
+    if floor is None and (zeros := int((p <= 0).sum()) - gone):
+        warn_of_zeros(zeros, p.numel() - gone, floor := resolution(p))
+    logits = torch.log(p if floor is None else p.clamp(min=floor))
+    logits = logits if absent is None else logits.masked_fill(absent, -torch.inf)
+    return match_kind(logits.to(dtype), probs)
 
 
 def from_confidence(confidence: A, *, floor: float | None = None, name: str = "confidence") -> A:
@@ -315,15 +464,15 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any) -> float:
-    """Half the smallest positive probability, and at least 1e-6: what an exact zero may stand for.
+def resolution(probs: Any, *, least: float = FLOOR) -> float:
+    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = _tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return FLOOR if smallest > 0.5 else max(smallest / 2, FLOOR)
+    return least if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
@@ -338,6 +487,39 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
 def warn_of_certain(certain: int, rows: int, floor: float) -> None:
     """Say that confidences of exactly 0 or 1 were moved, and by how much."""
     warnings.warn(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}", stacklevel=3)
+
+
+def from_topk(log_probs: A, *, floor: float = FLOOR, name: str = "log_probs") -> A:
+    """Turn the log-probabilities of the k likeliest answers (n, k) into logits (n, k + 1): the last is of all others.
+
+    That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
+    noise. The labels that go with them are the place of the right answer among the k, or k where it is none of them.
+    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what was
+    not told.
+
+    >>> np.exp(from_topk(np.log([[0.7, 0.2], [0.5, 0.25]])))
+    array([[0.7 , 0.2 , 0.1 ],
+           [0.5 , 0.25, 0.25]])
+    """
+    _check_floor(floor)
+    x = _tensor(log_probs, name)
+    if x.ndim != 2 or not x.shape[1]:
+        raise InputError(name, "have shape (n, k)", _shape(x))
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
+    double = x.double()
+    double = double.masked_fill(double <= -MIN_PADDING, -torch.inf)
+    _check_finite(double.masked_fill(double == -torch.inf, 0.0), name)
+    total = double.exp().sum(dim=1, keepdim=True)
+    slack = max(_ROUNDED_TOP, torch.finfo(x.dtype).eps * x.shape[1])
+    if len(x) and bool((total > 1 + slack).any()):
+        row = int(total[:, 0].argmax())
+        got = f"{total[row].item():.6g} in row {row}"
+        raise InputError(name, "be logarithms of probabilities that sum to at most 1 in each row", got)
+    # Where rounding, or the floor, makes the sum exceed one, the row is divided by it.
+    rest = (1 - total).clamp(min=floor)
+    logits = torch.cat([double, rest.log()], dim=1) - (total + rest).log()
+    return match_kind(logits.to(x.dtype), log_probs)
 
 
 def from_binary(scores: A, *, name: str = "scores") -> A:
@@ -362,33 +544,80 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
+@overload
 def flatten(
-    logits: A, labels: Any, *, classes: Literal["first", "last"] | None = None, ignore_index: int = -100
-) -> tuple[A, A]:
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: None = None,
+) -> tuple[A, A]: ...
+
+
+@overload
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any,
+) -> tuple[A, A, np.ndarray]: ...
+
+
+def flatten(
+    logits: A,
+    labels: Any,
+    *,
+    classes: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    clusters: Any = None,
+) -> tuple[Any, ...]:
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
     `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent.
+    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
+    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
+    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
     >>> z.shape, y
     ((3, 5), array([0, 4, 1]))
+    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), classes="first", clusters=["a", "b"])[2]
+    array(['a', 'a', 'b', 'b', 'b'], dtype='<U1')
     """
     z, y = _tensor(logits, "logits"), _tensor(labels, "labels")
-    if z.ndim < 2:
-        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(z)}")
-    if classes not in ("first", "last") and not (classes is None and z.ndim == 2):
-        raise ValueError(
-            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(z)}, got {classes!r}'
-        )
-    if classes == "first":
-        z = z.movedim(1, -1)
+    z = classes_last(z, classes)
     if tuple(z.shape[:-1]) != tuple(y.shape):
         raise ValueError(f"labels must have shape {tuple(z.shape[:-1])} to match the logits, got {_shape(y)}")
+    n = len(y)
     y = y.to(z.device).reshape(-1)
     kept = y != ignore_index
+    each = len(y) // max(n, 1)
     z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    return match_kind(z, logits), match_kind(y, logits)
+    pair: tuple[Any, Any] = (match_kind(z, logits), match_kind(y, logits))
+    if clusters is None or clusters is False:
+        return pair
+    ids = np.arange(n) if clusters is True else np.asarray(clusters)
+    if ids.shape != (n,):
+        raise InputError("clusters", f"have {n} entries, one for each text or image", str(ids.shape))
+    return *pair, ids[np.flatnonzero(kept.cpu().numpy()) // max(each, 1)]
+
+
+def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Tensor:
+    """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
+
+    >>> classes_last(torch.zeros(2, 5, 3, 4), "first").shape
+    torch.Size([2, 3, 4, 5])
+    """
+    if logits.ndim < 2:
+        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(logits)}")
+    if classes not in ("first", "last") and not (classes is None and logits.ndim == 2):
+        raise ValueError(
+            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(logits)}, got {classes!r}'
+        )
+    return logits.movedim(1, -1) if classes == "first" else logits
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
@@ -406,10 +635,13 @@ def upcast_half(x: Tensor) -> Tensor:
     return x.float() if _is_half(x.dtype) else x
 
 
-def _mark_checked(x: Tensor, classes: int) -> Tensor:
-    """Mark an alias of ours as checked, for so many classes, as long as its memory keeps its version."""
+def _mark_checked(x: Tensor, classes: int, *, absent: bool = True) -> Tensor:
+    """Mark an alias of ours as checked, for so many classes, as long as its memory keeps its version.
+
+    `absent` says whether options may be absent.
+    """
     if not x.is_inference():  # such tensors have no version
-        x._checked = x._version, classes  # type: ignore[attr-defined]
+        x._checked, x._absent = (x._version, classes), absent  # type: ignore[attr-defined]
     return x
 
 
@@ -422,6 +654,8 @@ def _are_checked_labels(y: Any, z: Tensor, *, soft: bool) -> bool:
     """Whether labels were checked against as many rows, on the same device, and no more classes."""
     if not _is_checked(y) or len(y) != len(z) or y.device != z.device:
         return False
+    if not _is_checked(z) or z._absent:  # type: ignore[attr-defined]
+        return False  # they may have been checked beside other logits
     if y.ndim == 2:
         return soft and y.dtype == torch.float64 and y.shape == z.shape
     return y.dtype == torch.int64 and y._checked[1] <= z.shape[1]
@@ -433,39 +667,6 @@ def _is_half(dtype: torch.dtype) -> bool:
 
 def _shape(x: Any) -> str:
     return str(tuple(x.shape))
-
-
-def _tensor(x: Any, name: str) -> Tensor:
-    if isinstance(x, Tensor):
-        if x.layout is not torch.strided or x.is_quantized:
-            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
-        if x.is_complex():
-            raise ValueError(f"{name} must be an array of real numbers, got {x.dtype}")
-        return x.detach()
-    literal = not hasattr(x, "__array__")
-    try:
-        a = np.asarray(x)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
-    if a.dtype.kind not in "fiub" or a.dtype.itemsize > 8:
-        raise ValueError(f"{name} must be an array of real numbers, got {type(x).__name__} of dtype {a.dtype}")
-    if literal and name != "labels" and a.dtype.kind in "iu":
-        a = a.astype(np.float64)
-    if not a.dtype.isnative:
-        a = a.astype(a.dtype.newbyteorder("="))
-    if any(stride < 0 or stride % a.itemsize for stride in a.strides):
-        a = np.ascontiguousarray(a)
-    return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
-
-
-class _Readable:
-    """A view of a read-only array (a memory map, say) that torch takes without a warning; we never write to it."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self.owner = array
 
 
 def _check_finite(x: Tensor, name: str) -> Tensor:
@@ -497,6 +698,8 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
+        if missing := int(torch.isnan(y).sum()):
+            raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     y = y.to(torch.int64)
     if n:
@@ -504,7 +707,20 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
         if low < 0 or high >= classes:
             hint = Hint.IGNORE_INDEX if low < 0 else None
             raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
+        if find_absent(z) is not None:
+            _check_offered(torch.isneginf(z.gather(1, y.to(z.device)[:, None])), y)
     return y
+
+
+def _check_offered(wrong: Tensor, y: Tensor) -> None:
+    """Refuse labels of absent options, by the mask (n, 1) of them."""
+    if bool(wrong.any()):
+        row = int(wrong[:, 0].nonzero()[0])
+        got = (
+            f"{int(y[row])} in row {row}, where that option is absent" if y.ndim == 1 else f"an absent one in row {row}"
+        )
+        got += f" (-inf), and {int(wrong.sum())} such in all"
+        raise InputError("labels", "be options that their rows have", got, Hint.EXACT_ZEROS)
 
 
 def _check_soft_labels(y: Tensor, z: Tensor) -> Tensor:
@@ -515,4 +731,6 @@ def _check_soft_labels(y: Tensor, z: Tensor) -> Tensor:
     y = _check_finite(y, "labels").to(torch.float64)
     if len(y) and (y.min() < -ROUNDING or ((y.sum(dim=1) - 1).abs() > ROUNDING).any()):
         raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
+    if (absent := find_absent(z)) is not None:
+        _check_offered((absent & (y > ROUNDING)).any(dim=1, keepdim=True), y)
     return y

@@ -16,7 +16,7 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
-from trueup.core import onnx_ops
+from trueup.core import module
 from trueup.core.arrays import as_tensors, as_vector, as_weights, upcast_half
 from trueup.core.native import count_below
 from trueup.core.row_scores import (
@@ -126,7 +126,7 @@ def bin_index(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right"
 
 def tensor_bin_index(values: Tensor, edges: Tensor, *, rounding: float = 0.0) -> Tensor:
     """The right-closed bin of each value of a tensor, by operations that ONNX has."""
-    return onnx_ops.count_below(edges[1:-1] * (1 + _SLACK * rounding), values)
+    return module.count_below(edges[1:-1] * (1 + _SLACK * rounding), values)
 
 
 def equal_mass_index(values: np.ndarray, bins: int) -> np.ndarray:

@@ -24,6 +24,7 @@ class Hint(StrEnum):
     IGNORE_INDEX = "flatten leaves out an ignore_index"
     NOT_PROBABILITIES = "logits need no from_probs"
     EXACT_ZEROS = "log-probabilities of exact zeros come through from_probs"
+    NULL = "null stands for an option that a row does not have"
     PROBS = "say probs=True to read probabilities"
     SPLIT = "choose the split {}"
     STATED = "a stated confidence is read by confidence= with correct="

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors, match_kind, upcast_half
+from trueup.core.arrays import as_logits, as_tensors, find_absent, match_kind, upcast_half
 from trueup.core.errors import InputError
 
 _MOST_NAMED = 12
@@ -79,6 +79,9 @@ def _two_columns(z: Tensor, event: int) -> Tensor:
     classes = z.shape[1]
     if classes == 2:
         return z if event == 1 else z.flip(1)
+    if find_absent(z) is not None and bool((gone := z[:, event] == -torch.inf).any()):
+        got = f"absent in row {int(gone.nonzero()[0])} (-inf), and in {int(gone.sum())} rows in all"
+        raise InputError("event", "be an option of every row", got, "leave out the rows that do not have it")
     return torch.cat([_log_odds_pair(z[rows], event) for rows in chunks.row_chunks(len(z), classes)])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks, native
-from trueup.core.arrays import upcast_half
+from trueup.core.arrays import NEVER, find_absent, upcast_half
 from trueup.core.native import as_float64, map_threads
 
 _LEAST_REST = 1e-12
@@ -120,7 +120,11 @@ def _torch_vector(
         if shift is not None:
             u = u - torch.from_numpy(shift[rows]).to(u)[:, None]
         label = labels[rows, None]
-        log_q = torch.log_softmax(u * w + b, dim=1)
+        if (absent := find_absent(u)) is None:
+            log_q = torch.log_softmax(u * w + b, dim=1)
+        else:
+            u = u.masked_fill(absent, 0.0)
+            log_q = torch.log_softmax((u * w + b).masked_fill(absent, -torch.inf), dim=1)
         residual = torch.exp(log_q)
         residual.scatter_add_(1, label, -torch.ones_like(label, dtype=u.dtype))
         losses = log_q.gather(1, label)
@@ -138,7 +142,7 @@ def _torch_temperature(
     sums = np.zeros(3)
     for rows in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
         z = upcast_half(logits[rows])
-        z = z - z.max(dim=1, keepdim=True).values
+        z = (z - z.max(dim=1, keepdim=True).values).clamp(min=NEVER)
         label = z.gather(1, labels[rows, None])[:, 0]
         log_p = beta * z
         log_sum = torch.logsumexp(log_p, dim=1, keepdim=True)

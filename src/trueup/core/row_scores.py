@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks, native
-from trueup.core.arrays import upcast_half
+from trueup.core.arrays import NEVER, upcast_half
 from trueup.core.native import as_float64, map_threads
 from trueup.core.splits import hash_groups
 
@@ -137,6 +137,16 @@ def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tu
     return scored.confidence, scored.predicted
 
 
+def score_and_class(logits: Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    confidence, predicted = confidences(logits)
+    if event is None:
+        return confidence, predicted
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
+    chance = confidence * torch.exp(logits[:, event].double() - top).cpu().numpy()
+    return chance, predicted
+
+
 def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
     confidence, predicted = confidences(logits, quick=quick)
@@ -248,7 +258,7 @@ def _torch_pass(
     for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
         z = how.beta * upcast_half(logits[at])
         top, predicted = z.max(dim=1)
-        shifted = z - top[:, None]
+        shifted = (z - top[:, None]).clamp(min=NEVER)
         e = torch.exp(shifted)
         total = as_float64(e.sum(dim=1))
         scored.confidence[at] = 1 / total

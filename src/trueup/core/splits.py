@@ -11,6 +11,8 @@ from torch import Tensor
 
 from trueup.core import chunks
 from trueup.core.arrays import upcast_half
+from trueup.core.clusters import Clusters, block_sums, mean_error
+from trueup.core.native import hash_rows
 
 
 def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
@@ -29,6 +31,30 @@ def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
     fold = np.empty(len(y), np.int64)
     fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % folds
     return fold
+
+
+def cluster_folds(labels: Tensor, clusters: Clusters, folds: int) -> np.ndarray:
+    """The fold of each row, all rows of a cluster in one: correlated rows on both sides would flatter every fit.
+
+    Clusters are sorted by their most frequent label and their size, and take the folds in turn, there and back. There
+    are never more folds than clusters.
+
+    >>> clusters = Clusters(np.array([0, 0, 1, 1, 2]), ["a", "b", "c"])
+    >>> cluster_folds(torch.tensor([0, 0, 1, 1, 0]), clusters, 2)
+    array([0, 0, 1, 1, 1])
+    """
+    y, n = labels.cpu().numpy(), clusters.count
+    classes = int(y.max(initial=0)) + 1
+    place, count = np.unique(clusters.code * classes + y, return_counts=True)
+    order = np.lexsort((place, -count, place // classes))
+    first = np.unique(place[order] // classes, return_index=True)[1]
+    common = place[order][first] % classes
+    size = np.bincount(clusters.code, minlength=n)
+    folds = min(folds, n)
+    turn = np.arange(n) % (2 * folds)
+    fold = np.empty(n, np.int64)
+    fold[np.lexsort((-size, common))] = np.minimum(turn, 2 * folds - 1 - turn)
+    return fold[clusters.code]
 
 
 def random_groups(logits: Tensor, labels: Tensor, groups: int) -> np.ndarray:
@@ -87,8 +113,11 @@ def _quick_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
 
 def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
-    mixed = _quick_hash(logits, labels)
-    shared = _repeated(mixed)
+    hashed = hash_rows(logits, labels)
+    mixed, repeat = (_quick_hash(logits, labels), True) if hashed is None else hashed
+    shared = _repeated(mixed) if repeat else np.zeros(0, np.int64)
+    if not len(shared):
+        return mixed, shared
     for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
         rows = shared[some]
         bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])
@@ -139,26 +168,35 @@ def _bits(values: Tensor) -> np.ndarray:
     return bits.astype(np.int64).view(np.uint64)
 
 
-def k_fold(logits: Tensor, labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
+def k_fold(logits: Tensor, labels: Tensor, folds: int, clusters: Clusters | None = None) -> list[tuple[Tensor, Tensor]]:
     """Masks of the training and the held-out rows of each of the `stratified_folds` that leaves neither empty.
+
+    With clusters the folds are `cluster_folds`.
 
     >>> z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 1, 0])
     >>> k_fold(z, y, 2)[0]
     (tensor([False, False,  True]), tensor([ True,  True, False]))
     """
-    fold = torch.from_numpy(stratified_folds(logits, labels, folds)).to(logits.device)
+    of_row = stratified_folds(logits, labels, folds) if clusters is None else cluster_folds(labels, clusters, folds)
+    fold = torch.from_numpy(of_row).to(logits.device)
     masks = [(fold != k, fold == k) for k in range(folds)]
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 
 
-def exceeds_error(gain: np.ndarray, weights: Tensor | None = None, *, errors: float = 1.0) -> bool:
+def exceeds_error(
+    gain: np.ndarray, weights: Tensor | None = None, *, errors: float = 1.0, clusters: Clusters | None = None
+) -> bool:
     """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
+
+    With clusters the standard error is that of clusters.
 
     >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
     (True, False)
     """
     w = np.ones(len(gain)) if weights is None else weights.cpu().numpy()
     mean = np.average(gain, weights=w)
+    if clusters is not None:
+        return bool(mean > errors * mean_error(*block_sums(gain, w, clusters)))
     spread = np.sqrt(np.average((gain - mean) ** 2, weights=w))
     return bool(mean > errors * spread * np.sqrt(w @ w) / w.sum())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from trueup.core.bins import (
     equal_width,
     rounding_error,
 )
+from trueup.core.clusters import BLOCKS, as_clusters
+from trueup.core.formatting import format_number, html_summary
 from trueup.core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
 MEAN_METRICS = ("accuracy", "confidence", "predicted", "observed", "nll", "brier", "entropy")
@@ -129,11 +132,13 @@ class Grid:
         return cls(edges, bins, count, total, squared)
 
     @staticmethod
+    @lru_cache(maxsize=4)
     def fine_edges(bins: int) -> np.ndarray:
         """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))
+        edges.flags.writeable = False  # all grids of so many bins share it
         return edges
 
     def __add__(self, other: Grid) -> Grid:
@@ -201,6 +206,60 @@ class Grid:
         return cells
 
 
+_ROW_COLUMNS = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}
+"""Where what is scored per row has another name than its mean."""
+
+
+def row_values(rows: RowScores, metric: str) -> np.ndarray:
+    """One number a row, whose mean is a metric of `MEAN_METRICS`, or `calibration_gap`."""
+    if metric == "calibration_gap":
+        return (rows.outcome - rows.score) * (1 - 2 * rows.score)
+    values: np.ndarray = getattr(rows, _ROW_COLUMNS.get(metric, metric))
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterSums:
+    """Sums by block of clusters: what intervals need where rows of one cluster are correlated."""
+
+    weight: np.ndarray
+    """(blocks,): how many rows, or their weight."""
+    means: np.ndarray
+    """(blocks, names): sums of what `NAMES` are means of."""
+    count: np.ndarray
+    """(blocks, bins)."""
+    gap: np.ndarray
+    """(blocks, bins): sums of outcome − score."""
+
+    NAMES: ClassVar[tuple[str, ...]] = (*MEAN_METRICS, "calibration_gap")
+
+    @classmethod
+    def of(
+        cls, rows: RowScores, block: np.ndarray, blocks: int, bins: int, rounding: float, weights: np.ndarray | None
+    ) -> ClusterSums:
+        """Sum what the pass gave, by the block of each row."""
+        w = np.ones(len(block)) if weights is None else weights
+        means = [np.bincount(block, w * row_values(rows, name), blocks) for name in cls.NAMES]
+        place = block * bins + bin_index(rows.score, equal_width(bins), rounding=rounding)
+        count, gap = (
+            np.bincount(place, x, blocks * bins).reshape(blocks, bins) for x in (w, w * (rows.outcome - rows.score))
+        )
+        return cls(np.bincount(block, w, blocks), np.stack(means, axis=1), count, gap)
+
+    def __add__(self, other: ClusterSums) -> ClusterSums:
+        return ClusterSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def filled(self) -> ClusterSums:
+        """Without blocks that have no rows."""
+        some = self.weight > 0
+        return ClusterSums(*(getattr(self, f.name)[some] for f in fields(self)))
+
+    def mean(self, metric: str) -> np.ndarray:
+        """The sums of one of `NAMES`, (blocks,)."""
+        sums: np.ndarray = self.means[:, self.NAMES.index(metric)]
+        return sums
+
+
 @dataclass(frozen=True, eq=False)
 class Tally:
     """Everything that the table of `evaluate` needs, in memory that does not grow with the number of rows.
@@ -236,17 +295,47 @@ class Tally:
     weight_of_group: np.ndarray
     fold: bool
     """Whether two classes were tallied by the predicted one instead of by class 1."""
+    clusters: ClusterSums | None = None
+    """Sums by block of clusters, where rows have them."""
+
+    def __repr__(self) -> str:
+        return f"Tally({', '.join(f'{name} {value}' for name, value in self._figures().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_summary("Tally", self._figures())
+
+    def _figures(self) -> dict[str, str]:
+        means = {"accuracy": self.accuracy.value, "confidence": self.confidence.value, "nll": self.nll.value}
+        means["ece"] = self.top.ece()
+        return {"rows": f"{self.n:,}", **{name: format_number(value) for name, value in means.items()}}
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> Tally:
+    def of(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        bins: int = BINS,
+        fold: bool = False,
+        weights: Any = None,
+        clusters: Any = None,
+    ) -> Tally:
         """Tally a pair in one pass.
 
         Of two classes the bins are those of P(class 1); with `fold` those of the predicted class's confidence.
+        `clusters`, one hashable value a row, say which rows are correlated: a cluster may go on in another tally.
         """
         z, y = as_tensors(logits, labels)
         w, unit = as_weights(weights, len(z)), rounding_error(z)
         cells = replace(class_cells(z.shape[1], bins, unit), weights=w)
-        return cls.from_rows(*score_rows_and_classes(z, y, cells, fold=fold), bins, unit, fold=fold, weights=w)
+        of_row = as_clusters(clusters, len(z))
+        if of_row is not None:  # a cluster goes to one group as a whole
+            cells = replace(cells, group=of_row.hashed(cells.groups))
+        scored, classes = score_rows_and_classes(z, y, cells, fold=fold)
+        tally = cls.from_rows(scored, classes, bins, unit, fold=fold, weights=w)
+        if of_row is None:
+            return tally
+        return replace(tally, clusters=ClusterSums.of(scored, of_row.hashed(), BLOCKS, bins, unit, w))
 
     @classmethod
     def from_rows(
@@ -291,8 +380,16 @@ class Tally:
             raise ValueError(f"tallies must have the same classes and bins to be added, got {shapes}")
         if self.is_event != other.is_event:
             raise ValueError("tallies must both be folded or neither, to be added")
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "fold"}
-        return Tally(**sums, fold=self.fold)
+        if (self.clusters is None) != (other.clusters is None) and self.rows and other.rows:
+            raise ValueError("tallies must both have clusters or neither, to be added")
+        sums = {
+            f.name: getattr(self, f.name) + getattr(other, f.name)
+            for f in fields(self)
+            if f.name not in ("fold", "clusters")
+        }
+        both = [one.clusters for one in (self, other) if one.clusters is not None]
+        clusters = both[0] + both[1] if len(both) == 2 else both[0] if both else None
+        return Tally(**sums, fold=self.fold, clusters=clusters)
 
     @property
     def n(self) -> int:
@@ -320,7 +417,7 @@ class Tally:
             return self.grid.aece() if metric == "aece" else self.classes.ece()
         raise ValueError(f"metric must be one of {', '.join(TABLE_METRICS)}, got {metric!r}")
 
-    @property
+    @cached_property
     def top(self) -> Bins:
         """The equal-width bins of P(class 1) where there are two classes, of the confidence where more or folded."""
         return self.grid.binned(self.grid.bin_of_cell())

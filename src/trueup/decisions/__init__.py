@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         load_prediction_sets,
         save_prediction_sets,
     )
-    from trueup.decisions.thresholds import GroupThresholds, Recheck, Threshold, threshold
+    from trueup.decisions.recheck import Recheck
+    from trueup.decisions.thresholds import GroupThresholds, Threshold, threshold
     from trueup.decisions.unlabelled_performance import PerformanceEstimate, estimate_performance
 
 _MODULES = {
@@ -31,7 +32,7 @@ _MODULES = {
     "Plan": "planning",
     "PredictionSets": "prediction_sets",
     "PriorEstimate": "label_shift",
-    "Recheck": "thresholds",
+    "Recheck": "recheck",
     "SetScores": "prediction_sets",
     "Threshold": "thresholds",
     "estimate_performance": "unlabelled_performance",
@@ -69,8 +70,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -8,11 +8,10 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from trueup.core.arrays import as_vector
+from trueup.core.arrays import as_vector, check_share
 from trueup.core.errors import InputError
 from trueup.core.module import ParametricModule
 from trueup.decisions.prediction_sets import conformal_quantile
-from trueup.decisions.thresholds import check_share
 
 
 class _Conformal(ParametricModule):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors, as_vector
+from trueup.core.arrays import as_tensors, as_vector, check_share
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.decisions.thresholds import check_share, score_and_class
+from trueup.core.row_scores import score_and_class
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 

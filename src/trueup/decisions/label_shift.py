@@ -19,13 +19,12 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.linear import Vector
-from trueup.core.arrays import as_logits, as_tensors, as_vector, take_rows, upcast_half
+from trueup.core.arrays import as_logits, as_tensors, as_vector, check_share, take_rows, upcast_half
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.core.row_scores import confidences
 from trueup.decisions.refits import Refits
-from trueup.decisions.thresholds import check_share
 from trueup.metrics.resampling import check_resamples
 
 CALIBRATION = "bias_corrected_temperature"

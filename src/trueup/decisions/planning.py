@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors
+from trueup.core.arrays import as_tensors, check_share
 from trueup.core.errors import InputError
 from trueup.core.row_scores import score_rows
 from trueup.core.tally import Tally
-from trueup.decisions.thresholds import Threshold, check_share, rows_to_pass, threshold
+from trueup.decisions.thresholds import Threshold, rows_to_pass, threshold
 from trueup.metrics.hypothesis_tests import DetectableError, detectable_error_of_tally
 from trueup.metrics.intervals import bootstrap
 
@@ -51,9 +51,10 @@ class Plan:
     def __str__(self) -> str:
         d = self.detectable
         if math.isnan(d.error):
-            lines = [f"With {d.rows:,} rows no calibration error could be seen reliably."]
+            lines = [f"With {d.rows:,} rows no calibration error is sure to be seen."]
         else:
-            lines = [f"With {d.rows:,} rows nothing below {d.error:.3g} could be seen (power {100 * d.power:g} %)."]
+            found = f"one of that size is found in {100 * d.power:g} % of cases"
+            lines = [f"With {d.rows:,} rows a calibration error below {d.error:.2g} may go unseen: {found}."]
         if self.error is not None:
             lines.append(
                 f"To see a calibration error of {self.error:g} takes {_about(self.rows_to_detect)} rows."
@@ -105,7 +106,7 @@ def plan(
     >>> z = rng.normal(size=(1000, 3)) * 3
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> print(plan(z, y, precision=0.01, at_most=0.05, coverage=0.4))
-    With 1,000 rows nothing below 0.037 could be seen (power 80 %).
+    With 1,000 rows a calibration error below 0.037 may go unseen: one of that size is found in 80 % of cases.
     To know the ECE to ± 0.01 takes about 1,400 rows.
     To promise at most 5 % errors on 40 % of the rows takes about 910 rows.
     """
@@ -151,7 +152,7 @@ def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int 
     """Bisection on the logarithm of the rows."""
 
     def missed(rows: int) -> bool:
-        least = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=400, seed=seed).error
+        least = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=100, seed=seed).error
         return math.isnan(least) or least > error
 
     low, high = 10, 10

@@ -20,12 +20,21 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors, as_vector, match_kind, take_rows, upcast_half
+from trueup.core.arrays import (
+    as_logits,
+    as_tensors,
+    as_vector,
+    check_share,
+    find_absent,
+    match_kind,
+    take_rows,
+    upcast_half,
+)
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.module import ParametricModule
 from trueup.core.splits import row_uniform, stratified_folds
-from trueup.decisions.thresholds import as_groups, binomial_bounds, check_share
+from trueup.decisions.thresholds import as_groups, binomial_bounds
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 
 Score = Literal["lac", "aps", "raps"]
@@ -159,7 +168,14 @@ class PredictionSets(ParametricModule):
         return match_kind(super().__call__(as_logits(logits), groups=groups, weights=weights, uniform=uniform), logits)
 
     def forward(self, logits: Tensor, groups: Any = None, weights: Any = None, uniform: Any = None) -> Tensor:
-        """The sets of a tensor of logits; `uniform` (n,) replaces the numbers that follow from each row."""
+        """The sets of a tensor of logits; `uniform` (n,) replaces the numbers that follow from each row.
+
+        No set has an option that its row does not have, a logit of −∞.
+        """
+        sets, absent = self._sets(logits, groups, weights, uniform), find_absent(logits)
+        return sets if absent is None else sets & ~absent
+
+    def _sets(self, logits: Tensor, groups: Any, weights: Any, uniform: Any) -> Tensor:
         limit = self._limits(logits.shape[0], groups, weights, logits.device)
         if self.quantile.ndim == 1 and self.groups is None:
             return self.all_scores(logits, uniform=uniform) <= _widen(self.quantile)

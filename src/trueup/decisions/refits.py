@@ -60,6 +60,7 @@ class Refits:
 def _newton(calibrator: Any, logits: Tensor, labels: Tensor, *, biased: bool) -> tuple[np.ndarray, np.ndarray]:
     """(β, b) of softmax(βz + b), and by how much each row moves them: −H⁻¹ times its gradient."""
     z = upcast_half(logits).double().cpu().numpy()
+    z = np.where(z > -np.inf, z, 0.0)  # an absent option has no probability, whatever stands here
     p = torch.softmax(upcast_half(calibrator(logits)).double(), dim=1).cpu().numpy()
     n, classes = z.shape
     gap = p.copy()

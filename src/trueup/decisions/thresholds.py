@@ -17,16 +17,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import bdtr, betaincinv, betaln, logsumexp, ndtri
-from scipy.special import betainc as beta_cdf
+from scipy.special import bdtr, betaincinv, logsumexp, ndtri
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
-from trueup.core.arrays import as_logits, as_tensors, as_vector, match_kind, take_rows
+from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
 from trueup.core.bins import tie_ends
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
-from trueup.core.row_scores import confidences
+from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
 from trueup.registry import METHODS
 
@@ -374,6 +373,14 @@ class _Problem(NamedTuple):
         begun: dict[int, float] = {}
         for rows, share in reversed(shares):
             place = min(int(np.searchsorted(steps.kept, rows)), len(steps.score) - 1)
+            # Among few distinct scores the nearer one, if a test can pass there: the next may be far below.
+            before = float(steps.kept[place - 1]) if place else 0.0
+            if (
+                before > least_rows(self.bound, alpha) + 1
+                and steps.kept[place] > 1.2 * rows
+                and before > rows**2 / steps.kept[place]
+            ):
+                place -= 1
             begun[place] = begun.get(place, 0.0) + share
         return sorted(begun.items())
 
@@ -440,101 +447,6 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
     return low, high
 
 
-@dataclass(frozen=True)
-class Recheck:
-    """A promise checked again as labels arrive: valid whenever it is looked at.
-
-    `update` adds rows that were answered and whose outcome is known, and returns a new check. The promise is refuted
-    once the wealth of bets against it reaches 1/α: were it kept, that would happen with probability α at most, however
-    often and whenever one looks (Ville). Bets are a mixture over all risks above the bound, in closed form:
-    M = ∫_r^1 (q/r)^k ((1−q)/(1−r))^(m−k) dπ(q), π a Beta law beyond r.
-
-    >>> check = Recheck(at_most=0.02).update(np.zeros(500)).update(np.ones(30))
-    >>> check.refuted, round(check.low, 4)
-    (True, 0.0292)
-    """
-
-    at_most: float
-    certainty: float = 0.95
-    rows: int = 0
-    wrong: int = 0
-    refuted: bool = False
-    """Stays, once it was so."""
-
-    def __post_init__(self) -> None:
-        check_share(self.at_most, "at_most")
-        check_share(self.certainty, "certainty")
-
-    def update(self, wrong: Any) -> Recheck:
-        """Add answered rows: 1 where wrong, 0 where right."""
-        x = as_vector(wrong, "wrong").numpy()
-        if len(x) and not np.isin(x, (0.0, 1.0)).all():
-            raise InputError("wrong", "hold 0 and 1 only", f"{x[~np.isin(x, (0.0, 1.0))][0]:g}")
-        errors = np.cumsum(x)
-        # A crossing inside the batch counts too: it was valid to look then.
-        log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + errors)
-        crossed = bool((log_wealth >= -math.log(1 - self.certainty)).any())
-        return replace(self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed)
-
-    @property
-    def wealth(self) -> float:
-        """Of the bets against the promise, 1 at the start; 1/α is proof."""
-        return float(np.exp(np.minimum(self._log_wealth(np.array(self.rows), np.array(self.wrong)), 700.0)))
-
-    @property
-    def low(self) -> float:
-        """The risk is at least this, with the certainty, whenever one looks; 0 where nothing is known."""
-        return self._end(lower=True)
-
-    @property
-    def high(self) -> float:
-        """The risk is at most this, with the certainty, whenever one looks."""
-        return self._end(lower=False)
-
-    def _log_wealth(self, rows: np.ndarray, wrong: np.ndarray) -> np.ndarray:
-        r = self.at_most
-        a, b = 1.0, (1 - r) / r  # a law with mean r: most risks worth a bet are not far above it
-        tail = np.maximum(1 - beta_cdf(a + wrong, b + rows - wrong, r), 1e-300)
-        prior = 1 - beta_cdf(a, b, r)
-        against = np.log(tail) - math.log(prior) + betaln(a + wrong, b + rows - wrong) - betaln(a, b)
-        log_wealth: np.ndarray = against - wrong * math.log(r) - (rows - wrong) * math.log1p(-r)
-        return log_wealth
-
-    def _end(self, *, lower: bool) -> float:
-        """The end of {q: M(q) < 1/α}, M the mixture over all risks against q, by bisection."""
-        if not self.rows:
-            return 0.0 if lower else 1.0
-        m, k, limit = self.rows, self.wrong, -math.log(1 - self.certainty)
-        a, b = 1.0, (1 - self.at_most) / self.at_most
-        mixture = betaln(a + k, b + m - k) - betaln(a, b)
-
-        def against(q: float) -> float:
-            return float(mixture - (k * math.log(q) if k else 0.0) - ((m - k) * math.log1p(-q) if m > k else 0.0))
-
-        inside, outside = k / m, 0.0 if lower else 1.0
-        if inside == outside or against(min(max(inside, 1e-12), 1 - 1e-12)) >= limit:
-            return outside
-        for _ in range(60):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if against(middle) < limit else (inside, middle)
-        return inside
-
-    def __str__(self) -> str:
-        found = f"{self.wrong:,} of {self.rows:,} answers were wrong"
-        span = f"between {format_percent(self.low, 2)} and {format_percent(self.high, 2)}"
-        promise = f"at most {format_percent(self.at_most)}"
-        if self.refuted:
-            return f"The promise of {promise} errors is broken: {found}; the risk lies {span}."
-        return f"Nothing speaks against the promise of {promise} errors: {found}; the risk lies {span}."
-
-
-def check_share(value: float, name: str) -> float:
-    """A number strictly between 0 and 1."""
-    if not (isinstance(value, (int, float)) and 0 < value < 1):
-        raise InputError(name, "lie between 0 and 1", repr(value))
-    return float(value)
-
-
 def as_groups(groups: Any, length: int) -> np.ndarray:
     """Check groups (n,) of any values, numbers or words."""
     values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
@@ -559,16 +471,6 @@ def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[st
     if not (isinstance(at_most, (int, float)) and at_most > 0):
         raise InputError("at_most", "be positive", repr(at_most))
     return "cost", cost
-
-
-def score_and_class(z: torch.Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each row, its confidence or the probability of an event, and the predicted class."""
-    confidence, predicted = confidences(z)
-    if event is None:
-        return confidence, predicted
-    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
-    chance = confidence * torch.exp(z[:, event].double() - top).cpu().numpy()
-    return chance, predicted
 
 
 def _calibrate(

@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import expit, ndtri
+from scipy.special import expit, stdtrit
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.arrays import as_logits, as_tensors, check_share
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample
-from trueup.decisions.thresholds import check_share
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import check_resamples
 
@@ -105,7 +104,7 @@ def estimate_performance(
     Estimated without labels on 2,000 rows, calibrated on 2,000 labelled rows
     <BLANKLINE>
     metric    estimate     95 % interval
-    accuracy    0.5830  [0.5559, 0.6101]
+    accuracy    0.5830  [0.5540, 0.6120]
     <BLANKLINE>
     This holds as long as calibration does; a change in what the classes look like shows only with labels.
     >>> f"{(z[2000:].argmax(axis=1) == y[2000:]).mean():.4f}"
@@ -124,6 +123,7 @@ def estimate_performance(
     if shift and val is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
+    dispersion = 1.0
     if val is None:
         p = softmax(z)
         draws: Any = (p for _ in range(n_resamples))
@@ -133,22 +133,27 @@ def estimate_performance(
         labelled = len(pair[0])
         name = calibrate or (CALIBRATION if shift else "temperature")
         refits = Refits(name, *pair)
-        p, prior = _calibrated(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
-        draws = (_resampled(refits, z, shift, prior, rng) for _ in range(n_resamples))
+        fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
+        p, dispersion = fit.probs, fit.dispersion
+        draws = (_resampled(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
     reader = _Reader(p, threshold, event)
-    point = {name: reader.expected(name, p) for name in wanted}
-    seen: dict[str, list[float]] = {name: [] for name in wanted}
+    values = {name: reader.expected(name, p) for name in wanted}
+    means: dict[str, list[float]] = {name: [] for name in wanted}
+    noise: dict[str, list[float]] = {name: [] for name in wanted}
     for drawn in track(draws, n_resamples, label="resampling", enabled=progress):
         labels = _draw(drawn, rng)
         for name in wanted:
-            seen[name].append(reader.realised(name, labels))
-    reach = float(-ndtri((1 - level) / 2))
-    values = {}
-    for name, value in point.items():
-        # The spread, not the percentiles, which some hundred draws leave too near to each other.
-        error = math.nan if math.isnan(value) else reach * float(np.nanstd(seen[name], ddof=1))
-        values[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
-    return PerformanceEstimate(values, len(z), level, labelled, shift)
+            means[name].append(reader.expected(name, drawn))
+            noise[name].append(reader.realised(name, labels) - means[name][-1])
+    # Student's quantile, since so many draws know the spread only so well; and the spread, not the percentiles, which
+    # some hundred draws leave too near to each other.
+    reach = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
+    intervals = {}
+    for name, value in values.items():
+        variance = np.nanvar(means[name]) + dispersion * np.nanvar(noise[name])
+        error = math.nan if math.isnan(value) else reach * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
+        intervals[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
+    return PerformanceEstimate(intervals, len(z), level, labelled, shift)
 
 
 class _Reader:
@@ -194,26 +199,43 @@ def soft_roc_auc(scores: np.ndarray, chance: np.ndarray) -> float:
     return float(np.diff(false) @ (true[1:] + true[:-1]) / (2 * true[-1] * false[-1]))
 
 
-def _calibrated(
+class _Calibrated(NamedTuple):
+    """Calibrated probabilities of the unlabelled rows."""
+
+    probs: np.ndarray
+    prior: np.ndarray | None
+    """The class frequencies that they were corrected for."""
+    dispersion: float
+    """By how much labels vary more than the probabilities say: Σ(right − c)² / Σc(1 − c) on labelled rows, at least 1.
+
+    A map with few parameters, such as a temperature, calibrates on the whole and not everywhere.
+    """
+
+
+def _calibrate(
     fitted: Resample,
     refits: Refits,
     z: Tensor,
     shift: bool,
     weights: np.ndarray | None,
     start: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Calibrated probabilities, and the class frequencies that they were corrected for."""
+) -> _Calibrated:
     val_z, val_y = refits.pair
     labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
-    right = labelled.argmax(axis=1) == val_y.cpu().numpy()[fitted.rows]
+    predicted = labelled.argmax(axis=1)
+    right = predicted == val_y.cpu().numpy()[fitted.rows]
     # Temperature scaling may leave the mean confidence some tenths of a per cent off: that is all that counts here.
     intercept = match_mean(_log_odds(labelled.max(axis=1)), float((right.sum() + 0.5) / (len(right) + 1)))
+    labelled = _shift_confidence(labelled, intercept)
+    top = labelled[np.arange(len(predicted)), predicted]
+    dispersion = max(float(((right - top) ** 2).sum()) / max(float((top * (1 - top)).sum()), 1e-12), 1.0)
     p = _shift_confidence(softmax(fitted.calibrator(z)), intercept)
     if not shift:
-        return p, None
-    old = _shift_confidence(labelled, intercept).mean(axis=0)
+        return _Calibrated(p, None, dispersion)
+    old = labelled.mean(axis=0)
     prior = em_prior(p, old, weights=weights, start=start)
-    return softmax(torch.from_numpy(shift_prior(prior, old)(np.log(np.maximum(p, 1e-300))))), prior
+    moved = shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))
+    return _Calibrated(softmax(torch.from_numpy(moved)), prior, dispersion)
 
 
 def _resampled(
@@ -221,7 +243,7 @@ def _resampled(
 ) -> np.ndarray:
     fitted = refits.draw(rng)
     weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
-    return _calibrated(fitted, refits, z, shift, weights, start)[0]
+    return _calibrate(fitted, refits, z, shift, weights, start).probs
 
 
 def match_mean(odds: np.ndarray, wanted: float) -> float:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.identity import Identity
+from trueup.calibrators.base import Calibrator, Identity
 from trueup.clamping import clamp
 from trueup.core.progress import track
 from trueup.demo import camera, messages

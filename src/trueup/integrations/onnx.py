@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trueup.calibrators.regression import Recalibrator
 from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
 
-__all__ = ["TOLERANCE", "check_export", "export_table"]
+__all__ = ["TOLERANCE", "check_export", "export_recalibrator", "export_table"]
 
 TOLERANCE = 1e-5
 """By how much an exported calibrator may differ: relative for logits above 1, absolute below."""
@@ -63,6 +64,17 @@ def export_table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str
     return "\n".join(lines)
 
 
+def export_recalibrator(recalibrator: Recalibrator, *, levels: Any = None) -> bytes:
+    """A recalibrator of regression as an ONNX model with the inputs `mean` and `std`, float32, of any number of rows.
+
+    Its outputs are the recalibrated mean and std, or with `levels` the calibrated `quantiles` (n, levels).
+    """
+    module: nn.Module = recalibrator if levels is None else recalibrator.at_levels(levels)
+    rows = torch.export.Dim("rows")
+    names = ["calibrated_mean", "calibrated_std"] if levels is None else ["quantiles"]
+    return _onnx_bytes(module, (torch.zeros(3), torch.ones(3)), ({0: rows}, {0: rows}), ["mean", "std"], names)
+
+
 def _run_torch_export(module: nn.Module, logits: Tensor) -> Tensor:
     few, shapes = _example(logits)
     program = torch.export.export(module, few, dynamic_shapes=shapes)
@@ -71,25 +83,35 @@ def _run_torch_export(module: nn.Module, logits: Tensor) -> Tensor:
 
 
 def _run_onnx(module: nn.Module, logits: Tensor) -> Tensor:
+    # An output of another name, else the identity has one name twice.
+    model = _onnx_bytes(module, *_example(logits), ["logits"], ["calibrated"])
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"logits": logits.numpy()})[0])
+
+
+def _onnx_bytes(
+    module: nn.Module, example: tuple[Tensor, ...], shapes: Any, inputs: list[str], outputs: list[str]
+) -> bytes:
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401, the exporter needs it
     except ImportError:
         raise ImportError("ONNX needs onnx, onnxscript and onnxruntime: pip install 'trueup[onnx]'") from None
-    few, shapes = _example(logits)
-    program = torch.onnx.export(
-        module,
-        few,
-        dynamo=True,
-        dynamic_shapes=shapes,
-        input_names=["logits"],
-        output_names=["calibrated"],  # else the identity has one name twice
-        verbose=False,
-    )
+    with _quiet_exporters():
+        program = torch.onnx.export(
+            copy.deepcopy(module).eval(),
+            example,
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
+        )
     file = io.BytesIO()
     program.save(file)  # type: ignore[union-attr,arg-type]
-    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {"logits": logits.numpy()})[0])
+    return file.getvalue()
 
 
 EXPORTERS: Mapping[str, Callable[[nn.Module, Tensor], Tensor]] = {"torch.export": _run_torch_export, "ONNX": _run_onnx}
@@ -102,7 +124,8 @@ def _example(logits: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
 def _difference(output: Tensor, expected: Tensor) -> float:
     if output.shape != expected.shape or output.dtype != expected.dtype:
         raise ValueError(f"wanted {tuple(expected.shape)} {expected.dtype}, got {tuple(output.shape)} {output.dtype}")
-    return float(((output - expected).abs() / expected.abs().clamp(min=1)).max())
+    off = (output - expected).abs() / expected.abs().clamp(min=1)
+    return float(torch.where(output == expected, 0.0, off).max())  # −∞ of absent options are equal
 
 
 def _simulate(rows: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Streaming metrics for torchmetrics: updated batch by batch, reset by epoch, summed over processes.
 
 The states are the sums of a tally, so memory does not grow with the rows, and every number is the one that
-`trueup.metrics` gives of all rows at once. Logits come first, as everywhere; probabilities go through `from_probs`,
-tokens through `flatten`.
+`trueup.metrics` gives of all rows at once. Logits come first, as everywhere; probabilities go through `from_probs`.
+Every metric takes tokens and pixels with `class_axis="first"` or `"last"`, and leaves out `ignore_index`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors, as_weights
+from trueup.core.arrays import as_tensors, as_weights, flatten
 from trueup.core.bins import BINS, Bins
+from trueup.core.errors import InputError
 from trueup.core.row_scores import score_rows
 from trueup.core.tally import TABLE_METRICS, Mean, Tally
 
@@ -28,7 +29,7 @@ except ImportError:
 
 __all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
-_SETTINGS = ("edges", "bins", "closed", "fold")
+_SETTINGS = ("edges", "bins", "closed", "fold", "clusters")
 """What of a tally is not a sum, but says what is counted."""
 
 
@@ -39,9 +40,18 @@ class Streaming(Metric):
     higher_is_better: bool | None = False
     full_state_update = False
 
-    def __init__(self, empty: Bins | Mean | Tally, **options: Any) -> None:
+    def __init__(
+        self,
+        empty: Bins | Mean | Tally,
+        *,
+        class_axis: Literal["first", "last"] | None = None,
+        ignore_index: int = -100,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        self._empty = empty
+        if class_axis not in (None, "first", "last"):
+            raise InputError("class_axis", 'be "first" (n, K, …) or "last" (n, …, K)', repr(class_axis))
+        self._empty, self.class_axis, self.ignore_index = empty, class_axis, ignore_index
         for name, total in _sums(empty):
             self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -50,7 +60,15 @@ class Streaming(Metric):
         """Tally a batch."""
 
     def update(self, logits: Any, labels: Any, weights: Any = None) -> None:
-        """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any."""
+        """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any.
+
+        With `class_axis` logits are tokens or pixels, (n, K, …) or (n, …, K), labels (n, …), and weights those of the
+        texts or images.
+        """
+        if self.class_axis is not None:
+            options: dict[str, Any] = {"classes": self.class_axis, "ignore_index": self.ignore_index}
+            logits, labels, sample = flatten(torch.as_tensor(logits), labels, **options, clusters=True)
+            weights = None if weights is None else torch.as_tensor(weights)[torch.from_numpy(sample)]
         batch = self._empty + self._of(
             logits, labels, weights
         )  # tallies of other classes or bins do not add, and say so

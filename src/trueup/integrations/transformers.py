@@ -1,7 +1,7 @@
-"""Calibration in Hugging Face's Trainer: a `compute_metrics` that logs it with each evaluation.
+"""Hugging Face's transformers: calibration logged by its Trainer, calibrated networks in its pipelines and folders.
 
-ECE, NLL and Brier score are summed batch by batch (`trueup.integrations.torchmetrics`), so that nothing is stored.
-`transformers` itself is never imported.
+`collect`, `on_model` and `Calibrated` take its networks as they are, and what a calibrated one does not have itself
+(`config`, `device`, `generate`) it passes on to the network. `transformers` is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ import torch
 
 from trueup.core.arrays import flatten
 from trueup.core.bins import BINS
+from trueup.models.calibrated import Calibrated
+from trueup.models.pretrained import from_pretrained, save_pretrained
 
-__all__ = ["TrainerMetrics"]
+__all__ = ["TrainerMetrics", "from_pretrained", "pipeline", "save_pretrained"]
+
+
+def pipeline(task: str, model: Calibrated, **options: Any) -> Any:
+    """A pipeline of transformers whose scores are calibrated; `options`, such as `tokenizer`, are its own.
+
+    `transformers.pipeline` takes a calibrated network too, but logs that it does not know the class's name.
+    """
+    import transformers
+
+    made = transformers.pipeline(task, model=model.model, **options)
+    made.model = model.to(made.device)
+    return made
 
 
 class TrainerMetrics:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trueup.io.predictions import (
         Predictions,
         PredictionTable,
+        from_multilabel,
         from_rows,
         load,
         load_logits,
@@ -33,6 +34,7 @@ _MODULES = {
     "PredictionTable": "predictions",
     "Predictions": "predictions",
     "Shards": "shards",
+    "from_multilabel": "predictions",
     "from_rows": "predictions",
     "load": "predictions",
     "load_calibrator": "artifacts",
@@ -53,6 +55,7 @@ __all__ = [
     "PredictionTable",
     "Predictions",
     "Shards",
+    "from_multilabel",
     "from_rows",
     "load",
     "load_calibrator",
@@ -69,8 +72,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

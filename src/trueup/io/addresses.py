@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,15 +13,6 @@ from trueup.io.source import file_list, suffix_of
 
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
 """Where a file that is sent appears at once, whole; elsewhere it is sent under another name, which is then changed."""
-
-
-def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is an address, not a path.
-
-    >>> is_address("s3://bucket/net.npz"), is_address("net.npz")
-    (True, False)
-    """
-    return "://" in os.fspath(path)
 
 
 def file_system(address: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
@@ -39,11 +29,8 @@ def file_system(address: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 @contextmanager
-def local_file(path: str, storage_options: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """The file itself, or a copy that lasts as long as it is read."""
-    if not is_address(path):
-        yield Path(path)
-        return
+def local_copy(path: str, storage_options: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """A copy of the file at an address that lasts as long as it is read."""
     system, remote = file_system(path, storage_options)
     name = PurePosixPath(remote).name
     with tempfile.TemporaryDirectory() as folder:

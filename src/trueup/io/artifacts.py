@@ -33,17 +33,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trueup.core import __version__
 from trueup.core.errors import Hint, InputError
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import Certificate
-from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.registry import CALIBRATORS, RECALIBRATIONS, Lazy
 
 SCHEMA = 1
 """Raised when a file of this version could be misread by an older one."""
 
-RECALIBRATORS = Lazy("recalibrator", RECALIBRATIONS.classes())
+RECALIBRATORS: Lazy[Any] = Lazy("recalibrator", RECALIBRATIONS.classes())
 """Class → itself: every recalibrator that a file can hold."""
 
 KINDS: Mapping[str, tuple[str, Hint]] = {

@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,8 +25,6 @@ from safetensors.numpy import save_file
 
 from trueup.core.errors import InputError
 from trueup.io.atomic import shorten
-from trueup.io.parquet import read_parquet, write_parquet
-from trueup.io.prediction_table import read_csv, read_jsonl, write_csv, write_jsonl
 from trueup.io.source import Chunk, LabelParser, Reader, Source, Writer, as_list, file_list, matrix, simplify
 
 __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
@@ -46,6 +45,7 @@ def _arrays(columns: dict[str, _Column]) -> Source:
         others: Sequence[str] = (),
         parse: LabelParser | None = None,
         gaps: bool = False,
+        absent: float | None = None,
     ) -> Iterator[Chunk]:
         names = [*logits, *([labels] if labels else []), *others]
         lengths = {columns[name].shape[:1] for name in names}
@@ -79,12 +79,12 @@ def _gather(chunks: Iterator[Chunk]) -> Chunk:
         return parts[0]
     labels = None if parts[0].labels is None else np.concatenate([part.labels for part in parts])
     others = {name: simplify([v for part in parts for v in as_list(part.others[name])]) for name in parts[0].others}
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, parts[0].name)
 
 
 def _arrays_of(chunk: Chunk, suffix: str, kinds: str) -> dict[str, np.ndarray]:
     """Logits, labels and other columns by name; what the format cannot hold is left out with a warning."""
-    arrays = {"logits": np.ascontiguousarray(chunk.logits)}
+    arrays = {chunk.name: np.ascontiguousarray(chunk.logits)}
     if chunk.labels is not None:
         arrays["labels"] = np.ascontiguousarray(chunk.labels)
     left_out = []
@@ -281,14 +281,27 @@ ARRAYS: dict[str, tuple[Reader, Writer]] = {
 }
 """Formats of arrays."""
 
+
+def _on_first_use(module: str, name: str) -> Callable[..., Any]:
+    """A function of another file of this package, which is imported when it is called: arrays need no tables."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"trueup.io.{module}"), name)(*args)
+
+    return call
+
+
+_CSV = _on_first_use("prediction_table", "read_csv"), _on_first_use("prediction_table", "write_csv")
+_JSONL = _on_first_use("prediction_table", "read_jsonl"), _on_first_use("prediction_table", "write_jsonl")
+
 FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".npz": ARRAYS[".npz"],
     ".npy": ARRAYS[".npy"],
-    ".csv": (read_csv, write_csv),
-    ".csv.gz": (read_csv, write_csv),
-    ".jsonl": (read_jsonl, write_jsonl),
-    ".jsonl.gz": (read_jsonl, write_jsonl),
-    ".parquet": (read_parquet, write_parquet),
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".jsonl": _JSONL,
+    ".jsonl.gz": _JSONL,
+    ".parquet": (_on_first_use("parquet", "read_parquet"), _on_first_use("parquet", "write_parquet")),
     ".safetensors": ARRAYS[".safetensors"],
 }
 """Suffix → reader and writer."""

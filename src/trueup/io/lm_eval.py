@@ -3,6 +3,7 @@
 A record has `target`, the number or the text of the right option; `filtered_resps` (or `resps`), for each option its
 log-likelihood and whether greedy decoding gives it, as numbers or as texts of them; and `arguments`, the prompt and the
 option's text. softmax over the options' log-likelihoods is the probability that the model gives to each of them.
+Questions with fewer options than others are filled up with absent ones, whose logits are −∞.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueup.core.errors import InputError
-
-SAME_NUMBER = "questions with different numbers of options cannot be read together"
 
 
 def is_sample(record: Mapping[str, Any]) -> bool:
@@ -24,8 +23,8 @@ def is_sample(record: Mapping[str, Any]) -> bool:
     return "target" in record and ("filtered_resps" in record or "resps" in record) and "logits" not in record
 
 
-def with_logits(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with `logits`, a number an option, and `label`, the right one.
+def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str, Any]:
+    """The record with `logits`, a number an option, filled up to `width` by None, and `label`, the right one.
 
     >>> sample = with_logits({"target": "1", "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]})
     >>> sample["logits"], sample["label"]
@@ -34,7 +33,8 @@ def with_logits(record: Mapping[str, Any]) -> dict[str, Any]:
     scores = _scores(record)
     if "acc_mutual_info" in record and len(scores) % 2 == 0:
         scores = scores[: len(scores) // 2]  # the second half is without the question
-    return {"logits": scores, "label": _right_option(record, len(scores)), **record}
+    label = _right_option(record, len(scores))
+    return {"logits": [*scores, *[None] * ((width or 0) - len(scores))], "label": label, **record}
 
 
 def _scores(record: Mapping[str, Any]) -> list[float]:

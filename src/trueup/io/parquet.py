@@ -61,6 +61,7 @@ def read_parquet(path: Path) -> Iterator[Source]:
             others: Sequence[str] = (),
             parse: LabelParser | None = None,
             gaps: bool = False,
+            absent: float | None = None,
         ) -> Iterator[Chunk]:
             seen = 0
             names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
@@ -69,7 +70,8 @@ def read_parquet(path: Path) -> Iterator[Source]:
             for batch in batches(names, rows, plain, labels):
                 seen += len(batch)
                 parts = [
-                    _with_gaps(batch.column(name)) if gaps else _from_arrow(batch.column(name), name) for name in logits
+                    _with_gaps(batch.column(name)) if gaps else _from_arrow(batch.column(name), name, absent)
+                    for name in logits
                 ]
                 y = _labels(batch.column(labels), labels, parse) if labels else None
                 yield Chunk(matrix(parts), y, {name: batch.column(name) for name in others})
@@ -140,18 +142,25 @@ def _require_numbers(kind: Any, name: str, hint: Hint | None = None) -> None:
         raise InputError(name, "be an array of real numbers", str(kind), hint)
 
 
-def _from_arrow(column: Any, name: str) -> np.ndarray:
-    """One arrow column as numbers (n,), or lists of one length as (n, length)."""
+def _from_arrow(column: Any, name: str, absent: float | None = None) -> np.ndarray:
+    """One arrow column as numbers (n,), or lists of one length as (n, length); `absent` where a number is missing."""
     pa, _ = pyarrow()
     shape, missing, kind = [len(column)], column.null_count, column.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if missing and is_list:
+        raise InputError(name, "have no missing rows", str(missing))
+    if is_list:
         lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
         low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2
         if low != high:
-            raise InputError(name, "have the same length in each row", f"{low}..{high}")
+            hint = None if absent is None else Hint.NULL
+            raise InputError(name, "have the same length in each row", f"{low}..{high}", hint)
         shape.append(low)
         column = column.flatten()
         missing += column.null_count
+    if missing and absent is not None:
+        number = column.type if pa.types.is_floating(column.type) else pa.float64()
+        column, missing = column.cast(number).fill_null(pa.scalar(absent, number)), 0
     if missing:
         raise InputError(name, "have no missing values", str(missing))
     # A copy, because what arrow lends is read-only.
@@ -177,7 +186,7 @@ def _gather(parts: Sequence[Chunk]) -> Chunk:
     first = parts[0]
     others = {name: _arrow([value for part in parts for value in as_list(part.others[name])]) for name in first.others}
     labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, first.name)
 
 
 def _arrow(values: list[Any]) -> Any:
@@ -197,7 +206,7 @@ def _table(chunk: Chunk) -> Any:
         # Numbers that are said never to be missing, and are not put into a dictionary, are read in half the time.
         number = pa.field("element", pa.from_numpy_dtype(z.dtype), nullable=False)
         flat = pa.array(np.ascontiguousarray(z).reshape(-1))
-        columns["logits"] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))
+        columns[chunk.name] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))
     if y is not None:
         columns["label"] = pa.array(y)
     schema = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from trueup.core.errors import InputError
-from trueup.io import lm_eval
+from trueup.core.errors import Hint, InputError
+from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Source, as_list, is_gap, object_array
 
 LINE_CHARACTERS = 1 << 26
@@ -75,12 +75,13 @@ def read_csv(path: Path) -> Iterator[Source]:
             others: Sequence[str] = (),
             parse: LabelParser | None = None,
             gaps: bool = False,
+            absent: float | None = None,
         ) -> Iterator[Chunk]:
             position = {name: i for i, name in enumerate(header)}
             at, last = [position[name] for name in logits], position[labels] if labels else None
             beside = {name: position[name] for name in others}
             label_of: Callable[[str], int] = parse or LabelParser(column=labels or "labels")
-            number = _number_or_nan if gaps else float
+            empty = math.nan if gaps else absent
             file.seek(0)
             lines = csv.reader(file, strict=True)
             next(lines)
@@ -92,7 +93,10 @@ def read_csv(path: Path) -> Iterator[Source]:
                     with _errors_name_line(lines.line_num):
                         if len(line) != len(header):
                             raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
-                        z.extend([number(line[i]) for i in at])
+                        try:
+                            z.extend([float(line[i]) for i in at])
+                        except ValueError:
+                            z.extend([_number(line[i], empty) for i in at])
                         if last is not None:
                             y.append(_label(line[last], label_of))
                         for name, i in beside.items():
@@ -120,8 +124,8 @@ def _label(text: str, parse: Callable[[str], int]) -> int:
     return parse(text)
 
 
-def _number_or_nan(text: str) -> float:
-    return math.nan if is_gap(text) else float(text)
+def _number(text: str, empty: float | None) -> float:
+    return empty if empty is not None and is_gap(text) else float(text)
 
 
 def _shape(z: array[float], n: int, width: int, gaps: bool) -> np.ndarray:
@@ -150,7 +154,7 @@ def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
         for part, chunk in enumerate(chunks):
             z, y = chunk.logits, chunk.labels
             if not part:
-                names = [f"logit_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
+                names = [f"{chunk.name[:-1]}_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
                 out.writerow([*names, *([] if y is None else ["label"]), *chunk.others])
             # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
             columns = [*z.T.tolist()] if z.ndim == 2 and chunk.others else []
@@ -183,9 +187,9 @@ def read_jsonl(path: Path) -> Iterator[Source]:
 def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str = "line") -> Source:
     """A source of objects with named fields, each with its number; `records` begins from the first again."""
     first = [record for _, record in islice(records(), _ROWS_OF_COLUMNS)]
-    samples = bool(first) and lm_eval.is_sample(first[0])
-    if samples:
-        first = [record for _, record in _samples(islice(records(), 1), word)] + first[1:]
+    kind = next((kind for kind in (lm_eval, top_logprobs) if first and kind.is_sample(first[0])), None)
+    if kind is not None:
+        first = [record for _, record in _samples(kind, islice(records(), 1), word)] + first[1:]
     columns: dict[str, str] = {}
     for record in first:
         for name, value in _fields(record):
@@ -199,24 +203,24 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
         others: Sequence[str] = (),
         parse: LabelParser | None = None,
         gaps: bool = False,
+        absent: float | None = None,
     ) -> Iterator[Chunk]:
         label_of = parse or LabelParser(column=labels or "labels")
-        wide: int | None = None
-        lines = _samples(records(), word) if samples else records()
+        varying = kind is not None and list(logits) == ["logits"] and absent is not None
+        wide = _most_options(kind, records(), word) if varying else None
+        lines = records() if kind is None else _samples(kind, records(), word, wide)
         for part in count():
             z, y, n = array("d"), array("q"), 0
             cells: dict[str, list[Any]] = {name: [] for name in others}
             for number, record in islice(lines, rows):
                 with _errors_name_line(number, word):
-                    values = _numbers(record, logits, gaps)
+                    values = _numbers(record, logits, gaps, absent)
                     if wide is None:
                         wide = len(values)
                     if len(values) != wide:
+                        hint = None if absent is None else Hint.NULL
                         raise InputError(
-                            " and ".join(logits),
-                            f"have {wide} numbers, as before",
-                            str(len(values)),
-                            lm_eval.SAME_NUMBER if samples else None,
+                            " and ".join(logits), f"have {wide} numbers, as before", str(len(values)), hint
                         )
                     z.extend(values)
                     if labels is not None:
@@ -232,15 +236,25 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
                 return
 
     def width(logits: Sequence[str]) -> int:
+        if kind is not None and list(logits) == ["logits"]:
+            return _most_options(kind, records(), word)
         return len(_numbers(first[0], logits, gaps=True)) if first else 2
 
-    return Source(columns, read, width, hidden=frozenset(("logits", "label")) if samples else frozenset())
+    return Source(columns, read, width, hidden=frozenset(("logits", "label")) if kind else frozenset())
 
 
-def _samples(records: Iterator[tuple[int, Mapping[str, Any]]], word: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _most_options(kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str) -> int:
+    """How many options the question with the most has; others are filled up with absent ones."""
+    return max((len(record["logits"]) for _, record in _samples(kind, records, word)), default=2)
+
+
+def _samples(
+    kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str, width: int | None = None
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Records of a kind, `lm_eval` or `top_logprobs`, with logits and a label."""
     for number, record in records:
         with _errors_name_line(number, word):
-            record = lm_eval.with_logits(record)
+            record = kind.with_logits(record, width)
         yield number, record
 
 
@@ -291,7 +305,7 @@ def _get(record: Mapping[str, Any], name: str) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _numbers(record: Mapping[str, Any], names: Sequence[str], gaps: bool) -> list[float]:
+def _numbers(record: Mapping[str, Any], names: Sequence[str], gaps: bool, absent: float | None = None) -> list[float]:
     values = [_get(record, name) for name in names]
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
@@ -301,6 +315,8 @@ def _numbers(record: Mapping[str, Any], names: Sequence[str], gaps: bool) -> lis
         values = [
             math.nan if value is None or (isinstance(value, str) and is_gap(value)) else value for value in values
         ]
+    elif absent is not None:
+        values = [absent if value is None else value for value in values]
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(" and ".join(names), "be numbers", _show(value))
@@ -324,7 +340,10 @@ def write_jsonl(chunks: Iterator[Chunk], path: Path) -> None:
         for chunk in chunks:
             columns: dict[str, list[Any]] = {}
             if chunk.logits.ndim == 2:
-                columns["logits"] = [[float(x) for x in row] for row in chunk.logits.tolist()]
+                # JSON has no −∞; what an option that the row does not have reads as is null.
+                columns[chunk.name] = [
+                    [None if x == -math.inf else float(x) for x in row] for row in chunk.logits.tolist()
+                ]
             if chunk.labels is not None:
                 columns["label"] = [None if label == MISSING else label for label in chunk.labels.tolist()]
             columns |= {name: as_list(column) for name, column in chunk.others.items()}

@@ -7,15 +7,16 @@ and `test_labels`. Probabilities and stated confidences are read only when they 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,16 +31,16 @@ from trueup.core.arrays import (
     as_tensors,
     from_confidence,
     from_probs,
+    read_padding,
     resolution,
     warn_of_certain,
     warn_of_zeros,
 )
 from trueup.core.errors import InputError
-from trueup.io.addresses import is_address, local_file, remote_files
+from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
-from trueup.io.prediction_table import source_of_records
 from trueup.io.source import (
     Chunk,
     LabelParser,
@@ -47,6 +48,7 @@ from trueup.io.source import (
     as_list,
     drop_missing,
     file_list,
+    is_address,
     numbers_of,
     simplify,
     suffix_of,
@@ -63,6 +65,20 @@ class Predictions(NamedTuple):
 
     logits: Array
     labels: Array
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self.labels):,} rows, {self.logits.shape[-1]:,} classes, {_kind_of(self.logits)})"
+
+    def _repr_html_(self) -> str:
+        hits = "–"
+        if len(self.labels) and self.logits.ndim == 2:
+            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+        figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
+        return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
+
+
+def _kind_of(array: Array) -> str:
+    return f"{type(array).__module__.partition('.')[0]} {str(array.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +102,10 @@ class PredictionTable:
     """The names of the classes, where they are known."""
     skipped: int = 0
     """How many rows had no label, or no confidence, and were left out."""
+    clusters: np.ndarray | None = None
+    """Which rows are correlated: those of one image, text or patient."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as an image: the name of its column."""
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.logits, self.labels))
@@ -96,10 +116,11 @@ class PredictionTable:
         return Predictions(self.logits, self.labels)
 
     def options(self) -> dict[str, Any]:
-        """Weights and groups as the keywords that functions take them by, where there are any."""
+        """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
         return {
             **({} if self.weights is None else {"weights": self.weights}),
             **({"groups": dict(self.groups)} if self.groups else {}),
+            **({} if self.clusters is None else {"clusters": {self.cluster_name: self.clusters}}),
         }
 
 
@@ -116,8 +137,16 @@ class Fields:
     weights: str | None = None
     groups: Sequence[str] = ()
     columns: Sequence[str] = ()
+    clusters: str | None = None
+    class_axis: Literal["first", "last"] | None = None
+    ignore_index: int = -100
+    multilabel: bool = False
 
     def __post_init__(self) -> None:
+        if self.class_axis not in (None, "first", "last"):
+            raise InputError("class_axis", 'be "first" (n, K, …) or "last" (n, …, K)', repr(self.class_axis))
+        if self.multilabel and (self.class_axis or self.confidence):
+            raise InputError("multilabel", "be left out with class_axis and confidence", "both")
         if self.confidence is None and self.correct is not None:
             raise InputError("correct", "come with confidence", f"correct={self.correct!r} alone")
         if self.confidence is not None and self.probs:
@@ -140,6 +169,9 @@ def load(
     confidence: str | None = None,
     correct: str | None = None,
     classes: Sequence[str] | None = None,
+    class_axis: Literal["first", "last"] | None = None,
+    ignore_index: int = -100,
+    multilabel: bool = False,
     split: str | None = None,
     mmap: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -151,16 +183,21 @@ def load(
     back as int64. `confidence` names a column of stated confidences in [0, 1] and `correct` the column that says
     whether each was right, 1 or 0 (default "correct"): the pair is then of two classes, wrong and right. `classes`
     names the classes where labels are texts. The path may be an address that fsspec opens, with its `storage_options`.
-    Rows without a label or a confidence are left out, and a warning tells how many.
+    Rows without a label or a confidence are left out, and a warning tells how many. Logits of tokens or pixels need
+    `class_axis`: "first" for (n, K, …), "last" for (n, …, K); what is labelled `ignore_index` is left out. With
+    `multilabel` the logits are log-odds (n, labels), each label an event of its own, and the labels 0 or 1 (n, labels).
     A file that does not hold what is wanted raises one `ValueError` that says what it holds.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
     ...     load(f"{folder}/net.npz", probs=True)
-    Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
+    Predictions(1 rows, 2 classes, numpy float64)
     """
-    fields = Fields(logits, labels, probs, confidence, correct, classes)
+    fields = Fields(
+        logits, labels, probs, confidence, correct, classes,
+        class_axis=class_axis, ignore_index=ignore_index, multilabel=multilabel,
+    )  # fmt: skip
     with _open(path, fields, storage_options) as file:
         if mmap and suffix_of(file.path) != ".npy":
             raise ValueError(f"{file.name}: mmap=True needs a .npy file")
@@ -172,12 +209,16 @@ def load_table(
     *,
     weights: str | None = None,
     groups: str | Sequence[str] = (),
+    clusters: str | None = None,
     columns: str | Sequence[str] = (),
     split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> PredictionTable:
     """Read predictions as `load` does, with columns of weights, of groups, and any others that are named.
+
+    `clusters` names the column that says which rows are correlated, such as those of one patient. Of tokens and pixels
+    the clusters are the texts or images, of labels by the dozen the rows, and their groups the labels.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -186,7 +227,7 @@ def load_table(
     >>> np.exp(table.logits[:, 1]), table.labels, table.groups
     (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
     """
-    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), **options)
+    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
     with _open(path, fields, storage_options) as file:
         return file.load_table(split)
 
@@ -196,6 +237,7 @@ def from_rows(
     *,
     weights: str | None = None,
     groups: str | Sequence[str] = (),
+    clusters: str | None = None,
     columns: str | Sequence[str] = (),
     **options: Any,
 ) -> PredictionTable:
@@ -206,12 +248,49 @@ def from_rows(
     >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
     array([0, 1])
     """
+    from trueup.io.prediction_table import source_of_records  # files of arrays need no tables
+
     held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
     source = source_of_records(lambda: _numbered(held), word="row")._replace(class_names=names)
-    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), **options)
+    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
     return PredictionFile(Path("rows"), "rows", source, fields).load_table()
+
+
+def from_multilabel(
+    logits: Any,
+    targets: Any,
+    *,
+    names: Sequence[str] | None = None,
+    ignore_index: int = -100,
+    probs: bool = False,
+) -> PredictionTable:
+    """Labels by the dozen as events: log-odds (n, labels) and targets (n, labels), 1, 0 or `ignore_index`.
+
+    Each label of each row becomes a row of a two-class pair, whose event is that the label applies. Its clusters are
+    the rows, since the labels of one row are correlated, and its groups the labels: `evaluate(*table,
+    **table.options())` gives all of them together (micro) and each one. `metrics.evaluate_labels` has the mean over the
+    labels too. NaN is ignored as well; with `probs` the numbers are probabilities.
+
+    >>> table = from_multilabel(np.array([[2.0, -1.0], [0.5, 3.0]]), [[1, 0], [-100, 1]], names=["cat", "dog"])
+    >>> table.labels, table.groups["label"], table.clusters
+    (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
+    """
+    from trueup.core.multilabel import label_events
+
+    events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
+    known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
+    if len(known) != np.shape(logits)[1]:
+        raise InputError("names", f"name the {np.shape(logits)[1]} labels", f"{len(known)} names")
+    return PredictionTable(
+        events.logits,
+        events.labels,
+        groups={"label": known[events.label]},
+        classes=("no", "yes"),
+        clusters=events.row,
+        cluster_name="row",
+    )
 
 
 def _numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -257,11 +336,20 @@ def _open(
     name = os.fspath(path)
     reader, _ = _format(name)
     with ExitStack() as stack:
-        file = stack.enter_context(local_file(name, storage_options))
+        file = stack.enter_context(_local_file(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
         yield PredictionFile(file, name, source, fields, partitions)
+
+
+def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
+    """The file itself, or of an address a copy."""
+    if not is_address(name):
+        return nullcontext(Path(name))
+    from trueup.io.addresses import local_copy
+
+    return local_copy(name, storage_options)
 
 
 class _Plan(NamedTuple):
@@ -363,12 +451,21 @@ class PredictionFile:
                 floor = self.find_floor(plan, rows)
             for chunk in chunks:
                 kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
+                flat = _Flat(kept, None, {})
                 with _errors_name_row(start):
-                    z, y = self._check(kept.logits, kept.labels, floor, checked_before)
+                    if fields.class_axis is not None or fields.multilabel:
+                        flat = _flatten(kept, fields, start, self.class_names)
+                        kept = flat.rows
+                    if fields.multilabel:  # which were checked as events
+                        z, y = Predictions(kept.logits, np.asarray(kept.labels))
+                    else:
+                        z, y = self._check(kept.logits, kept.labels, floor, checked_before)
                     if classes not in (None, z.shape[1]):
                         raise InputError("logits", f"have {classes} classes as before", str(z.shape[1]))
-                    if fields.classes is not None and len(fields.classes) != z.shape[1]:
-                        raise InputError("classes", f"name the {z.shape[1]} classes", f"{len(fields.classes)} names")
+                    named = fields.classes is not None and not fields.multilabel
+                    if named and len(fields.classes or ()) != z.shape[1]:
+                        got = f"{len(fields.classes or ())} names"
+                        raise InputError("classes", f"name the {z.shape[1]} classes", got)
                     weights = None if fields.weights is None else _weights(kept.others[fields.weights], fields.weights)
                 classes = z.shape[1]
                 start += len(chunk.logits)
@@ -376,17 +473,20 @@ class PredictionFile:
                     z,
                     y,
                     weights,
-                    {name: self._groups(kept, name) for name in fields.groups},
+                    flat.groups | {name: self._groups(kept, name) for name in fields.groups},
                     {name: simplify(as_list(kept.others[name])) for name in fields.columns},
-                    self.class_names,
+                    ("no", "yes") if fields.multilabel else self.class_names,
                     skipped,
+                    flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
+                    fields.clusters or ("row" if fields.multilabel else "sample"),
                 )
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
         """Which columns to read; an error lists those of the file if one is missing."""
         fields, columns = self.fields, self.source.columns
         if others is None:
-            wanted = [*([fields.weights] if fields.weights else []), *fields.groups, *fields.columns]
+            single = [name for name in (fields.weights, fields.clusters) if name]
+            wanted = [*single, *fields.groups, *fields.columns]
             require_columns({**columns, **self.partitions}, wanted)
             others = [name for name in dict.fromkeys(wanted) if name in columns]
         if fields.confidence is not None:
@@ -397,7 +497,8 @@ class PredictionFile:
             return _Plan([fields.confidence], correct if labelled else None, options)
         names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
-        return _Plan(names, label, {"others": others, "parse": parse})
+        absent = math.nan if fields.probs else -math.inf
+        return _Plan(names, label, {"others": others, "parse": parse, "absent": absent})
 
     def find_floor(self, plan: _Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
@@ -423,6 +524,7 @@ class PredictionFile:
         if self.fields.probs or self.fields.confidence is not None:
             return Predictions(*as_pair(self.to_logits(values, floor), labels))
         if checked_before:
+            values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
         z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
@@ -439,6 +541,45 @@ class PredictionFile:
         for file in file_list(self.path)[1:]:
             if not file.is_file():
                 raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
+
+
+class _Flat(NamedTuple):
+    """Rows that tokens, pixels or labels became."""
+
+    rows: Chunk
+    sample: np.ndarray | None
+    """Which text, image or row each is of."""
+    groups: dict[str, np.ndarray]
+
+
+def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | None) -> _Flat:
+    """Each token, pixel or label as a row, with what stands beside its sample."""
+    groups: dict[str, np.ndarray] = {}
+    if fields.multilabel:
+        from trueup.core.multilabel import label_events
+
+        events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
+        z, y, sample = events.logits, events.labels, events.row
+        if names is not None and len(names) != chunk.logits.shape[1]:
+            raise InputError("classes", f"name the {chunk.logits.shape[1]} labels", f"{len(names)} names")
+        groups["label"] = events.label if names is None else np.asarray(names)[events.label]
+    else:
+        # Checked where the numbers are known to be logits, which probabilities are not yet.
+        z, y, sample = _pixels(chunk, fields)
+    others = {name: np.asarray(as_list(column), dtype=object)[sample] for name, column in chunk.others.items()}
+    return _Flat(Chunk(z, y, others), sample + start, groups)
+
+
+def _pixels(chunk: Chunk, fields: Fields) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    logits, labels = chunk.logits, np.asarray(chunk.labels)
+    if logits.ndim < 3:
+        raise InputError("logits", "have more than 2 dimensions with class_axis", f"{logits.shape}")
+    last = np.moveaxis(logits, 1, -1) if fields.class_axis == "first" else logits
+    if labels.shape != last.shape[:-1]:
+        raise InputError("labels", f"have shape {last.shape[:-1]} to match the logits", f"{labels.shape}")
+    kept = labels.reshape(-1) != fields.ignore_index
+    sample = np.flatnonzero(kept) // max(math.prod(labels.shape[1:]), 1)
+    return last.reshape(-1, last.shape[-1])[kept], labels.reshape(-1)[kept], sample
 
 
 def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
@@ -460,6 +601,8 @@ def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
         {name: join(table.columns[name] for table in tables) for name in first.columns},
         first.classes,
         sum(table.skipped for table in tables),
+        None if first.clusters is None else join(t.clusters for t in tables if t.clusters is not None),
+        first.cluster_name,
     )
 
 
@@ -472,6 +615,7 @@ def take_rows(table: PredictionTable, rows: np.ndarray) -> PredictionTable:
         weights=None if table.weights is None else table.weights[rows],
         groups={name: values[rows] for name, values in table.groups.items()},
         columns={name: values[rows] for name, values in table.columns.items()},
+        clusters=None if table.clusters is None else table.clusters[rows],
     )
 
 
@@ -504,7 +648,8 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
     zeros = numbers = 0
     smallest = []  # positive number of each part
     for z in parts:
-        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):  # false for NaN too
+        z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
+        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
             return None  # the check of that part says what is wrong
         zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
         smallest.append(z.min(initial=1.0, where=z > 0))
@@ -590,6 +735,8 @@ def draft_files(
 ) -> Iterator[list[Path]]:
     """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
     if is_address(path):
+        from trueup.io.addresses import remote_files
+
         with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
             yield drafts
         return

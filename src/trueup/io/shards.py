@@ -24,7 +24,7 @@ import torch
 
 from trueup.core.errors import Hint, InputError, message_of
 from trueup.core.progress import track
-from trueup.io.addresses import file_system, is_address
+from trueup.io.addresses import file_system
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import (
     PredictionFile,
@@ -34,7 +34,7 @@ from trueup.io.predictions import (
     take_rows,
     warn_of_skipped,
 )
-from trueup.io.source import suffix_of
+from trueup.io.source import is_address, suffix_of
 
 NUMBERS = 1 << 23
 """Logits read at a time, about: 32 MB of float32."""
@@ -68,6 +68,8 @@ class Shards:
     weights: str | None = None
     groups: tuple[str, ...] = ()
     """Columns, or keys of partitions such as `region=eu/part-0.parquet`."""
+    clusters: str | None = None
+    """The column that says which rows are correlated; a cluster may go on in another file."""
     storage_options: Mapping[str, Any] | None = None
     """How fsspec opens addresses."""
     checked_before: bool = False
@@ -120,6 +122,7 @@ class Shards:
             classes=self.classes,
             weights=self.weights,
             groups=self.groups,
+            clusters=self.clusters,
         )
 
     def load(
@@ -235,15 +238,6 @@ class _Drawn:
         while sum(np.size(table.logits) for table in drawn.tables) > drawn.most and drawn.threshold > 2**-40:
             drawn = replace(drawn, tables=drawn._below(drawn.threshold / 2), threshold=drawn.threshold / 2)
         return drawn
-
-
-def is_sharded(where: str) -> bool:
-    """Whether a name means several files: a folder, a pattern, or an address.
-
-    >>> is_sharded("preds/*.parquet"), is_sharded("val.npz")
-    (True, False)
-    """
-    return is_address(where) or Path(where).is_dir() or (has_magic(where) and not Path(where).exists())
 
 
 Task = Callable[[PredictionTable], Any]

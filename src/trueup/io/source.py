@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from glob import has_magic
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeAlias
 
@@ -127,6 +128,8 @@ class Chunk(NamedTuple):
     logits: np.ndarray
     labels: np.ndarray | None
     others: Mapping[str, Any]
+    name: str = "logits"
+    """How the numbers are called in a file that is written: `logits`, or `probs`."""
 
 
 class Source(NamedTuple):
@@ -134,8 +137,10 @@ class Source(NamedTuple):
     `width(logits)`, how many numbers a row has.
 
     `logits` names one column (n, classes) or one column a class; `labels` may be None. `read` takes besides `others`,
-    names of columns that come as they are; `parse`, a `LabelParser`; and `gaps`, whether an empty cell among the
-    numbers is NaN instead of an error. At least one chunk comes, though it may have no rows.
+    names of columns that come as they are; `parse`, a `LabelParser`; `gaps`, whether an empty cell among the numbers is
+    NaN instead of an error; and `absent`, what an empty cell among those of several classes is: an option that the row
+    does not have, which is −∞ among logits and NaN among probabilities. At least one chunk comes, though it may have no
+    rows.
     """
 
     columns: dict[str, str]
@@ -163,6 +168,24 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     suffixes = PurePath(path).suffixes
     last = suffixes[-1].lower() if suffixes else ""
     return suffixes[-2].lower() + last if last == ".gz" and len(suffixes) > 1 else last
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is an address that fsspec opens, not a path.
+
+    >>> is_address("s3://bucket/net.npz"), is_address("net.npz")
+    (True, False)
+    """
+    return "://" in os.fspath(path)
+
+
+def is_sharded(where: str) -> bool:
+    """Whether a name means several files: a folder, a pattern, or an address.
+
+    >>> is_sharded("preds/*.parquet"), is_sharded("val.npz")
+    (True, False)
+    """
+    return is_address(where) or Path(where).is_dir() or (has_magic(where) and not Path(where).exists())
 
 
 def file_list(path: Path) -> tuple[Path, ...]:

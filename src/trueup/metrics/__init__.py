@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         underconfidence,
     )
     from trueup.metrics.debiased import debiased_l1, debiased_l2, ece_sweep
+    from trueup.metrics.detection import d_ece, from_detections
     from trueup.metrics.events import (
         calibration_in_the_large,
         calibration_intercept,
@@ -46,9 +47,11 @@ if TYPE_CHECKING:
         predicted,
         uncertainty,
     )
+    from trueup.metrics.forecasts import central_coverage, compare_forecasts, evaluate_forecasts, pit
     from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
+    from trueup.metrics.multilabel import LabelScores, evaluate_labels
     from trueup.metrics.proper import (
         accuracy,
         brier,
@@ -71,24 +74,34 @@ if TYPE_CHECKING:
         risk_coverage,
     )
     from trueup.metrics.regression import REGRESSION
+    from trueup.metrics.segmentation import SegmentationTally
     from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
 _MODULES = {
     "Bins": ".core.bins",
+    "LabelScores": "multilabel",
     "Mean": ".core.tally",
     "REGRESSION": "regression",
+    "SegmentationTally": "segmentation",
     "Tally": ".core.tally",
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
+    "central_coverage": "forecasts",
+    "compare_forecasts": "forecasts",
     "consistency": "hypothesis_tests",
     "corp": "events",
+    "d_ece": "detection",
     "detectable_error": "hypothesis_tests",
+    "evaluate_forecasts": "forecasts",
+    "evaluate_labels": "multilabel",
+    "from_detections": "detection",
     "hosmer_lemeshow": "events",
     "kuiper_test": "events",
     "ood_aupr": "ranking",
     "ood_auroc": "ranking",
     "ood_fpr95": "ranking",
     "paired_bootstrap": "intervals",
+    "pit": "forecasts",
     "risk_coverage": "ranking",
     "skce_test": "kernel",
     "spiegelhalter": "hypothesis_tests",
@@ -99,7 +112,9 @@ __all__ = [
     "METRICS",
     "REGRESSION",
     "Bins",
+    "LabelScores",
     "Mean",
+    "SegmentationTally",
     "Tally",
     "accuracy",
     "ace",
@@ -113,8 +128,11 @@ __all__ = [
     "calibration_in_the_large",
     "calibration_intercept",
     "calibration_slope",
+    "central_coverage",
+    "compare_forecasts",
     "consistency",
     "corp",
+    "d_ece",
     "debiased_l1",
     "debiased_l2",
     "detectable_error",
@@ -125,9 +143,12 @@ __all__ = [
     "ece",
     "ece_sweep",
     "entropy",
+    "evaluate_forecasts",
+    "evaluate_labels",
     "event_auroc",
     "event_brier",
     "fpr95",
+    "from_detections",
     "hosmer_lemeshow",
     "ici",
     "kde_ece",
@@ -149,6 +170,7 @@ __all__ = [
     "overconfidence",
     "paired_bootstrap",
     "piece",
+    "pit",
     "predicted",
     "risk_coverage",
     "rmsce",
@@ -168,8 +190,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

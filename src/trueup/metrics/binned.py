@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.core.arrays import as_tensors, as_vector, as_weights, upcast_half
+from trueup.core.arrays import as_tensors, as_vector, as_weights, fill_absent, find_absent, upcast_half
 from trueup.core.bins import (
     BINS,
     Bins,
@@ -269,7 +269,9 @@ def piece(
     z, y = as_tensors(logits, labels)
     if not len(z):
         return float("nan")
-    near = proximity(upcast_half(z) if features is None else features, reference, neighbours=neighbours)
+    if features is None:
+        features = fill_absent(upcast_half(z), find_absent(z))
+    near = proximity(features, reference, neighbours=neighbours)
     near = as_vector(near, "features", length=len(z)).numpy()
     w = as_weights(weights, len(z))
     c, a = scores_and_outcomes(z, y, fold=fold)

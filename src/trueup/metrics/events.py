@@ -19,11 +19,14 @@ from scipy.stats import chi2
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import equal_mass_chunks, tie_ends
+from trueup.core.clusters import as_clusters
 from trueup.core.errors import InputError
 from trueup.core.native import as_float64
 from trueup.core.row_scores import event_log_odds, is_event, scores_and_outcomes
 from trueup.core.tally import Grid
 
+_RANGE_CELLS = 1024
+"""Into how many cells the scores are gathered where the range of clusters is simulated."""
 _EXTREME = 36.0
 """Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
 
@@ -358,11 +361,21 @@ class EventTest(NamedTuple):
     p_value: float
 
 
-def kuiper_test(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> EventTest:
+def kuiper_test(
+    logits: Any,
+    labels: Any,
+    *,
+    fold: bool = False,
+    weights: Any = None,
+    clusters: Any = None,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> EventTest:
     """Kuiper's test of calibration: the statistic of `kuiper` over its standard error, √Σ p(1 − p)/n.
 
     Under calibration the cumulated gap is a random walk, and its range that of Brownian motion over a unit of time:
-    P(R > r) = 4 Σ_k (−1)^{k−1} k erfc(k r/√2). Needs no bins. With weights the sums are Σw and Σw².
+    P(R > r) = 4 Σ_k (−1)^{k−1} k erfc(k r/√2). Needs no bins. With weights the sums are Σw and Σw². With `clusters`,
+    one value a row, rows of one cluster are correlated: its law is then that of random signs of whole clusters.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.random(500)
@@ -377,7 +390,30 @@ def kuiper_test(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
     if not points.total or variance <= 0:
         return EventTest(math.nan, math.nan)
     statistic = _kuiper(points) * points.total / math.sqrt(variance)
+    if clusters is not None:
+        return EventTest(statistic, _clustered_range_tail(logits, labels, fold, weights, clusters, n_resamples, seed))
     return EventTest(statistic, brownian_range_tail(statistic))
+
+
+def _clustered_range_tail(
+    logits: Any, labels: Any, fold: bool, weights: Any, clusters: Any, n_resamples: int, seed: int
+) -> float:
+    """How often the range is as large when the gaps of whole clusters are turned over at random."""
+    z, y = as_tensors(logits, labels)
+    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    together = as_clusters(clusters, len(z), at_least=2)
+    w = as_weights(weights, len(z))
+    assert together is not None
+    gap = outcome - score if w is None else w * (outcome - score)
+    place = np.unique(score, return_inverse=True)[1]
+    block, cells = together.block, int(place.max()) + 1
+    if cells > _RANGE_CELLS:
+        place, cells = place * _RANGE_CELLS // cells, _RANGE_CELLS
+    of_block = np.bincount(block * cells + place, gap, (int(block.max()) + 1) * cells).reshape(-1, cells)
+    signs = np.random.default_rng(seed).integers(0, 2, (n_resamples, len(of_block))) * 2.0 - 1.0
+    walks = np.cumsum(np.concatenate([of_block.sum(axis=0, keepdims=True), signs @ of_block]), axis=1)
+    ranges = np.maximum(walks.max(axis=1), 0.0) - np.minimum(walks.min(axis=1), 0.0)
+    return (1 + int((ranges[1:] >= ranges[0] - 1e-12).sum())) / (n_resamples + 1)
 
 
 def brownian_range_tail(r: float) -> float:

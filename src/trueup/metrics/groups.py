@@ -19,6 +19,7 @@ import numpy as np
 from scipy.special import betainc, expit, logit, ndtri
 
 from trueup.core.arrays import as_vector, as_weights
+from trueup.core.clusters import as_clusters, degrees_of_freedom, t_quantile
 from trueup.core.errors import InputError
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.metrics.intervals import Interval
@@ -266,17 +267,67 @@ class GroupTally:
 
 
 def evaluate_groups(
-    scores: Any, outcomes: Any, groups: Any, *, weights: Any = None, level: float = 0.95, seed: int = 0
+    scores: Any,
+    outcomes: Any,
+    groups: Any,
+    *,
+    weights: Any = None,
+    clusters: Any = None,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> GroupTable:
     """Hold what was predicted against what happened in each group of rows.
 
-    `groups` has one value a row, or is a mapping from names of columns to such values.
+    `groups` has one value a row, or is a mapping from names of columns to such values. `clusters`, one value a row, say
+    which rows are correlated: a group then counts as many rows as the spread of its clusters leaves, and if all of them
+    are of one cluster as a single row.
 
     >>> table = evaluate_groups([0.2, 0.2, 0.3, 0.9], [0, 0, 1, 1], ["a", "a", "b", "b"])
     >>> table["a"].observed, table["b"].predicted, table.worst
     (0.0, 0.6, None)
     """
-    return GroupTally.of(scores, outcomes, groups, weights=weights).table(level=level, seed=seed)
+    tally = GroupTally.of(scores, outcomes, groups, weights=weights)
+    if clusters is not None:
+        tally = _by_cluster(tally, scores, outcomes, groups, weights, clusters, level)
+    return tally.table(level=level, seed=seed)
+
+
+def _by_cluster(
+    tally: GroupTally, scores: Any, outcomes: Any, groups: Any, weights: Any, clusters: Any, level: float
+) -> GroupTally:
+    """The tally with Σw² of each group multiplied by its design effect: how much clusters widen what it shows.
+
+    The variance of Σw(y − p) over the clusters of the group, by that of independent rows; times (t/z)², since so few
+    clusters know their own variance badly. At most all rows of a cluster are as one.
+    """
+    p, y = as_vector(scores, "scores").numpy(), as_vector(outcomes, "outcomes").numpy()
+    w = as_weights(weights, len(p))
+    w = np.ones(len(p)) if w is None else w
+    of_row = as_clusters(clusters, len(p))
+    assert of_row is not None
+    sums, each = dict(tally.sums), -math.expm1(math.log(level) / max(len(tally.sums), 1))
+    for column, values in as_groups(groups, len(p)).items():
+        codes, names = encode_groups(values)
+        for k, name in enumerate(names):
+            mine = np.flatnonzero((codes == k) & (w > 0))
+            code = np.unique(of_row.code[mine], return_inverse=True)[1]
+            if not len(mine):
+                continue
+            total, off = np.bincount(code, w[mine]), np.bincount(code, w[mine] * (y - p)[mine])
+            whole, squared = total.sum(), float(w[mine] @ w[mine])
+            most = float(total @ total) / squared
+            effect = most
+            if len(total) > 1:
+                off = off - total * off.sum() / whole
+                rest = w[mine] * (y - p)[mine]
+                rest = rest - w[mine] * rest.sum() / whole
+                df = degrees_of_freedom(total)
+                wider = (t_quantile(each / 2, df) / -ndtri(each / 2)) ** 2
+                clustered = len(total) / (len(total) - 1) * float(off @ off)
+                effect = clustered / max(float(rest @ rest), 1e-300) * wider if float(rest @ rest) > 0 else most
+                effect = min(max(effect, wider), most * wider)
+            sums[column, name] = sums[column, name] * np.where(np.array(_FIELDS) == "squared", effect, 1.0)[:, None]
+    return GroupTally(sums)
 
 
 def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:

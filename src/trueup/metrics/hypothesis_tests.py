@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, ndtr
+from scipy.special import expit, gammaln, ndtr, ndtri
 
 from trueup.core.bins import BINNED_ERRORS, BINS
-from trueup.core.tally import Tally
+from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
+from trueup.core.errors import InputError
+from trueup.core.tally import ClusterSums, Tally
 from trueup.metrics.events import Points, fit_recalibration
-from trueup.metrics.resampling import check_resamples, gather_cells, membership, tail_share
+from trueup.metrics.intervals import Scored
+from trueup.metrics.resampling import (
+    CELLS_PER_BIN,
+    check_resamples,
+    coarse_cells,
+    gap_noise,
+    gather_cells,
+    membership,
+    sign_flips,
+    tail_share,
+)
+
+if TYPE_CHECKING:
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +65,7 @@ def consistency(
     bins: int = BINS,
     fold: bool = False,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -57,7 +74,9 @@ def consistency(
     of the predicted class where there are more, or with `fold`.
 
     p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each row comes true with its own probability.
-    Bröcker & Smith (2007); Vaicenavicius et al. (2019).
+    With `clusters`, one value a row, S_r turns over what whole clusters show, outcome − score in the bins, by random
+    signs: rows of one cluster are correlated, and drawing them one by one would find errors where there are none.
+    Bröcker & Smith (2007); Vaicenavicius et al. (2019); Cameron, Gelbach & Miller (2008).
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -65,8 +84,17 @@ def consistency(
     >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
     True
     """
-    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights)
+    tally = _tally(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
     return consistency_of_tally(tally, metric=metric, level=level, n_resamples=n_resamples, seed=seed)
+
+
+def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
+    """A tally whose clusters are told apart however many there are."""
+    return (
+        Tally.of(logits, labels, **options)
+        if options["clusters"] is None
+        else Scored.of(logits, labels, **options).tally
+    )
 
 
 def consistency_of_tally(
@@ -80,6 +108,8 @@ def consistency_of_tally(
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
+    if tally.clusters is not None:
+        return _consistency_of_clusters(tally, tally.clusters.filled(), metric, tail, n_resamples, seed)
     index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
@@ -99,23 +129,67 @@ def consistency_of_tally(
     return Consistency(statistic, p_value, float(simulated.mean()), low, high, n_resamples)
 
 
-def spiegelhalter(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Spiegelhalter:
+def _consistency_of_clusters(
+    tally: Tally, sums: ClusterSums, metric: str, tail: float, n_resamples: int, seed: int
+) -> Consistency:
+    """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
+
+    if metric == "aece":
+        got = "aece, whose bins are not those of the tally"
+        raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
+    check_clusters(sums)
+    error, top = BINNED_ERRORS[metric], tally.top
+    statistic = float(error(top.count, top.confidence, top.hits))
+    flipped = sign_flips(len(sums.weight), n_resamples, seed) @ sums.gap
+    simulated = error(top.count, top.confidence, top.confidence + flipped)
+    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (n_resamples + 1)
+    # What a calibrated network would show has the spread of the clusters about their mean, not about 0.
+    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    expected = float(error(top.count, top.confidence, top.confidence + noise).mean())
+    rows = np.where(top.count > 0, top.count, np.nan)
+    low, high = np.quantile(np.clip((top.confidence + noise) / rows, 0.0, 1.0), [tail, 1 - tail], axis=0)
+    return Consistency(statistic, p_value, expected, low, high, n_resamples)
+
+
+def check_clusters(sums: ClusterSums) -> None:
+    """A single cluster shows no noise."""
+    if len(sums.weight) < 2:
+        raise InputError("clusters", "be at least 2", f"{len(sums.weight)}", "a single cluster shows no noise")
+
+
+def _cluster_z(sums: np.ndarray, weight: np.ndarray) -> float:
+    """Student's t of sums by cluster that are 0 on average, as a standard normal number."""
+    mean, spread = sums.mean(), sums.std(ddof=1)
+    if not spread > 0:
+        return math.nan
+    return z_of_t(float(mean / spread * math.sqrt(len(sums))), degrees_of_freedom(weight))
+
+
+def spiegelhalter(
+    logits: Any, labels: Any, *, fold: bool = False, weights: Any = None, clusters: Any = None
+) -> Spiegelhalter:
     """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
 
     Above ½ a positive z means overconfidence, below ½ a negative one. NaN where every confidence is ½ or 1 and nothing
     can be learnt. Of two classes c = P(class 1), which gives the same z as folding them does. With weights the sums
-    are Σw and, in the root, Σw². Spiegelhalter (1986).
+    are Σw and, in the root, Σw². With `clusters` the numerator is summed by cluster and held against how these sums
+    differ, by Student's t; z is the standard normal number that is as rare. Spiegelhalter (1986).
 
     >>> spiegelhalter([[0.0, 0.0]], [1]).z
     nan
     >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
     1.7302
     """
-    return spiegelhalter_of_tally(Tally.of(logits, labels, fold=fold, weights=weights))
+    return spiegelhalter_of_tally(_tally(logits, labels, fold=fold, weights=weights, clusters=clusters))
 
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
+    if tally.clusters is not None:
+        sums = tally.clusters.filled()
+        check_clusters(sums)
+        z = _cluster_z(sums.mean("calibration_gap"), sums.weight)
+        return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
     variance = tally.calibration_variance.total
     # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
     least = 1e-24 * tally.accuracy.squared_weights
@@ -143,14 +217,32 @@ class CalibrationTests:
     slope_error: float = math.nan
 
     @classmethod
-    def of(cls, tally: Tally, points: Points | None = None, *, n_resamples: int, seed: int) -> CalibrationTests:
-        """Run both tests on a tally; the slope is exact where the points themselves are known."""
+    def of(
+        cls,
+        tally: Tally,
+        points: Points | None = None,
+        *,
+        n_resamples: int,
+        seed: int,
+        clustered: ClusteredPoints | None = None,
+    ) -> CalibrationTests:
+        """Run both tests on a tally; the slope is exact where the points themselves are known.
+
+        Where the tally has clusters, the error of the slope is that of points by cluster, or NaN.
+        """
         ece_test = consistency_of_tally(tally, n_resamples=n_resamples, seed=seed)
         normal = spiegelhalter_of_tally(tally)
         excess = tally.predicted.total - tally.observed.total
         variance = tally.score_variance.total
         z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
         fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
+        slope_error = fit.slope_error
+        if tally.clusters is not None:
+            sums = tally.clusters.filled()
+            z = _cluster_z(sums.mean("predicted") - sums.mean("observed"), sums.weight) if tally.n else math.nan
+            slope_error = math.nan
+            if clustered is not None:  # as wide as Student's t asks, for those who take 1.96 of it
+                slope_error = clustered.error("calibration_slope") * t_quantile(0.025, clustered.df) / 1.96
         return cls(
             ece_test.p_value,
             ece_test.expected,
@@ -159,7 +251,7 @@ class CalibrationTests:
             z if tally.n else math.nan,
             n_resamples,
             fit.slope,
-            fit.slope_error,
+            slope_error,
         )
 
 
@@ -223,36 +315,70 @@ def detectable_error_of_tally(
     n = tally.n if rows is None else rows
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
-    index, count, confidence, _ = gather_cells(tally.grid, False)
-    both, sums = count.sum(axis=0), confidence.sum(axis=0)
-    used = both > 0
-    index, share, mean = index[used], both[used] / both.sum(), np.clip(sums[used] / both[used], 1e-12, 1 - 1e-12)
-    member, odds = membership(index), np.log(mean) - np.log1p(-mean)
-    drawn = np.random.default_rng(seed).multinomial(n, share, size=n_resamples)
+    # Truth is distorted in the grid's own cells: next to 1 a distortion is far from even within a coarser one.
+    fine = np.flatnonzero(tally.grid.rows > 0)
+    rows_of_cell = tally.grid.rows[fine]
+    weight, stated = rows_of_cell / rows_of_cell.sum(), tally.grid.confidence.sum(axis=0)[fine] / rows_of_cell
+    stated = np.clip(stated, 1e-12, 1 - 1e-12)
+    odds = np.log(stated) - np.log1p(-stated)
+    coarse, part = np.unique(coarse_cells(tally.grid, False)[fine], return_inverse=True)
+    share, member = np.bincount(part, weight), membership(coarse // CELLS_PER_BIN)
+    rng = np.random.default_rng(seed)
+
+    def gather(values: np.ndarray) -> np.ndarray:
+        return np.asarray(np.clip(np.bincount(part, weight * values) / share, 0.0, 1.0))
+
+    mean = gather(stated)
+    drawn = rng.multinomial(n, share, size=n_resamples)
     rows_of_bin, claimed = drawn @ member, (drawn * mean) @ member
+    # The test knows the confidences it is given, and its critical value is the larger the more errors they foresee.
+    scale = _poisson_deviation((drawn * gather(stated * (1 - stated))) @ member).sum(axis=1) / n
 
-    def statistics(truth: np.ndarray) -> np.ndarray:
-        right = np.random.default_rng(seed + 1).binomial(drawn, truth) @ member
-        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin, claimed, right)
-        return values
+    def statistics(truth: np.ndarray, n_sets: int = n_resamples) -> np.ndarray:
+        """The ECE of simulated data sets, as a multiple of what calibration would show."""
+        right = rng.binomial(drawn[:n_sets], gather(truth)) @ member
+        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
+        return values / np.maximum(scale[:n_sets], 1e-300)
 
-    critical = float(np.quantile(statistics(mean), 1 - alpha))
+    critical = float(np.quantile(np.concatenate([statistics(stated) for _ in range(_NEAR)]), 1 - alpha))
 
     def find(sign: float) -> float:
-        """Bisection on the logarithm of s."""
-
         def truth(size: float) -> np.ndarray:
             return np.asarray(expit(odds * math.exp(sign * size)))
 
+        def power_at(size: float, n_sets: int = n_resamples) -> float:
+            return float((statistics(truth(size), n_sets) > critical).mean())
+
         low, high = 0.0, 6.0
-        if float((statistics(truth(high)) > critical).mean()) < power:
+        if power_at(high) < power:
             return math.nan
-        for _ in range(14):
+        few = max(n_resamples // 4, 1)
+        for _ in range(9):
             middle = (low + high) / 2
-            low, high = (
-                (low, middle) if float((statistics(truth(middle)) > critical).mean()) >= power else (middle, high)
-            )
-        return float(share @ np.abs(truth(high) - mean))
+            low, high = (low, middle) if power_at(middle, few) >= power else (middle, high)
+        size = _solve_power(power_at, high, power, 0.5 / n_resamples)
+        return float(weight @ np.abs(truth(size) - stated))
 
     over, under = find(-1.0), find(1.0)
     return DetectableError(n, max(over, under), over, under, power, alpha)
+
+
+_NEAR = 6
+"""Simulations of the power are repeated at so many places around the answer, and a line through them gives it."""
+
+
+def _solve_power(power_at: Callable[[float], float], start: float, power: float, least: float) -> float:
+    """Where the power is the wanted one: its normal quantile is nearly linear in the size, so noise averages out."""
+    sizes = start * np.linspace(0.8, 1.2, _NEAR)
+    quantiles = ndtri(np.clip([power_at(size) for size in sizes], least, 1 - least))
+    slope, level = np.polyfit(sizes - start, quantiles, 1)
+    moved = start + (float(ndtri(power)) - level) / slope if slope > 0 else start
+    return float(np.clip(moved, sizes[0], sizes[-1]))
+
+
+def _poisson_deviation(mean: np.ndarray) -> np.ndarray:
+    """E|X − λ| of a Poisson count: 2 e^(−λ) λ^(⌊λ⌋+1) / ⌊λ⌋!, about √(2λ/π) where λ is large."""
+    whole = np.floor(mean)
+    rate = np.maximum(mean, 1e-300)
+    deviation: np.ndarray = 2 * np.exp((whole + 1) * np.log(rate) - rate - gammaln(whole + 1))
+    return deviation

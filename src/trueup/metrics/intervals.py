@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,21 +18,33 @@ from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
+from trueup.core.clusters import (
+    Clusters,
+    as_clusters,
+    block_sums,
+    degrees_of_freedom,
+    jackknife,
+    mean_error,
+    t_quantile,
+)
 from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
-from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, Mean, Tally, class_cells
-from trueup.metrics.event_intervals import invert_noise, values_of_resamples
+from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
     tail_share,
 )
+
+if TYPE_CHECKING:
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -58,6 +70,8 @@ class Scored(NamedTuple):
     weights: np.ndarray | None
     odds: np.ndarray | None
     """The log-odds of an event, which are known better than its probability."""
+    clusters: Clusters | None = None
+    """Of the rows that have weight."""
 
     @classmethod
     def of(
@@ -68,21 +82,33 @@ class Scored(NamedTuple):
         bins: int = BINS,
         fold: bool = False,
         weights: Any = None,
+        clusters: Any = None,
         beside: Scored | None = None,
     ) -> Scored:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_tensors(logits, labels)
         w = as_weights(weights, len(z))
+        together = as_clusters(clusters, len(z)) if beside is None else beside.clusters
+        if together is not None and beside is None:
+            counted = together if w is None else together.take(w > 0)
+            as_clusters(counted, len(counted.code), at_least=2)
         if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != (*z.shape, bins):
             raise ValueError(
                 f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
             )
         unit = rounding_error(z)
         cells = class_cells(z.shape[1], bins, unit)
-        group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
+        if together is not None:
+            group = together.code % cells.groups
+        else:
+            group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
         odds = as_float64(event_log_odds(z)) if is_event(z, fold) else None
         rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), fold=fold)
-        return cls(rows, Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w), unit, w, odds)
+        tally = Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w)
+        if together is not None:
+            sums = ClusterSums.of(rows, together.block, int(together.block.max(initial=0)) + 1, bins, unit, w)
+            tally = replace(tally, clusters=sums)
+        return cls(rows, tally, unit, w, odds, together)
 
     @property
     def points(self) -> Points:
@@ -105,6 +131,35 @@ class Scored(NamedTuple):
         index, edges = self.bin_of_row(adaptive=True)
         return Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights).ece()
 
+    def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
+        """The bins of equal mass, and how clusters make their gaps vary."""
+
+        assert self.clusters is not None
+        index, edges = self.bin_of_row(adaptive=True)
+        found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
+        gap = self.rows.outcome - self.rows.score
+        gap = gap if self.weights is None else self.weights * gap
+        size, block = len(found.count), self.clusters.block
+        blocks = int(block.max()) + 1
+        of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
+        weight = np.bincount(block, self.weights, blocks)
+        noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
+        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
+
+    def clustered_points(self) -> ClusteredPoints:
+        """The scores of an event in cells, by block of clusters."""
+        assert self.clusters is not None
+        weights = np.ones(len(self.rows.score)) if self.weights is None else self.weights
+        some = weights > 0
+        score, outcome, weights = self.rows.score[some], self.rows.outcome[some], weights[some]
+        odds = log_odds(score) if self.odds is None else self.odds[some]
+        place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
+        place = np.unique(place, return_inverse=True)[1]
+        cells = Points.from_cells(place, score, odds, outcome, weights)
+        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
+
+        return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
+
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
         c, bins = self.rows.score, self.tally.grid.bins
@@ -120,6 +175,7 @@ def bootstrap(
     bins: int = BINS,
     fold: bool = False,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -128,7 +184,8 @@ def bootstrap(
 
     Means have the normal interval that their bootstrap tends to, accuracy Wilson's. Calibration errors, which noise
     makes larger, have the interval of the true errors under which the value seen is no outlier: it is aware of the
-    bias, starts at 0 where calibration cannot be excluded, and may lie below the value itself.
+    bias, starts at 0 where calibration cannot be excluded, and may lie below the value itself. With `clusters`, one
+    value a row, whole clusters are what varies, as pixels of one image are correlated; see `trueup.evaluate`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -137,9 +194,9 @@ def bootstrap(
     >>> calibrated.low, overconfident.low > 0.1
     (0.0, True)
     """
-    scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights)
+    scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
     values = {metric: scored.value(metric)}
-    return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed)[metric]
+    return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed, scored=scored)[metric]
 
 
 def intervals(
@@ -149,34 +206,57 @@ def intervals(
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
+    scored: Scored | None = None,
 ) -> dict[str, Interval]:
-    """Intervals of several metrics from one tally; `values` may hold better values than the tally's own."""
+    """Intervals of several metrics from one tally; `values` may hold better values than the tally's own.
+
+    Where the tally has clusters, the adaptive error and the metrics of an event have intervals only if the rows
+    themselves are there as `scored`; else NaN.
+    """
     tail = tail_share(level)
     check_resamples(n_resamples)
     known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
     noisy: dict[bool, BootstrapBins] = {}
+    reached: dict[str, tuple[float, float]] = {}
+
+    def reach(name: str) -> tuple[float, float]:
+        """The interval of a binned error, which those of larger errors ask for too."""
+        if name not in reached:
+            adaptive = name == "aece"
+            if adaptive not in noisy:
+                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
+            reached[name] = noisy[adaptive].interval("ece" if adaptive else name, tail)
+        return reached[name]
+
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
-    points = Points.of_grid(tally.grid) if of_event else None
-    ends = _event_intervals(points, of_event, tail, n_resamples, seed) if points is not None else {}
+    sums = None if tally.clusters is None else tally.clusters.filled()
+    ends: dict[str, tuple[float, float]] = {}
+    if sums is not None:
+        noisy = _cluster_bins(tally, sums, scored, n_resamples, seed)
+        if of_event:
+            ends = dict.fromkeys(of_event, (math.nan, math.nan))
+            if scored is not None and len(sums.weight) > 1:
+                ends = scored.clustered_points().intervals(of_event, tail, n_resamples, seed)
+    elif of_event:
+        ends = _event_intervals(Points.of_grid(tally.grid), of_event, tail, n_resamples, seed)
     found = {}
     for name, value in known.items():
         if name in ends:
             found[name] = Interval(value, *ends[name], level)
             continue
-        if tally.n < 2 and name not in _SHARES:  # one row shows no spread
+        alone = tally.n < 2 and name not in _SHARES  # one row shows no spread
+        if alone or (sums is not None and (len(sums.weight) < 2 or (name == "aece" and True not in noisy))):
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
-            low, high = _mean_interval(name, getattr(tally, name), tail)
+            of_block = None if sums is None else (sums.mean(name), sums.weight)
+            low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
             low, high = Classwise.of(tally).interval(tail)
         else:
-            adaptive = name == "aece"
-            if adaptive not in noisy:
-                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
-            low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
+            low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(noisy[adaptive].interval(other, tail)[0] for other in smaller)])
+            low = max([low, *(reach(other)[0] for other in smaller)])
             high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
@@ -192,20 +272,21 @@ def paired_bootstrap(
     bins: int = BINS,
     fold: bool = False,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """Interval of how much a metric changes from the first pair to the second, on the same rows.
 
-    Both are resampled together, so what is hard in the data cancels.
+    Both are resampled together, so what is hard in the data cancels. `clusters` are those of `trueup.evaluate`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(500, 3)); y = z.argmax(axis=1)
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
     True
     """
-    one = Scored.of(*first, bins=bins, fold=fold, weights=weights)
+    one = Scored.of(*first, bins=bins, fold=fold, weights=weights, clusters=clusters)
     two = Scored.of(*second, bins=bins, fold=fold, weights=weights, beside=one)
     return differences(one, two, (metric,), level=level, n_resamples=n_resamples, seed=seed)[metric]
 
@@ -235,15 +316,19 @@ def differences(
         elif not first.tally.n or name == "kuiper":
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
-            column = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}.get(name, name)
-            mean = Mean.of(getattr(second.rows, column) - getattr(first.rows, column), first.weights)
-            low, high = _mean_interval("difference", mean, tail)
+            change = row_values(second.rows, name) - row_values(first.rows, name)
+            mean = Mean.of(change, first.weights)
+            of_block = None if first.clusters is None else block_sums(change, first.weights, first.clusters)
+            low, high = _mean_interval("difference", mean, tail, of_block)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
             adaptive = name == "aece"
-            if adaptive not in joint:
+            if adaptive not in joint and first.clusters is None:
                 joint[adaptive] = _resample_jointly(first, second, adaptive, n_resamples, seed)
+            elif adaptive not in joint:  # the same factors of the same clusters for both
+                one, two = (_cluster_noise(each, adaptive, n_resamples, seed) for each in (first, second))
+                joint[adaptive] = one, two
             low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
             most = _most(first, second, name)
             low, high = max(low, -most), min(high, most)
@@ -251,10 +336,29 @@ def differences(
     return found
 
 
+_EVENT_BLOCKS = 200
+"""Into how many blocks of clusters an event's metrics are divided: each has an isotonic regression without it."""
 _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
-_NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
-"""What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
+
+
+def _cluster_bins(
+    tally: Tally, sums: ClusterSums, scored: Scored | None, n_resamples: int, seed: int
+) -> dict[bool, BootstrapBins]:
+    """Bins with the noise of clusters, of equal width and, where the rows are there, of equal mass."""
+    if len(sums.weight) < 2:
+        return {}
+    top = tally.top
+    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
+    return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
+
+
+def _cluster_noise(scored: Scored, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
+    if adaptive:
+        return scored.adaptive_noise(n_resamples, seed)
+    assert scored.tally.clusters is not None
+    return _cluster_bins(scored.tally, scored.tally.clusters.filled(), None, n_resamples, seed)[False]
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
@@ -269,6 +373,8 @@ def _event_intervals(
     points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
+    from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise  # only tables of an event need it
+
     z = float(-ndtri(tail))
     fit, shift = fit_recalibration(points), fit_in_the_large(points)
     wald = {
@@ -276,8 +382,8 @@ def _event_intervals(
         "calibration_slope": fit.slope_error,
         "calibration_in_the_large": shift[1],
     }
-    drawn = [name for name in values if name not in wald and name not in _NOISE_ADDS and name != "kuiper"]
-    noisy = [name for name in values if name in _NOISE_ADDS]
+    drawn = [name for name in values if name not in wald and name not in NOISE_ADDS and name != "kuiper"]
+    noisy = [name for name in values if name in NOISE_ADDS]
     enough = points.effective_rows > 1 + 1e-9
     cells = points.merge(_EVENT_CELLS)
     replicates = _resample_points(cells, drawn, n_resamples, seed) if drawn and enough else {}
@@ -304,6 +410,8 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
 
 def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
     """Metrics of points whose rows are drawn again."""
+    from trueup.metrics.event_intervals import values_of_resamples
+
     some = cells.rows.ravel() > 0
     rows = np.zeros((n_resamples, cells.rows.size))
     rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
@@ -314,6 +422,10 @@ def _event_differences(
     first: Scored, second: Scored, names: list[str], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Paired intervals of an event's metrics: both methods' rows are drawn together."""
+    if first.clusters is not None:
+        return _clustered_event_differences(first, second, names, tail)
+    from trueup.metrics.event_intervals import values_of_resamples
+
     outcome = first.rows.outcome.astype(np.int64)
     weights = np.ones(len(outcome)) if first.weights is None else first.weights
     index, cells = [], []
@@ -346,11 +458,36 @@ def _event_differences(
     return found
 
 
-def _mean_interval(name: str, mean: Mean, tail: float) -> tuple[float, float]:
-    z = float(-ndtri(tail))
+def _clustered_event_differences(
+    first: Scored, second: Scored, names: list[str], tail: float
+) -> dict[str, tuple[float, float]]:
+    """The same by the jackknife over clusters: what noise adds is much the same in both methods."""
+    one, two = first.clustered_points(), second.clustered_points()
+    without = one.without(names), two.without(names)
+    here = event_values(one.cells, names), event_values(two.cells, names)
+    before, after = first.values(names), second.values(names)
+    reach, found = t_quantile(tail, one.df), {}
+    for name in names:
+        parts = jackknife(here[1][name] - here[0][name], without[1][name] - without[0][name])
+        error, value = float(np.sqrt((parts**2).sum())), after[name] - before[name]
+        found[name] = value - reach * error, value + reach * error
+    return found
+
+
+def _mean_interval(
+    name: str, mean: Mean, tail: float, of_block: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[float, float]:
+    """The normal or, of a share, Wilson's interval; with sums and weights by block Student's, over clusters."""
+    z, error, n, p = float(-ndtri(tail)), mean.error, mean.effective_rows, mean.value
+    if of_block is not None:
+        sums, weight = of_block
+        z = t_quantile(tail, degrees_of_freedom(weight))
+        # Clusters that agree by chance tell no more than independent rows would.
+        error = max(mean_error(sums, weight), 0.0 if math.isnan(error) else error)
+        known = p * (1 - p) / error**2 if error > 0 else math.inf
+        n = min(known, n) if 0 < p < 1 else float(weight.sum() ** 2 / (weight @ weight))
     if name not in _SHARES:
-        return mean.value - z * mean.error, mean.value + z * mean.error
-    n, p = mean.effective_rows, mean.value
+        return p - z * error, p + z * error
     if not n:
         return float("nan"), float("nan")
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)

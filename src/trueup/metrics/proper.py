@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trueup.core import chunks
-from trueup.core.arrays import as_logits, as_tensors, as_weights
+from trueup.core.arrays import as_logits, as_tensors, as_weights, count_options, upcast_half
 from trueup.core.bins import BINS, bin_index, equal_width, rounding_error
 from trueup.core.row_scores import RowScores, class_probs, score_rows
 
@@ -51,7 +51,7 @@ def nll(logits: Any, labels: Any, *, weights: Any = None) -> float:
     z, y = as_tensors(logits, labels, soft=True)
     if y.ndim == 1:
         return _mean(score_rows(z, y).nll, weights)
-    return _mean(np.concatenate([-(q * log_p).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
+    return _mean(np.concatenate([-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
 
 
 def brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
@@ -89,12 +89,15 @@ def entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
 
 
 def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
-    """Mean entropy divided by ln K, between 0 and 1. The labels are not used.
+    """Mean entropy of a row divided by ln K, K its options, between 0 and 1. The labels are not used.
 
     >>> normalised_entropy([[0.0, 0.0, 0.0]])
     1.0
     """
-    return entropy(logits, weights=weights) / float(np.log(as_logits(logits).shape[1]))
+    z = as_logits(logits)
+    each = score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy
+    options = torch.as_tensor(count_options(upcast_half(z)), dtype=torch.float64)
+    return _mean(each / np.log(options.flatten().cpu().numpy()), weights)
 
 
 class Decomposition(NamedTuple):

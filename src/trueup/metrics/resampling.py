@@ -18,10 +18,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.bins import BINNED_ERRORS, folded_mean
+from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
 from trueup.core.errors import InputError
-from trueup.core.tally import Grid, Tally
+from trueup.core.tally import ClusterSums, Grid, Tally
 
-_PARTS = 8  # cells a bin
+CELLS_PER_BIN = 8
+_NOTHING = np.zeros(1)  # errors are of gaps: hits beside no confidence are gaps
 
 
 class BootstrapBins(NamedTuple):
@@ -33,6 +35,8 @@ class BootstrapBins(NamedTuple):
     """Σ(a − c) in each bin, (B,)."""
     noise: np.ndarray
     """What the bootstrap adds to it, (R, B)."""
+    clustered: bool = False
+    """Whether the noise is that of clusters, which moves all bins together."""
 
     @classmethod
     def of_grid(cls, grid: Grid, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
@@ -61,23 +65,37 @@ class BootstrapBins(NamedTuple):
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
         for gap in (self.gap, self.counts, -self.counts):
-            size = float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
+            size = self._size(error, gap)
             if size > 0:
                 break
         return gap / size
 
     def simulated(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
         """What samples would show if the true error were `truth`."""
-        return BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + truth * direction + self.noise)
+        return BINNED_ERRORS[error](self.counts, _NOTHING, truth * direction + self.noise)
 
-    def truth(self, error: str, quantile: float, *, last: bool = False) -> float:
+    def truth(self, error: str, quantile: float, *, last: bool = False, direction: np.ndarray | None = None) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
-        direction, value = self.direction(error), self.observed(error)
-        return solve(lambda truth: _quantile(self.simulated(error, direction, truth), quantile), value, last=last)
+        along = self.direction(error) if direction is None else direction
+        value = self.observed(error)
+        return solve(lambda truth: _quantile(self.simulated(error, along, truth), quantile), value, last=last)
 
     def interval(self, error: str, tail: float) -> tuple[float, float]:
-        """The true errors under which the observed one is no outlier."""
-        return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        """The true errors under which the observed one is no outlier.
+
+        Noise of clusters moves all bins together and may have turned over what is true of them. So the true gaps that
+        are considered have also one sign in all bins, or go as the noise itself mostly goes.
+        """
+        if not self.clustered:
+            return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
+        mostly = np.linalg.svd(self.noise, full_matrices=False)[2][0]
+        sizes = [(gap, self._size(error, gap)) for gap in (self.counts, -self.counts, mostly, -mostly)]
+        directions = [self.direction(error), *(gap / size for gap, size in sizes if size > 0)]
+        low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
+        return low, max(self.truth(error, tail, last=True, direction=each) for each in directions)
+
+    def _size(self, error: str, gap: np.ndarray) -> float:
+        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
 
 
 def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tail: float) -> tuple[float, float]:
@@ -99,8 +117,29 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     return low, solve_difference(seen(tail), observed, starts[0], last=True)
 
 
+def gap_noise(sums: ClusterSums | np.ndarray, weight: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+    """What sampling clusters adds to the sums of outcome − score in the bins, (n_resamples, bins)."""
+    gap = sums.gap if isinstance(sums, ClusterSums) else sums
+    whole, total = gap.sum(axis=0), weight.sum()
+    parts = total * jackknife(whole / total, (whole - gap) / (total - weight)[:, None])
+    return normal_draws(len(weight), degrees_of_freedom(weight), n_resamples, seed) @ parts
+
+
+def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
+    """A factor for each cluster in each resample, (n_resamples, clusters): together they have Student's tails."""
+    rng = np.random.default_rng(seed)
+    draws: np.ndarray = rng.standard_normal((n_resamples, clusters))
+    return draws * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
+
+
+def sign_flips(clusters: int, n_resamples: int, seed: int) -> np.ndarray:
+    """A sign for each cluster in each resample: under calibration what a cluster shows is as likely turned over."""
+    signs: np.ndarray = np.random.default_rng(seed).integers(0, 2, (n_resamples, clusters)) * 2.0 - 1.0
+    return signs
+
+
 class Classwise(NamedTuple):
-    """The class-wise error's sums over cells (class, bin), their noise, and what each group of rows adds to it."""
+    """The class-wise error's sums over cells (class, bin) with rows, their noise, and what groups of rows add to it."""
 
     gap: np.ndarray
     sigma: np.ndarray
@@ -108,6 +147,10 @@ class Classwise(NamedTuple):
     influence: np.ndarray
     limit: float
     """The most that the standard error can be."""
+    observed: float
+    """The plug-in value."""
+    df: float = math.inf
+    """Degrees of freedom of the noise, where it is that of clusters."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
@@ -129,12 +172,15 @@ class Classwise(NamedTuple):
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
-        return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit)
-
-    @property
-    def observed(self) -> float:
-        """The plug-in value."""
-        return float(np.abs(self.gap).sum() / self.scale)
+        observed = float(np.abs(gap).sum() / scale)
+        if tally.clusters is not None:  # each group holds whole clusters
+            some = rows > 0
+            off = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
+            sigma = np.sqrt((off[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
+            return cls(gap, sigma, scale, influence, math.inf, observed, degrees_of_freedom(rows[some]))
+        some = of_cell > 0  # of many classes nearly all cells are empty
+        gap, rate, of_cell = gap[some], rate[some], of_cell[some]
+        return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit, observed)
 
     def expected(self, truth: float) -> float:
         """What samples would show on average if the true error were `truth`, the gaps in the proportions observed."""
@@ -142,7 +188,7 @@ class Classwise(NamedTuple):
 
     def interval(self, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, self.limit, tail)
+        reach = _reach(self.influence, self.limit, tail, self.df)
         return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
 
 
@@ -152,7 +198,7 @@ def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail)
+    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail, before.df)
 
     def seen(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
@@ -198,24 +244,37 @@ def _negative(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 def _quantile(values: np.ndarray, quantile: float) -> float:
-    return float(np.quantile(values, quantile))
+    """`np.quantile` to the bit, without what it does for other arrays: a search asks hundreds of times."""
+    place = quantile * (len(values) - 1)
+    low = int(place)
+    high, part = min(low + 1, len(values) - 1), place - low
+    ordered = np.partition(values, (low, high))
+    below, above = float(ordered[low]), float(ordered[high])
+    return below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)
 
 
-def _reach(influence: np.ndarray, limit: float, tail: float) -> float:
-    return float(-ndtri(tail)) * min(math.sqrt(float((influence**2).sum())), limit)
+def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
+    z = float(-ndtri(tail)) if math.isinf(df) else t_quantile(tail, df)
+    return z * min(math.sqrt(float((influence**2).sum())), limit)
+
+
+def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
+    """The coarser cell, of eight a bin, in which each cell of the grid lies."""
+    index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
+    place = np.arange(len(index)) - np.searchsorted(index, index)
+    cells: np.ndarray = index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
+    return cells
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
-    index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
-    place = np.arange(len(index)) - np.searchsorted(index, index)
-    part = index * _PARTS + place * _PARTS // np.bincount(index)[index]
-    size = (int(index.max()) + 1) * _PARTS
+    part = coarse_cells(grid, adaptive)
+    size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (
         np.array([np.bincount(part, weights=w, minlength=size) for w in sums])
         for sums in (grid.count, grid.confidence, grid.squared_weights)
     )
-    return np.arange(size) // _PARTS, count, confidence, squared
+    return np.arange(size) // CELLS_PER_BIN, count, confidence, squared
 
 
 def membership(index: np.ndarray) -> np.ndarray:
@@ -232,7 +291,7 @@ def resample_cells(count: np.ndarray, squared: np.ndarray, n_resamples: int, see
     rows = count**2 / squared
     n = rows.sum()
     drawn = np.random.default_rng(seed).multinomial(max(round(n), 1), rows / n, size=n_resamples)
-    return drawn * (squared / count)
+    return drawn if np.array_equal(squared, count) else drawn * (squared / count)
 
 
 def tail_share(level: float) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+
+import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
@@ -40,13 +42,17 @@ def evaluate_shards(
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     Columns that the shards name as weights or as groups are those of `trueup.evaluate`; `event` is a class, or one of
-    the names that the shards have as `classes`.
+    the names that the shards have as `classes`. The column of clusters makes intervals and tests those of clusters; the
+    adaptive error and what is of an event alone then come without intervals, which need all rows at once.
     """
     wanted = () if metrics is None else tuple(metrics)
     unknown = [metric for metric in wanted if not has_interval(metric)]
     if unknown:
         known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
         raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
+    if shards.groups and shards.clusters is not None:
+        hint = "load the files and evaluate(*table, **table.options())"
+        raise InputError("groups", "be left out of shards with clusters", "both", hint)
     sums, _, bad = map_shards(
         functools.partial(_tally_rows, bins=bins, event=event, names=shards.classes, fold=fold),
         shards,
@@ -80,6 +86,8 @@ def evaluate_shards(
         effective_rows=worth,
         group_tables=groups,
         event_name=title,
+        clusters=None if tally.clusters is None else len(sums.clusters),
+        cluster_name=shards.clusters or "cluster",
     )
 
 
@@ -91,10 +99,12 @@ class _Sums:
     groups: GroupTally | None
     classes: int
     """Of the logits."""
+    clusters: frozenset[Hashable] = frozenset()
+    """Their names."""
 
     def __add__(self, other: _Sums) -> _Sums:
         groups = None if self.groups is None or other.groups is None else self.groups + other.groups
-        return _Sums(self.tally + other.tally, groups, self.classes)
+        return _Sums(self.tally + other.tally, groups, self.classes, self.clusters | other.clusters)
 
 
 def _tally_rows(
@@ -105,9 +115,10 @@ def _tally_rows(
     z, y = part
     if event is not None:
         z, y = as_event(z, y, event, names=names)
-    tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights)
+    tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights, clusters=part.clusters)
+    names_of = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
     if not part.groups:
-        return _Sums(tally, None, part.logits.shape[1])
+        return _Sums(tally, None, part.logits.shape[1], names_of)
     rows = score_rows(*as_tensors(z, y), fold=fold)
     groups = GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights)
     return _Sums(tally, groups, part.logits.shape[1])

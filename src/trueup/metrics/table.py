@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import html
 import inspect
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.events import as_event, event_name
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.core.formatting import format_percent
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
-from trueup.metrics.groups import GroupTable, evaluate_groups
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.metrics.score_table import ScoreTable, plain_record
 from trueup.registry import METRICS
+
+if TYPE_CHECKING:
+    from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, unless said otherwise."""
@@ -42,8 +43,8 @@ EVENT_DEFAULT = (
 """The rows of the table of an event's probability."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(ScoreTable):
     """Metrics of one or several methods on the same rows, with intervals, tests and paired differences.
 
     `scores["ece"]` is the Interval of the only method, `scores["temperature", "ece"]` of one of several.
@@ -68,29 +69,15 @@ class Scores:
     """By method: observed against predicted rate in groups of rows, where groups were given."""
     event_name: str = "class 1"
     """Which class the event is."""
+    clusters: int | None = None
+    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as an image."""
 
     @property
     def groups(self) -> GroupTable | None:
         """The groups of the first method; None where none were given."""
         return self.group_tables.get(self.methods[0])
-
-    def __getitem__(self, key: str | tuple[str, str]) -> Interval:
-        method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
-        if isinstance(key, str) and len(self.methods) > 1:
-            raise KeyError(
-                f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
-            )
-        return self.values[method][metric]
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in order."""
-        return tuple(self.values)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics, in order."""
-        return tuple(self.values[self.methods[0]])
 
     def verdict(self, method: str | None = None) -> str:
         """One sentence on whether a method is calibrated."""
@@ -108,9 +95,17 @@ class Scores:
             says = f"It says {said} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         one = "one" if self.is_event else "network"
-        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test {chance}"
+        by = "" if self.clusters is None else f" by {self.cluster_name}"
+        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05 and (self.effective_rows or self.rows) < (enough := _enough_rows(self.means[name][0])):
+            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            mean = "predicted rate" if self.is_event else "confidence"
+            return (
+                f"{says}{told} too few to tell whether it is calibrated (consistency test {chance}): with about "
+                f"{enough:,} a mean {mean} that is 10 points off would be found in four of five cases."
+            )
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
         if self.is_event:
@@ -130,88 +125,38 @@ class Scores:
             "event": self.is_event,
             "event_name": self.event_name if self.is_event else None,
             "effective_rows": self.effective_rows,
+            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
             "level": self.level,
             "methods": {
                 name: {
-                    "metrics": {metric: _plain(asdict(i)) for metric, i in self.values[name].items()},
-                    "test": _plain(asdict(self.tests[name])),
-                    "change": {metric: _plain(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
+                    "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[name].items()},
+                    "test": plain_record(asdict(self.tests[name])),
+                    "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
                     **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
                 }
                 for name in self.methods
             },
         }
 
-    def to_json(self, **options: Any) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), **options)
+    def plot(self, metric: str = "ece", ax: Any = None, *, title: str | None = None) -> Any:
+        """Draw one metric of each method with its interval, on matplotlib Axes that are given or new; return them.
 
-    def to_pandas(self) -> Any:
-        """A data frame with one row for each method and metric (needs pandas)."""
-        import pandas as pd
-
-        nothing = Interval(math.nan, math.nan, math.nan)
-        records = []
-        for name in self.methods:
-            for metric, found in self.values[name].items():
-                change = self.changes.get(name, {}).get(metric, nothing)
-                records.append(
-                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
-                )
-        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
-        return pd.DataFrame(records, columns=columns)
-
-    def __str__(self) -> str:
-        return "\n\n".join([self.caption(), text_table(self.table()), *self.notes()])
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        head, *rows = self.table()
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        style = "<style scoped>.trueup td { text-align: right } .trueup tbody th { text-align: left }</style>"
-        caption = html.escape(self.caption())
-        return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
+        >>> scores = evaluate([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 0])
+        >>> scores.plot("nll").get_xlabel()
+        'NLL (nats), 95 % interval'
+        """
+        figure = import_module("trueup.report.figures.comparison")  # drawing is a higher layer, for users alone
+        return figure.draw(figure.comparison(self, metric), ax, title=title)
 
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
-
-    def table(self) -> list[Row]:
-        """Its cells as text, the first row the heads."""
-        level = format_percent(self.level)
-        if len(self.methods) == 1:
-            found = self.values[self.methods[0]]
-            return [["metric", "value", f"{level} interval"]] + [
-                [metric, format_number(i.value), format_interval(i.low, i.high)] for metric, i in found.items()
-            ]
-        if len(self.methods) == 2:
-            one, two = self.methods
-            rows = [["metric", one, two, "change", f"{level} interval"]]
-            for metric in self.metrics:
-                change = self.changes[two][metric]
-                values = [format_number(self.values[name][metric].value) for name in self.methods]
-                rows.append(
-                    [
-                        metric,
-                        *values,
-                        format_number(change.value, sign=True),
-                        format_interval(change.low, change.high, sign=True),
-                    ]
-                )
-            return rows
-        rows = [["method", *self.metrics]]
-        for name in self.methods:
-            marks = {
-                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
-            }
-            rows.append(
-                [name, *(format_number(i.value) + marks.get(metric, " ") for metric, i in self.values[name].items())]
-            )
-        return rows
+        caption = f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
+        if self.clusters is None:
+            return caption
+        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
+        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def notes(self) -> list[str]:
         """What is said below the table."""
@@ -241,6 +186,7 @@ def evaluate(
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
+    clusters: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -252,7 +198,9 @@ def evaluate(
     as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`. `fold=True`
     takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count
     (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of where it is wrong, as
-    `.groups`.
+    `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are correlated: pixels of an
+    image, tokens of a text, visits of a patient. Intervals and tests are then by cluster, which may make them ten times
+    wider, and right.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
@@ -275,6 +223,7 @@ def evaluate(
         fold=fold,
         weights=weights,
         groups=groups,
+        clusters=clusters,
         bins=bins,
         level=level,
         n_resamples=n_resamples,
@@ -292,6 +241,7 @@ def compare(
     fold: bool = False,
     weights: Any = None,
     groups: Any = None,
+    clusters: Any = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -325,33 +275,43 @@ def compare(
     classes = 0
     for name, pair in named.items():
         z, y = _pair(name, pair)
-        if first is None:
-            title = event_name(event, z.shape[1], names)
-        if event is not None:
-            z, y = as_event(z, y, event, names=names)
+        if event is not None or z.shape[1] == 2:
+            from trueup.core.events import as_event, event_name
+
+            title = title or event_name(event, z.shape[1], names)
+            z, y = (z, y) if event is None else as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y.cpu().numpy())
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
-        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, beside=first)
-        found = intervals(scored.tally, scored.values(tabled), level=level, n_resamples=n_resamples, seed=seed)
+        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, clusters=clusters, beside=first)
+        options: dict[str, Any] = {"level": level, "n_resamples": n_resamples, "seed": seed}
+        found = intervals(scored.tally, scored.values(tabled), **options, scored=scored)
         for metric in wanted:
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
         values[name] = {metric: found[metric] for metric in wanted}
         if groups is not None:
+            from trueup.metrics.groups import evaluate_groups
+
             claims = scored.rows.score, scored.rows.outcome
-            group_tables[name] = evaluate_groups(*claims, groups, weights=weights, level=level, seed=seed)
+            group_tables[name] = evaluate_groups(
+                *claims, groups, weights=weights, clusters=scored.clusters, level=level, seed=seed
+            )
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(
-            scored.tally, scored.points if scored.odds is not None else None, n_resamples=n_resamples, seed=seed
+            scored.tally,
+            scored.points if scored.odds is not None else None,
+            n_resamples=n_resamples,
+            seed=seed,
+            clustered=None if scored.clusters is None or scored.odds is None else scored.clustered_points(),
         )
         if first is None:
             first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
             continue
-        change = differences(first, scored, tabled, level=level, n_resamples=n_resamples, seed=seed)
+        change = differences(first, scored, tabled, **options)
         for metric in wanted:
             if not has_interval(metric):
                 by = values[name][metric].value - values[first_name][metric].value
@@ -359,8 +319,21 @@ def compare(
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
-    found_in = means, first.tally.is_event, worth, group_tables, title
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in)
+    found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
+    together = () if first.clusters is None else (first.clusters.count, first.clusters.name)
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *together)
+
+
+def _enough_rows(mean: float) -> int:
+    """With how many rows a test at 5 % finds a mean that is 10 points too high or too low in four of five cases.
+
+    >>> _enough_rows(0.7), _enough_rows(0.99)
+    (190, 80)
+    """
+    off = 0.1
+    rates = [rate for rate in (mean - off, mean, mean + off) if 0 <= rate <= 1]
+    rows = ((1.96 + 0.84) / off) ** 2 * max(rate * (1 - rate) for rate in rates)
+    return math.ceil(rows / 10) * 10
 
 
 def has_interval(metric: str) -> bool:
@@ -416,7 +389,3 @@ def _check_same(first: str, expected: np.ndarray, name: str, labels: np.ndarray)
             f"{name} must have the labels of {first}, to be compared row by row: "
             f"row {row} has {labels[row]} where {first} has {expected[row]} ({len(differ)} rows differ)"
         )
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}

@@ -1,6 +1,6 @@
 """Live networks: their logits over a loader, calibrated networks, Monte-Carlo dropout, corruptions, small networks."""
 
-from trueup.models.calibrated import Calibrated, collect, on_model
+from trueup.models.calibrated import Calibrated, collect, on_model, outputs
 from trueup.models.corruptions import CORRUPTIONS, corrupt
 from trueup.models.dropout import (
     Moments,
@@ -36,6 +36,7 @@ __all__ = [
     "mutual_information",
     "network_options",
     "on_model",
+    "outputs",
     "predictive_entropy",
     "probability_variance",
 ]

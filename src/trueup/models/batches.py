@@ -26,12 +26,15 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-def batches(loader: Iterable[Any], *, device: Device | None = None) -> Iterator[Batch]:
+def batches(
+    loader: Iterable[Any], *, device: Device | None = None, any_shape: bool = False, numbers: bool = False
+) -> Iterator[Batch]:
     """Parse what a loader gives, moving tensors to `device` where one is named.
 
     A tuple or a list ends in its labels, and what comes before are positional arguments. A mapping, a dataclass or a
     named tuple has the labels under `labels`, `label`, `targets`, `target` or `y`, and the others are keywords.
-    NumPy arrays become tensors, and labels int64 of shape (n,).
+    NumPy arrays become tensors, and labels int64 of shape (n,), or of any shape if that is allowed. With
+    `numbers` they are targets of regression, in double precision.
 
     >>> [batch] = batches([{"x": torch.zeros(2, 3), "label": [1, 0]}])
     >>> list(batch.kwargs), batch.labels
@@ -40,7 +43,7 @@ def batches(loader: Iterable[Any], *, device: Device | None = None) -> Iterator[
     for number, batch in enumerate(loader):
         try:
             args, kwargs, labels = _parts(batch)
-            labels = _labels(labels)
+            labels = _numbers(labels) if numbers else _labels(labels, any_shape)
         except ValueError as error:
             raise ValueError(f"batch {number}: {error}") from None
         yield Batch(
@@ -188,16 +191,26 @@ def _named_batch(batch: Any) -> dict[str, Any] | None:
     return None
 
 
-def _labels(labels: Any) -> Tensor:
+def _labels(labels: Any, any_shape: bool = False) -> Tensor:
     try:
         y = torch.as_tensor(_without_numpy(labels))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"labels must be an array of integers, got {type(labels).__name__}: {error}") from None
-    if y.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}")
+    if y.ndim != 1 and not (any_shape and y.ndim):
+        hint = "" if y.ndim < 2 else '; tokens and pixels need classes="first" or "last"'
+        raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}{hint}")
     if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     return y.detach().to(torch.int64)
+
+
+def _numbers(targets: Any) -> Tensor:
+    """Targets of regression, (n,) or (n, 1)."""
+    y = torch.as_tensor(_without_numpy(targets))
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or y.is_complex():
+        raise ValueError(f"targets must be numbers of shape (n,), got {tuple(y.shape)} {y.dtype}".replace("torch.", ""))
+    return y.detach().double()
 
 
 def _to_device(value: Any, device: Device | None) -> Any:

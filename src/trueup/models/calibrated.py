@@ -2,67 +2,154 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import CodeType
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.distributed import all_gather_rows, raise_on_all_ranks, rank
+from trueup.calibrators.compose import takes
+from trueup.core.arrays import as_tensors, classes_last, flatten, upcast_half
+from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
 from trueup.core.errors import InputError
 from trueup.core.progress import track
-from trueup.io.predictions import Predictions
+from trueup.io.predictions import Predictions, PredictionTable
 from trueup.models.batches import Device, batches, logits_of, replace_at, tensors_in, with_logits
 from trueup.models.freezing import frozen, unwrap
 
-__all__ = ["Calibrated", "collect", "device_of", "embedding_of", "input_position", "on_model"]
+__all__ = ["Calibrated", "collect", "device_of", "embedding_of", "input_position", "on_model", "outputs"]
+
+
+ClassAxis = Literal["first", "last"] | None
+"""Where the classes are in outputs of more than two dimensions: (n, K, …) or (n, …, K)."""
+
+
+def outputs(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    classes: ClassAxis = None,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Iterator[Predictions]:
+    """The logits and labels of a model batch by batch, of any dimension, leaving the model exactly as it was.
+
+    They are on the CPU, in float32 where the model computes in half precision. What sums up batch by batch, as
+    `metrics.SegmentationTally` does, never holds the whole set in memory. `classes="first"` is for outputs (n, K, …),
+    as segmentation networks give them, `classes="last"` for (n, …, K); labels are then (n, …).
+
+    >>> x, y = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
+    >>> [batch.logits.shape for batch in outputs(nn.Identity(), [(x, y)], classes="first")]
+    [torch.Size([2, 3, 4, 4])]
+    """
+    model = unwrap(model)
+    device = device_of(model) if device is None else device
+    with frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
+        steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
+        for number, (args, kwargs, y) in enumerate(batches(steps, device=device, any_shape=classes is not None)):
+            output = model(*args, **kwargs)
+            try:
+                # A copy, for a model or a loader may use the same memory for the next batch.
+                z = upcast_half(logits_of(output)).to("cpu", copy=True)
+            except ValueError as error:
+                raise ValueError(f"batch {number}: {error}") from None
+            yield Predictions(z, y.to("cpu", copy=True))
+
+
+@overload
+def collect(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    classes: None = None,
+    ignore_index: int = -100,
+    shifted: bool = False,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Predictions: ...
+
+
+@overload
+def collect(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    classes: Literal["first", "last"],
+    ignore_index: int = -100,
+    shifted: bool = False,
+    device: Device | None = None,
+    progress: bool = True,
+) -> PredictionTable: ...
 
 
 def collect(
-    model: nn.Module, loader: Iterable[Any], *, device: Device | None = None, progress: bool = True
-) -> Predictions:
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    classes: ClassAxis = None,
+    ignore_index: int = -100,
+    shifted: bool = False,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Predictions | PredictionTable:
     """Collect the logits of a model on every batch of a loader, leaving it exactly as it was.
 
     The batches may be tuples, mappings or dataclasses (see `batches`), and go to `device`, by default the model's own.
     What comes back is on the CPU, in float32 where the model computes in half precision. In an initialised
     `torch.distributed` group each rank gives its share of the data and gets the whole, in the order of the ranks.
 
+    Outputs of more dimensions, tokens or pixels, need `classes`: "first" for (n, K, …), "last" for (n, …, K). They come
+    back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in `clusters`
+    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The logits of a
+    causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
+
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
-    Predictions(logits=tensor([[1., 0., 0.],
-            [0., 1., 0.],
-            [0., 0., 1.]]), labels=tensor([0, 1, 1]))
+    Predictions(2 rows, 3 classes, torch float32)
+    >>> x, y = torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]])
+    >>> table = collect(nn.Identity(), [(x, y)], classes="first")
+    >>> table.labels, table.clusters
+    (tensor([0, 1, 2]), array([0, 0, 1]))
     """
-    model = unwrap(model)
-    device = device_of(model) if device is None else device
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    with (
-        raise_on_all_ranks(),
-        frozen(model),
-        torch.no_grad(),
-    ):  # not inference mode: what a model caches must stay trainable
-        steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
-        for number, (args, kwargs, y) in enumerate(batches(steps, device=device)):
-            output = model(*args, **kwargs)
+    samples: list[Tensor] = []
+    seen = 0
+    if shifted and classes != "last":
+        raise InputError("shifted", 'come with classes="last", logits (n, length, K)', f"classes={classes!r}")
+    with raise_on_all_ranks():
+        batch = outputs(model, loader, classes=classes, device=device, progress=progress)
+        for number, (z, y) in enumerate(batch):
             try:
-                # A copy, for a model or a loader may use the same memory for the next batch.
-                z, y = as_tensors(upcast_half(logits_of(output)).to("cpu", copy=True), y.to("cpu", copy=True))
+                if classes is not None:
+                    n = len(y)
+                    z, y = (z[:, :-1], y[:, 1:]) if shifted else (z, y)
+                    z, y, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=True)
+                    samples.append(torch.from_numpy(sample + seen))
+                    seen += n
+                z, y = as_tensors(z, y)
                 if logits and z.shape[1] != logits[0].shape[1]:
                     raise ValueError(f"logits must have {logits[0].shape[1]} classes as before, got {z.shape[1]}")
             except ValueError as error:
                 raise ValueError(f"batch {number}: {error}") from None
             logits.append(z)
             labels.append(y)
+    none = torch.empty(0, dtype=torch.int64)
     whole = all_gather_rows(torch.cat(logits) if logits else torch.empty(0, 0))
     if not whole.shape[1]:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
-    return Predictions(whole, all_gather_rows(torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)))
+    pair = Predictions(whole, all_gather_rows(torch.cat(labels) if labels else none))
+    if classes is None:
+        return pair
+    before = sum(all_gather_object(seen)[: rank()]) if world_size() > 1 else 0  # no two ranks' images are one
+    of_row = all_gather_rows(torch.cat(samples) + before if samples else none)
+    return PredictionTable(*pair, clusters=of_row.numpy(), cluster_name="sample")
 
 
 class _Bound:
@@ -100,15 +187,27 @@ class Calibrated(nn.Module):
 
     `before` acts on the first floating-point tensor among the inputs; where these are tokens, on what the model's input
     embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
-    stays. The model is shared, not copied, and its mode and gradients are left to the caller.
+    stays. The model is shared, not copied, and its mode and gradients are left to the caller. Logits of more than two
+    dimensions keep their shape; `classes` says where their classes are, "first" for (n, K, …), "last" for (n, …, K).
+    What the model has besides is had through this one too (`config`, `device`), and a method that calls the model, such
+    as `generate`, sees the calibrated logits.
 
     >>> from trueup.calibrators.temperature import Temperature
     >>> Calibrated(nn.Identity(), after=Temperature(2.0))(torch.tensor([[4.0, 1.0]]))
     tensor([[2.0000, 0.5000]])
     """
 
-    def __init__(self, model: nn.Module, before: nn.Module | None = None, after: Calibrator | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        before: nn.Module | None = None,
+        after: Calibrator | None = None,
+        *,
+        classes: ClassAxis = None,
+    ) -> None:
         super().__init__()
+        if classes not in (None, "first", "last"):
+            raise InputError("classes", 'be "first" (n, K, …) or "last" (n, …, K)', repr(classes))
         for name, module in (("model", model), ("before", before), ("after", after)):
             if not isinstance(module, nn.Module) and (module is not None or name == "model"):
                 got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
@@ -116,23 +215,107 @@ class Calibrated(nn.Module):
         self.model = model
         self.before = before
         self.after = after
+        self.classes = classes
         self.training = model.training
 
     @_ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
-        output = self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        return self._replace_logits(
+            self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
+            if model is None or name.startswith("__"):
+                raise
+        value = getattr(model, name)
+        if name == "save_pretrained":  # the network's own would leave out the calibrator
+            from trueup.models.pretrained import save_pretrained
+
+            return functools.partial(save_pretrained, self)
+        if name == "push_to_hub":
+            raise AttributeError(
+                "a calibrated network has no push_to_hub, which would leave out the calibrator; "
+                "save_pretrained(folder) writes both"
+            )
+        if not inspect.ismethod(value) or value.__self__ is not model:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            with self._on_model():
+                return value(*args, **kwargs)
+
+        return method
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.model)})
+
+    def _replace_logits(self, output: Any) -> Any:
         if self.after is None:
             return output
         logits = logits_of(output)
-        return with_logits(output, self.after(logits).to(logits.dtype))
+        return with_logits(output, self._calibrate(logits).to(logits.dtype))
+
+    def _calibrate(self, logits: Tensor) -> Tensor:
+        """Outputs of any dimension keep their shape: each token or pixel is a row."""
+        after = cast(Calibrator, self.after)
+        if logits.ndim == 2:
+            return after(logits)
+        last = classes_last(logits, self.classes)
+        calibrated = after(last.reshape(-1, last.shape[-1])).reshape(last.shape)
+        return calibrated.movedim(-1, 1) if self.classes == "first" else calibrated
+
+    @contextmanager
+    def _on_model(self) -> Iterator[None]:
+        """Have this thread's calls of the model do what calls of this module do, for methods that make such."""
+        caller = get_ident()
+        with ExitStack() as stack:
+
+            def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+                if get_ident() != caller or self.before is None:
+                    return None
+                position = input_position(module, args, kwargs)
+                if position is not None:
+                    return replace_at((args, kwargs), position, self._map_input)
+                call.enter_context(self._embedding_mapped([]))
+                return None
+
+            def after(module: nn.Module, args: Any, output: Any) -> Any:
+                if get_ident() != caller:
+                    return None
+                call.close()
+                return self._replace_logits(output)
+
+            call = stack.enter_context(ExitStack())  # what lasts for one call of the model
+            if self.before is not None:
+                handle = self.model.register_forward_pre_hook(before, with_kwargs=True)
+                stack.callback(handle.remove)
+            stack.callback(self.model.register_forward_hook(after).remove)
+            yield
 
     def _call_with_map(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         position = input_position(self.model, args, kwargs)
         if position is not None:
             args, kwargs = replace_at((args, kwargs), position, self._map_input)
             return self.model(*args, **kwargs)
-        caller, calls = get_ident(), []
+        calls: list[nn.Module] = []
+        with self._embedding_mapped(calls):
+            output = self.model(*args, **kwargs)
+        if not calls:
+            raise ValueError(
+                "before must act on the output of the model's input embedding, but the model never called it"
+            )
+        return output
+
+    @contextmanager
+    def _embedding_mapped(self, calls: list[nn.Module]) -> Iterator[None]:
+        """Have `before` act on what the input embedding makes of tokens, in this thread; `calls` notes that it did."""
+        caller = get_ident()
 
         def mapped(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
             if get_ident() != caller:  # another thread uses the same model
@@ -142,14 +325,9 @@ class Calibrated(nn.Module):
 
         handle = embedding_of(self.model).register_forward_hook(mapped)
         try:
-            output = self.model(*args, **kwargs)
+            yield
         finally:
             handle.remove()
-        if not calls:
-            raise ValueError(
-                "before must act on the output of the model's input embedding, but the model never called it"
-            )
-        return output
 
     def _map_input(self, point: Tensor) -> Tensor:
         return cast(nn.Module, self.before)(point).to(point.dtype)
@@ -162,14 +340,29 @@ def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
     >>> x, y = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
+
+    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that
+    choose on folds keep the rows of one text or image together.
     """
 
     def lifted(
-        model: nn.Module, loader: Iterable[Any], *, device: Device | None = None, progress: bool = True
+        model: nn.Module,
+        loader: Iterable[Any],
+        *,
+        classes: ClassAxis = None,
+        ignore_index: int = -100,
+        shifted: bool = False,
+        device: Device | None = None,
+        progress: bool = True,
     ) -> Calibrated:
         """Fit the method to the model's logits over the loader."""
-        calibrator = fit(*collect(model, loader, device=device, progress=progress))
-        return Calibrated(model, after=calibrator.to(device_of(model)))
+        if classes is None:
+            calibrator = fit(*collect(model, loader, device=device, progress=progress))
+            return Calibrated(model, after=calibrator.to(device_of(model)))
+        options: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device}
+        table = collect(model, loader, classes=classes, **options, progress=progress)
+        calibrator = fit(*table, **(table.options() if takes(fit, "clusters") else {}))
+        return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
 
     return lifted
 

@@ -67,6 +67,35 @@ def log_payoffs_of_rows(confidence: np.ndarray, correct: np.ndarray) -> np.ndarr
     return np.concatenate([everywhere, local.ravel()])
 
 
+def log_payoffs_of_clusters(
+    confidence: np.ndarray,
+    correct: np.ndarray,
+    starts: np.ndarray,
+    probabilities: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+) -> np.ndarray:
+    """What all bettors win where rows come in clusters, each from its start on: one bet a cluster, in logarithms.
+
+    Rows of a cluster are correlated, so that the product of their payoffs has a mean other than 1. Their mean has not:
+    each row's payoff has the mean 1 by itself. So a bettor divides the stake evenly among the rows of a cluster. With
+    probabilities and labels those on the classes come last.
+    """
+    odds, rows = log_odds(confidence), np.arange(len(confidence))
+    local = np.zeros((len(rows), LOCAL_BINS, len(LOCAL_BETS)))
+    part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
+    local[rows, part] = log_payoffs(odds, correct, LOCAL_BETS)
+    columns = [log_payoffs(odds, correct, GLOBAL_BETS), local.reshape(len(rows), -1)]
+    if probabilities is not None and labels is not None:
+        of_class = log_odds(probabilities)
+        for k in range(of_class.shape[1]):
+            columns.append(log_payoffs(of_class[:, k], (labels == k).astype(np.float64), CLASS_BETS))
+    payoffs = np.concatenate(columns, axis=1)
+    size = np.diff(starts, append=len(rows))
+    means = np.logaddexp.reduceat(payoffs, starts, axis=0) - np.log(size)[:, None]
+    total: np.ndarray = means.sum(axis=0)
+    return total
+
+
 def log_payoffs_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """What all bettors on the classes win in these rows together, in logarithms: (classes, beliefs), flattened."""
     odds = log_odds(probabilities)
@@ -104,9 +133,12 @@ class Evidence:
         return cls(block, 0, 1, 1, np.full(bettors, -np.log(2)))
 
     def update(self, payoffs: np.ndarray, rows: int) -> Evidence:
-        """Let all bets run over `rows` more rows, at most to the end of a block; at its end all begin anew."""
+        """Let all bets run over `rows` more rows, at most to the end of a block; at its end all begin anew.
+
+        A cluster may reach over the end of a block: all begin anew after it.
+        """
         wealth, later, begun = self.wealth + payoffs, self.rows + rows, self.begun
-        if later % self.block == 0:
+        if later // self.block > self.rows // self.block:
             begun += 1
             wealth = np.logaddexp(wealth, -np.log(begun * (begun + 1.0)))
         return replace(self, rows=later, begun=begun, wealth=wealth)

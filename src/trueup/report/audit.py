@@ -15,11 +15,12 @@ from torch import Tensor
 
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest
+from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest, takes
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
-from trueup.core.events import as_event, event_name
-from trueup.core.formatting import format_percent
+from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
+from trueup.core.errors import InputError
+from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
@@ -111,6 +112,8 @@ class Audit:
     seed: int
     weights: np.ndarray | None = None
     """Of the rows that were scored, with a mean of 1."""
+    clusters: Clusters | None = None
+    """Of the rows that were scored."""
 
     @cached_property
     def predictions(self) -> Mapping[str, Predictions]:
@@ -122,6 +125,12 @@ class Audit:
     def verdict(self) -> str:
         """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
         return _verdict(self)
+
+    def __repr__(self) -> str:
+        return f"Audit({len(self.scores.methods)} methods, chosen {self.chosen!r}: {self.verdict()})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.verdict())}</p>{self.scores._repr_html_()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -157,6 +166,8 @@ def audit(
     weights: Any = None,
     test_weights: Any = None,
     groups: Any = None,
+    clusters: Any = None,
+    test_clusters: Any = None,
     extra: Mapping[str, tuple[Any, Any]] | None = None,
     on_step: Callable[[str, int, int], None] | None = None,
     progress: bool = True,
@@ -170,6 +181,7 @@ def audit(
     the probability of that class, and two classes are always one of class 1: the methods are then fitted to the pairs
     of `as_event`. `on_step(name, done, total)` is called before each method is fitted. `weights` and
     `test_weights` have one number a row of each pair; `groups`, of the rows that are scored, are those of `compare`.
+    `clusters` and `test_clusters` say which rows are correlated, as those of `compare`: folds keep them together.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -187,6 +199,8 @@ def audit(
     classes = val_pair[0].shape[1]
     others = dict(extra or {})
     if event is not None:
+        from trueup.core.events import as_event
+
         others = {name: as_event(*pair, event, names=names) for name, pair in others.items()}
     fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, others)
     test_pair = val_pair if test is None else _as_pair(test, event, names, at_least=1)
@@ -194,7 +208,11 @@ def audit(
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {test_pair[0].shape[1]}")
     w = as_weights(weights, len(val_pair[0]))
     scored_weights = w if test is None else as_weights(test_weights, len(test_pair[0]))
-    runs = _Runs(val_pair, None if test is None else test_pair, folds, w)
+    together = as_clusters(clusters, len(val_pair[0]), at_least=2)
+    scored_clusters = clusters if test is None else test_clusters
+    if test is not None and (clusters is None) != (test_clusters is None):
+        raise InputError("test_clusters", "come with clusters, and clusters with test_clusters", "one of them")
+    runs = _Runs(val_pair, None if test is None else test_pair, folds, w, together)
     runs.pairs[RAW] = test_pair
     runs.losses[RAW] = score_rows(*val_pair).nll
     for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
@@ -203,17 +221,20 @@ def audit(
         runs.add(name, fit)
     wanted = tuple(dict.fromkeys((*EVENT_TABLE, *TABLE))) if classes == 2 else TABLE
     options: dict[str, Any] = {"bins": bins, "level": level, "seed": seed}
-    scores = compare({**runs.pairs, **others}, metrics=wanted, weights=scored_weights, groups=groups, **options)
+    options |= {"weights": scored_weights, "groups": groups, "clusters": scored_clusters}
+    scores = compare({**runs.pairs, **others}, metrics=wanted, **options)
     if scores.is_event:
+        from trueup.core.events import event_name
+
         scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
     for name, pair in others.items():
         runs.pairs[name] = trusted_tensors(*pair)
-    chosen = simplest(runs.losses, weights=w)
+    chosen = simplest(runs.losses, weights=w, clusters=together)
     return Audit(
         scores=scores,
-        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures, weights=w),
+        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures, weights=w, clusters=together),
         chosen=chosen,
-        losses=MappingProxyType({name: _mean_and_error(losses, w) for name, losses in runs.losses.items()}),
+        losses=MappingProxyType({name: _mean_and_error(losses, w, together) for name, losses in runs.losses.items()}),
         calibrators=MappingProxyType(runs.calibrators),
         pairs=MappingProxyType(runs.pairs),
         seconds=MappingProxyType(runs.seconds),
@@ -225,14 +246,17 @@ def audit(
         bins=bins,
         seed=seed,
         weights=None if scored_weights is None else scored_weights / scored_weights.mean(),
+        clusters=as_clusters(scored_clusters, len(test_pair[0])),
     )
 
 
 class _Runs:
     """The results of the methods, which are added one after another."""
 
-    def __init__(self, val: Pair, test: Pair | None, folds: int, weights: np.ndarray | None) -> None:
-        self.val, self.test, self.folds = val, test, folds
+    def __init__(
+        self, val: Pair, test: Pair | None, folds: int, weights: np.ndarray | None, clusters: Clusters | None
+    ) -> None:
+        self.val, self.test, self.folds, self.clusters = val, test, folds, clusters
         self.options = {} if weights is None else {"weights": weights}
         self.losses: dict[str, np.ndarray] = {}
         self.calibrators: dict[str, Calibrator] = {}
@@ -254,9 +278,11 @@ class _Runs:
 
     def _fit(self, name: str, fit: Fit) -> None:
         z, y = self.val
-        held_out = as_tensors(cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y, **self.options), y)
+        cross_fitted = cross_fit(_apply_in_chunks(fit), folds=self.folds)(z, y, **self.options, clusters=self.clusters)
+        held_out = as_tensors(cross_fitted, y)
         loss = score_rows(*held_out).nll
-        calibrator = fit(z, y, **self.options)
+        together = {"clusters": self.clusters} if self.clusters is not None and takes(fit, "clusters") else {}
+        calibrator = fit(z, y, **self.options, **together)
         after = held_out if self.test is None else as_tensors(_apply(calibrator, self.test[0]), self.test[1])
         self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
 
@@ -291,8 +317,10 @@ def _fits(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) 
     return dict(methods)
 
 
-def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None) -> tuple[float, float]:
+def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None, clusters: Clusters | None) -> tuple[float, float]:
     mean = float(np.average(losses, weights=weights))
+    if clusters is not None:
+        return mean, mean_error(*block_sums(losses, weights, clusters))
     spread = np.sqrt(np.average((losses - mean) ** 2, weights=weights))
     return mean, float(spread / np.sqrt(effective_rows(weights, len(losses))))
 
@@ -301,7 +329,11 @@ def _as_pair(pair: tuple[Any, Any], event: int | str | None, names: Sequence[str
     """Checked tensors, half precision as float32; the labels a copy, since they are indices and outlast the call."""
     z, y = as_tensors(*pair, at_least=at_least)
     z, y = upcast_half(z), y.clone()
-    return as_tensors(*((z, y) if event is None else as_event(z, y, event, names=names)))
+    if event is None:
+        return as_tensors(z, y)
+    from trueup.core.events import as_event  # most audits are of no event
+
+    return as_tensors(*as_event(z, y, event, names=names))
 
 
 def _reason(error: Exception) -> str:

@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
+from trueup.core import __version__
 from trueup.core.formatting import TableCell, escape, html_table
-from trueup.core.version import __version__
 
 __all__ = [
     "TableCell",

@@ -121,7 +121,8 @@ def _read_split(source: Source, split: str | None, request: Request) -> tuple[np
     if (width := source.width(names)) > request.classes:
         raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
     parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
-    for chunk in source.read(names, label, most + 1):
+    absent = math.nan if request.probs else -math.inf
+    for chunk in source.read(names, label, most + 1, absent=absent):
         _, without = drop_missing(chunk)
         if without:
             raise InputError(label, "be there in each row", f"{without:,} rows without")

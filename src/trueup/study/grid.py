@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from trueup.registry import Lazy
 
 if TYPE_CHECKING:
+    from trueup.study.claims import Claim
     from trueup.study.tables import Table
 
 Rows = Sequence[Mapping[str, Any]]
 
-STUDIES = Lazy(
+STUDIES: Lazy[Study] = Lazy(
     "study",
     {
         "neural-clamping": "trueup.study.papers.neural_clamping.clamping_study:STUDY",
@@ -85,6 +86,8 @@ class Options:
     """These alone; every one if empty."""
     oracle: bool = False
     """Choose on the test half, as some papers did."""
+    retrain: bool = False
+    """Train also the networks that come with the package."""
     threads: int = 1
     """Of one cell. Another number than one may change the last digits."""
 
@@ -129,6 +132,10 @@ class Study:
     """Name of a file → figure of Matplotlib."""
     local: Callable[[Options], Mapping[str, Any]] = no_local
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
+    presets: Callable[[], Mapping[str, Sequence[str]]] = dict
+    """Preset → its data sets, the default first."""
+    claims: Callable[[], Sequence[Claim]] = tuple
+    """What the paper says, each judged by the rows."""
     title: str = ""
     paper: str = ""
     """Whose published numbers to compare with: a name in published.csv."""

@@ -10,9 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trueup.core.version import __version__
+from trueup.core import __version__
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
+from trueup.study.claims import ClaimTable, judge_claims
 from trueup.study.grid import Options, Study, as_json
 from trueup.study.published import compare_with_paper, comparison_section
 from trueup.study.store import Outcome, Store
@@ -51,16 +52,18 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
     rows = [{**outcome.settings, **row} for outcome in finished for row in outcome.rows]
     tables = dict(study.tables(rows, options)) if rows else {}
+    claims = judge_claims(study.claims(), rows, options) if rows and study.claims() else None
     figures = dict(study.figures(rows, options)) if rows else {}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save_tables(tables, target)
+    save_tables({**({"claims": claims} if claims else {}), **tables}, target)
     drawings = [_save_figure(name, figure, target) for name, figure in figures.items()]
     comparisons = compare_with_paper(tables, rows, study.paper) if study.paper and rows else []
     body = "".join(
         [
             _header(study, len(cells), outcomes),
             "<main>",
+            _table_section("claims", claims) if claims else "",
             *(_table_section(name, table) for name, table in tables.items()),
             _figures_section(drawings),
             comparison_section(study.paper, comparisons, options) if rows else "",
@@ -90,7 +93,7 @@ def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:
     return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{definition_list(counts, 'facts')}</header>"
 
 
-def _table_section(name: str, table: Table) -> str:
+def _table_section(name: str, table: Table | ClaimTable) -> str:
     heading = table.title or name.replace("_", " ").replace("-", " ").capitalize()
     links = _links(name, ("md", "tex", "csv"))
     return section(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -85,12 +85,12 @@ class Table:
         """
         wraps = {0: "{}", 1: "**{}**", 2: "*{}*"}
         lines = [self.title, ""] if self.title else []
-        lines += [_pipe_table([self.head, *self._headings()]), "|:--|" + "--:|" * len(self.columns)]
+        lines += [pipe_row([self.head, *self._headings()]), "|:--|" + "--:|" * len(self.columns)]
         for group, members in self.groups.items():
             if group:
-                lines.append(_pipe_table([f"**{group}**", *[""] * len(self.columns)]))
+                lines.append(pipe_row([f"**{group}**", *[""] * len(self.columns)]))
             lines += [
-                _pipe_table([name, *(self._text(entries, column, wraps) for column in self.columns)])
+                pipe_row([name, *(self._text(entries, column, wraps) for column in self.columns)])
                 for name, entries in members.items()
             ]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
@@ -112,14 +112,14 @@ class Table:
         wraps = {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
         lines = [f"% {line}" for line in [self.title, *self.notes] if line]
         lines += [rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule"]
-        lines.append(_ampersands([_tex(self.head), *map(_tex, self._headings())]))
+        lines.append(latex_row([latex_text(self.head), *map(latex_text, self._headings())]))
         for group, members in self.groups.items():
             lines.append(r"\midrule")
             if group:
-                lines.append(rf"\multicolumn{{{1 + len(self.columns)}}}{{l}}{{\emph{{{_tex(group)}}}}} \\")
+                lines.append(rf"\multicolumn{{{1 + len(self.columns)}}}{{l}}{{\emph{{{latex_text(group)}}}}} \\")
             for name, entries in members.items():
-                cells = [self._text(entries, column, wraps, _signs) for column in self.columns]
-                lines.append(_ampersands([_tex(name), *cells]))
+                cells = [self._text(entries, column, wraps, latex_text) for column in self.columns]
+                lines.append(latex_row([latex_text(name), *cells]))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def csv(self) -> str:
@@ -174,6 +174,36 @@ class Table:
         return wraps[entry.rank].format(signs(format_mean(entry.mean, entry.std, column.digits))) + signs(
             ARROWS[entry.mark]
         )
+
+
+class PrintedTable(Protocol):
+    """What is written to files and pages."""
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What stands below it."""
+        ...
+
+    def markdown(self) -> str:
+        """A table of GitHub's kind."""
+        ...
+
+    def latex(self) -> str:
+        """A `tabular` for the booktabs package."""
+        ...
+
+    def csv(self) -> str:
+        """One line a figure."""
+        ...
+
+    def html(self) -> str:
+        """A table of a page."""
+        ...
 
 
 def format_mean(mean: float, std: float, digits: int) -> str:
@@ -257,7 +287,7 @@ def paired_differences(
     return entries
 
 
-def save_tables(tables: Mapping[str, Table], folder: str | Path) -> list[Path]:
+def save_tables(tables: Mapping[str, PrintedTable], folder: str | Path) -> list[Path]:
     """Write each table as Markdown, LaTeX and CSV; return the files."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -312,17 +342,16 @@ def _ranks(column: Column, means: Mapping[str, float]) -> dict[str, Literal[0, 1
     return {member: 1 if value == best[0] else 2 for member, value in printed.items() if value in best}
 
 
-def _pipe_table(cells: Iterable[str]) -> str:
+def pipe_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
-def _ampersands(cells: Iterable[str]) -> str:
+def latex_row(cells: Iterable[str]) -> str:
+    """A row of a LaTeX table, of cells whose signs are LaTeX's already."""
     return " & ".join(cells) + r" \\"
 
 
-def _signs(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Text with the signs of LaTeX."""
     return "".join(SIGNS.get(sign, LATEX.get(sign, sign)) for sign in text)
-
-
-def _tex(text: str) -> str:
-    return _signs(text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from trueup import metrics
 from trueup.calibrators.histogram import Histogram
@@ -42,6 +43,8 @@ class CalibratabilityRow:
     """After the temperature of 0.01 … 10 with the least validation ECE: low if it is calibratable."""
     ece_histogram: float
     """After histogram binning of the confidence, in 15 bins of equal width."""
+    ece_temperature_histogram: float
+    """After that temperature, then histogram binning."""
     temperature: float
     val_ece: float
     """Raw, on the validation half, as the next: by these a coefficient may be chosen."""
@@ -56,6 +59,7 @@ class SizeRow:
     repeat: int
     ece_temperature: float
     ece_histogram: float
+    ece_temperature_histogram: float
     temperature: float
 
 
@@ -138,7 +142,7 @@ def _row(setting: LossSetting, run: Any) -> CalibratabilityRow:
         raise ValueError(
             f"{setting.loss} {setting.coefficient:g}, seed {setting.seed}: val and test must be there, got None"
         )
-    after_temperature, after_histogram, temperature = _calibrate(val, test)
+    after_temperature, after_histogram, after_both, temperature = _calibrate(val, test)
     return CalibratabilityRow(
         *setting,
         accuracy=metrics.accuracy(*test),
@@ -146,21 +150,25 @@ def _row(setting: LossSetting, run: Any) -> CalibratabilityRow:
         ece=metrics.ece(*test),
         ece_temperature=after_temperature,
         ece_histogram=after_histogram,
+        ece_temperature_histogram=after_both,
         temperature=temperature,
         val_ece=metrics.ece(*val),
         val_nll=metrics.nll(*val),
     )
 
 
-def _calibrate(val: tuple[Any, Any], test: tuple[Any, Any]) -> tuple[float, float, float]:
-    """Test ECE after temperature and after histogram binning, and the temperature."""
-    scaled, binned = Temperature.fit_ece_wide(*val), Histogram.fit(*val, bins=BINS)
+def _calibrate(val: tuple[Any, Any], test: tuple[Any, Any]) -> tuple[float, float, float, float]:
+    """Test ECE after temperature, after histogram binning and after both in this order, and the temperature."""
+    z, y = as_tensors(*val)
     logits, labels = as_tensors(*test)
+    scaled = Temperature.fit_ece_wide(z, y)
+    after = metrics.ece(scaled(logits), labels)
+    raw, both = (_binned_ece((f(z), y), (f(logits), labels)) for f in (lambda x: x, scaled))
+    return after, raw, both, float(scaled.temperature)
+
+
+def _binned_ece(val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+    binned = Histogram.fit(*val, bins=BINS)
     # The confidence itself: in a row of log-probabilities it would be kept away from 0 and 1.
     # In double precision, for frequencies such as 3/5 lie on the edges of bins.
-    confidence = binned.confidence(logits.double())
-    after = (
-        metrics.ece(scaled(logits), labels),
-        Bins.of_scores(confidence, scores_and_outcomes(logits, labels)[1]).ece(),
-    )
-    return *after, float(scaled.temperature)
+    return Bins.of_scores(binned.confidence(test[0].double()), scores_and_outcomes(*test)[1]).ece()

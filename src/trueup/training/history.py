@@ -30,6 +30,8 @@ class Epoch:
     nll: float = math.nan
     """In a regression that of the Gaussian forecasts; NaN where the network announces no variance."""
     ece: float = math.nan
+    refinement: float = math.nan
+    """The NLL of the validation half after a cross-fitted temperature; NaN unless the run stops on it."""
     test_ece: float = math.nan
     optimal_ece: float = math.nan
     """The least test ECE that any one temperature could give: below what a validation half can choose."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from trueup import metrics
+from trueup.calibrators.compose import cross_fit
 from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks
 from trueup.core.progress import track
 from trueup.io.atomic import atomic_write, errors_name_file
@@ -27,6 +29,7 @@ from trueup.training.history import Epoch, History
 from trueup.training.run_settings import Optimiser, RunSettings, Schedule
 from trueup.training.tasks import KINDS, Classification, Forecasts, Task
 
+StopOn: TypeAlias = Literal["nll", "refinement"]
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 Halves: TypeAlias = tuple[Dataset[Any], Dataset[Any] | None, Dataset[Any] | None]
 
@@ -42,8 +45,10 @@ class TrainingResult:
     model: nn.Module
     history: History
     val: Predictions | Forecasts | None
-    """The last epoch's predictions on the validation half; of a regression `mean, std, targets`."""
+    """Its predictions on the validation half; of a regression `mean, std, targets`."""
     test: Predictions | Forecasts | None
+    epoch: int = 0
+    """Whose weights the network has: the last, or with `stop_on` the best."""
 
 
 def train(
@@ -62,6 +67,7 @@ def train(
     milestones: Sequence[float] = (0.5, 0.75),
     augment: Transform | None = None,
     patience: int | None = None,
+    stop_on: StopOn | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     fabric: Any = None,
     seed: int = 0,
@@ -75,9 +81,11 @@ def train(
     the kind of data that `load_data` gives, else `Classification()`; tokens are `Classification(classes="last")`, and
     numbers `Regression()`. The learning rate falls by a cosine to zero, or tenfold at each of `milestones` (shares of
     the epochs). `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (RMSE where
-    there is none) has not fallen for so many epochs. With `checkpoint`, a file, a run that was killed goes on where its
-    last epoch ended and comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch_size` is
-    that of each process. The global random state is as before afterwards.
+    there is none) has not fallen for so many epochs. With `stop_on` the network ends with the weights of its best
+    epoch: of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature fitted on
+    other validation samples. What a temperature repairs is then no reason to stop early. With `checkpoint`, a file, a
+    run that was killed goes on where its last epoch ended and comes to the same result. `fabric` is a launched
+    `lightning.fabric.Fabric`; `batch_size` is that of each process. The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -96,9 +104,11 @@ def train(
     )  # fmt: skip
     if patience is not None and halves[1] is None:
         raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
+    if stop_on is not None:
+        _check_stop_on(stop_on, halves[1], task)
     fabric = fabric or _make_fabric()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        run = _Run(fabric, model, halves, loss, task, settings, augment, progress)
+        run = _Run(fabric, model, halves, loss, task, settings, augment, progress, stop_on)
         return run.run(None if checkpoint is None else Path(checkpoint), patience)
 
 
@@ -139,7 +149,9 @@ class _Run:
         settings: RunSettings,
         augment: Transform | None,
         progress: bool,
+        stop_on: StopOn | None,
     ) -> None:
+        self.stop_on, self.best = stop_on, _Best()
         self.fabric, self.network, self.halves, self.loss, self.task = fabric, model, halves, loss, task
         self.settings, self.augment, self.progress = settings, augment, progress
         if isinstance(loss, nn.Module):
@@ -148,7 +160,7 @@ class _Run:
 
     def run(self, checkpoint: Path | None, patience: int | None) -> TrainingResult:
         history = self.resume(checkpoint)
-        while len(history.epochs) < self.settings.epochs and not _has_stalled(history, patience):
+        while len(history.epochs) < self.settings.epochs and not _has_stalled(history, patience, self.stop_on):
             number = len(history.epochs) + 1
             start = perf_counter()
             loss = self.train_epoch(number, checkpoint)
@@ -157,8 +169,14 @@ class _Run:
             except FloatingPointError as error:
                 raise TrainingError(f"{error} after epoch {number}: {_advice(checkpoint)}") from None
             history = history.append(epoch, correct)
+            if self.stop_on is not None and (score := getattr(epoch, self.stop_on)) < self.best.score:
+                weights = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
+                self.best = _Best(score, number, weights)
             self.save_checkpoint(checkpoint, history)
-        return TrainingResult(self.network, history, self.predictions(1), self.predictions(2))
+        if self.best.weights:
+            self.network.load_state_dict(self.best.weights)
+        epoch_number = self.best.number or len(history.epochs)
+        return TrainingResult(self.network, history, self.predictions(1), self.predictions(2), epoch_number)
 
     def train_epoch(self, number: int, checkpoint: Path | None) -> float:
         """Go over the training half once, in an order and with noise of this epoch."""
@@ -246,7 +264,10 @@ class _Run:
         [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
         seconds = perf_counter() - start
         correct = right.numpy()
-        figures = self.task.figures(self.predictions(1), self.predictions(2))
+        val = self.predictions(1)
+        figures = dict(self.task.figures(val, self.predictions(2)))
+        if self.stop_on == "refinement":
+            figures["refinement"] = refinement(*cast("Predictions", val))
         accuracy = float(correct.mean()) if len(correct) else math.nan
         return Epoch(number, self.settings.lr_in(number), loss, seconds, train_accuracy=accuracy, **figures), correct
 
@@ -258,6 +279,7 @@ class _Run:
                 "optimiser": self.optimiser.state_dict(),
                 "loss": self.loss.state_dict() if isinstance(self.loss, nn.Module) else {},
                 "history": history.as_state(),
+                "best": self.best._asdict(),
             }
             with atomic_write(checkpoint) as (draft,):
                 torch.save(state, draft)
@@ -273,13 +295,44 @@ class _Run:
             self.optimiser.load_state_dict(state["optimiser"])
             if isinstance(self.loss, nn.Module):
                 self.loss.load_state_dict(state["loss"])
+            self.best = _Best(**state.get("best", {}))
             return History.from_state(state["history"])
 
 
-def _has_stalled(history: History, patience: int | None) -> bool:
+class _Best(NamedTuple):
+    """The epoch of the best score so far, and its weights."""
+
+    score: float = math.inf
+    number: int = 0
+    weights: Mapping[str, Tensor] | None = None
+
+
+def refinement(logits: Any, labels: Any) -> float:
+    """The NLL after a temperature that is fitted on other rows: what is left when calibration is repaired.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 5))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> f"{refinement(z, y):.3f} {refinement(10 * z, y):.3f}"
+    '1.309 1.309'
+    """
+    return metrics.nll(cross_fit("temperature")(logits, labels), labels)
+
+
+def _check_stop_on(stop_on: StopOn, val: Dataset[Any] | None, task: Task) -> None:
+    if stop_on not in ("nll", "refinement"):
+        raise ValueError(f"stop_on must be nll or refinement, got {stop_on!r}")
+    if val is None:
+        raise ValueError(f"stop_on looks at the validation half, so data must have one, got None with {stop_on!r}")
+    if not isinstance(task, Classification):
+        raise ValueError(f"stop_on is for classification, got {stop_on!r} with {task!r}")
+
+
+def _has_stalled(history: History, patience: int | None, stop_on: StopOn | None) -> bool:
     if patience is None or not history.epochs:
         return False
-    scores = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
+    losses = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
+    scores = [epoch.refinement for epoch in history.epochs] if stop_on == "refinement" else losses
     return len(scores) - 1 - int(np.argmin(scores)) >= patience
 
 

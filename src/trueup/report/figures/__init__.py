@@ -1,44 +1,128 @@
-"""The figures of a report, one file each: a frozen record of numbers, its computation, its drawings and its words."""
+"""The figures of a report, one file each: a frozen record of numbers, its computation, its drawings and its words.
+
+What a figure gives to the page, a section with one or several charts, is here; a figure's file is imported when it has
+something to show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trueup.report.figures import (
-    class_errors,
-    comparison,
-    confidence_histogram,
-    groups,
-    method_choice,
-    promise,
-    reliability,
-    risk_coverage,
-    temperature_sweep,
-)
-from trueup.report.figures.base import Table
+import numpy as np
+
+from trueup.core.formatting import format_percent
+from trueup.report.audit import RAW, Audit, Pair, method_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from plotly.graph_objects import Figure
 
-__all__ = ["FIGURES", "chart", "draw", "numbers", "summary"]
+__all__ = ["FIGURES", "Panel", "Section", "chart", "draw", "numbers", "sections", "summary"]
 
-FIGURES: Mapping[type, ModuleType] = MappingProxyType(
+Table = tuple[list[str], list[list[str]]]
+"""The head and the rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One chart of a section."""
+
+    name: str
+    """Its id on the page."""
+    title: str
+    record: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For `chart`."""
+    summary: str = ""
+    """Instead of the summary of the record alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A section of the page."""
+
+    name: str
+    """Its id on the page."""
+    title: str
+    text: str
+    """What a reader needs to know to read the charts."""
+    panels: tuple[Panel, ...]
+    legend: tuple[tuple[str, str], ...] = ()
+    """Of all charts together: CSS classes and their text."""
+    html: str = ""
+    """More to show above the charts, trusted."""
+
+
+class Stage(NamedTuple):
+    """Test predictions before or after calibration."""
+
+    name: str
+    title: str
+    method: str
+    pair: Pair
+
+
+def stages(audit: Audit) -> list[Stage]:
+    """The uncalibrated network and, if a method was chosen, the calibrated one."""
+    before = Stage("before", "Uncalibrated", RAW, audit.pairs[RAW])
+    if audit.chosen == RAW:
+        return [before]
+    after = f"After {_lower_title(method_title(audit.chosen))}"
+    return [before, Stage("after", after, audit.chosen, audit.pairs[audit.chosen])]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in per cent, or a dash."""
+    return "–" if np.isnan(share) else format_percent(share, digits)
+
+
+def _lower_title(title: str) -> str:
+    """A method's title inside a sentence: no capital, unless it is somebody's name."""
+    keep = title.split()[0] in ("Platt", "Dirichlet", "Bayesian", "Neural", "I-Max")
+    return title if keep else title[:1].lower() + title[1:]
+
+
+def _always(audit: Audit) -> bool:
+    return True
+
+
+def _of_classes(audit: Audit) -> bool:
+    """Of an event no class is predicted."""
+    return not audit.scores.is_event
+
+
+FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
     {
-        reliability.Reliability: reliability,
-        confidence_histogram.ConfidenceHistogram: confidence_histogram,
-        groups.GroupErrors: groups,
-        comparison.Comparison: comparison,
-        method_choice.MethodChoice: method_choice,
-        temperature_sweep.TemperatureSweep: temperature_sweep,
-        risk_coverage.RiskCoverage: risk_coverage,
-        promise.Promise: promise,
-        class_errors.ClassErrors: class_errors,
+        "reliability": _always,
+        "confidence_histogram": _always,
+        "groups": lambda audit: bool(audit.scores.group_tables),
+        "comparison": _always,
+        "method_choice": _always,
+        "temperature_sweep": _always,
+        "risk_coverage": _of_classes,
+        "promise": lambda audit: _of_classes(audit) and audit.clusters is None,  # it counts independent rows
+        "class_errors": _of_classes,
     }
 )
-"""Record → the module with its `section`, `chart`, `draw`, `summary` and `numbers`, in the order of the page."""
+"""Module with a record, its `section`, `chart`, `draw`, `summary` and `numbers` → whether an audit has something to
+show, in the order of the page."""
+
+
+FORECAST_FIGURES = ("pit_histogram", "coverage_curve")
+"""The same of forecasts of a number, which have a page of their own."""
+
+
+def sections(audit: Audit, names: Sequence[str] | None) -> Iterator[Section]:
+    """The sections of the page about an audit, in order; `names` are those of the classes."""
+    for name, shown in FIGURES.items():
+        if shown(audit):
+            section = import_module(f"{__name__}.{name}").section(audit, names)
+            if section is not None:
+                yield section
 
 
 def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **options: Any) -> Axes:
@@ -87,6 +171,8 @@ def numbers(record: Any) -> Table:
 
 
 def _figure_of(record: Any) -> ModuleType:
-    if type(record) not in FIGURES:
+    """The module of a record, which has imported it."""
+    package, _, name = type(record).__module__.rpartition(".")
+    if package != __name__ or name not in (*FIGURES, *FORECAST_FIGURES):
         raise TypeError(f"record must be one of trueup.report's records, got {type(record).__name__}")
-    return FIGURES[type(record)]
+    return import_module(f"{package}.{name}")

@@ -14,7 +14,7 @@ from trueup.metrics.intervals import Interval
 from trueup.metrics.table import Scores
 from trueup.report import style
 from trueup.report.audit import RAW, Audit, method_title
-from trueup.report.figures.base import Panel, Section, Table
+from trueup.report.figures import Panel, Section, Table
 from trueup.report.html import paragraph, table
 
 if TYPE_CHECKING:

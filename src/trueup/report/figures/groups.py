@@ -12,7 +12,7 @@ from trueup.core.formatting import format_percent
 from trueup.metrics.groups import GroupTable
 from trueup.report import style
 from trueup.report.audit import Audit
-from trueup.report.figures.base import Panel, Section, Table, percent, stages
+from trueup.report.figures import Panel, Section, Table, percent, stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from trueup.core.formatting import format_number, format_percent
 from trueup.registry import METHODS
 from trueup.report import style
 from trueup.report.audit import RAW, Audit, method_title
-from trueup.report.figures.base import Panel, Section, Table
+from trueup.report.figures import Panel, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
     tried = tuple(name for name in choice.scores if not name.startswith(_MIXED))
     if tried == CANDIDATES["few rows, two classes"] and classes == 2:
         more = CANDIDATES["two classes"]
-    elif tried == CANDIDATES["few rows"] and classes > 2:
+    elif tried in (CANDIDATES["few rows"], CANDIDATES["few rows, many classes"]) and classes > 2:
         sizes = ("up to 30 classes", "up to 200 classes", "more classes")
         more = CANDIDATES[sizes[(classes > 30) + (classes > 200)]]
     else:

@@ -12,7 +12,7 @@ from trueup.decisions.thresholds import threshold
 from trueup.metrics.hypothesis_tests import detectable_error
 from trueup.report import style
 from trueup.report.audit import RAW, Audit
-from trueup.report.figures.base import Panel, Section, Table, percent
+from trueup.report.figures import Panel, Section, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,10 +57,8 @@ def promise(
     return Promise(np.array(allowed), limit, coverage, observed, certainty, found[0].rows, least)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
-    """The promises of the chosen method on rows that did not fit it; of an event no answer is given, so none."""
-    if audit.scores.is_event:
-        return None
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The promises of the chosen method on rows that did not fit it."""
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (
         "Answer when the confidence is high enough and leave the rest to somebody else: how high must it be for at "

@@ -11,7 +11,7 @@ import numpy as np
 from trueup.metrics import ranking
 from trueup.report import style
 from trueup.report.audit import Audit
-from trueup.report.figures.base import Panel, Section, Table, percent, stages
+from trueup.report.figures import Panel, Section, Table, percent, stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +54,8 @@ def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any =
     return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
-    """The curves before and after calibration in one chart; of an event no class is predicted, so nothing is."""
-    if audit.scores.is_event:
-        return None
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The curves before and after calibration in one chart."""
     first, *others = (risk_coverage(*stage.pair, weights=audit.weights) for stage in stages(audit))
     options = {"after": others[0]} if others else {}
     return Section(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from trueup.registry import Lazy
 from trueup.training.data.dataset import Data, Kind
-from trueup.training.data.sources import folder_of
+from trueup.training.data.sources import FileSearch, folder_of, only_look
 
-__all__ = ["DATASETS", "Data", "Kind", "load_data"]
+__all__ = ["DATASETS", "Data", "Kind", "find_files", "load_data"]
 
-DATASETS = Lazy(
+DATASETS: Lazy[Callable[..., Any]] = Lazy(
     "data set",
     {
         **{
@@ -50,3 +53,21 @@ def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = No
         raise ValueError(f"seed must be a whole number in 0..2³²−1, got {seed!r}")
     data: Data = DATASETS[name](folder_of(data_dir), seed)
     return data
+
+
+def find_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, Path | None]:
+    """Which files a data set wants, and the folder that has them, None if there is none; nothing is read or fetched.
+
+    >>> find_files("tinyshakespeare", "/nowhere")
+    ('tinyshakespeare.txt; or tinyshakespeare/input.txt', None)
+    >>> find_files("digits")  # it comes with scikit-learn
+    ('', None)
+    """
+    token = only_look.set(True)
+    try:
+        DATASETS[name](folder_of(data_dir), 0)
+    except FileSearch as search:
+        return search.wanted, search.where
+    finally:
+        only_look.reset(token)
+    return "", None

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import import_module
@@ -48,9 +49,23 @@ def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
+class FileSearch(Exception):
+    """What a data set wants, and where it is: raised in the place of reading while `only_look` is set."""
+
+    def __init__(self, wanted: str, where: Path | None) -> None:
+        super().__init__(wanted)
+        self.wanted, self.where = wanted, where
+
+
+only_look: ContextVar[bool] = ContextVar("only_look", default=False)
+
+
 def obtain(name: str, folder: Path, sources: Sequence[Source], download: Download | None = None) -> Any:
     """Read the first source whose files are there, after fetching them if none is; else say what was wanted where."""
     match = _find_source(name, folder, sources)
+    wanted = "; or ".join(" + ".join(source.files) for source in sources)
+    if only_look.get():
+        raise FileSearch(wanted, None if match is None else match[1])
     why = "and there is no library to fetch them with"
     if match is None and download is not None:
         target = folder / name
@@ -77,7 +92,6 @@ def obtain(name: str, folder: Path, sources: Sequence[Source], download: Downloa
     if match is not None:
         source, where = match
         return source.read(where)
-    wanted = "; or ".join(" + ".join(source.files) for source in sources)
     places = ", ".join(dict.fromkeys(str(folder / p.format(name=name)) for p in PLACES))
     raise FileNotFoundError(f"{name}: wanted {wanted}; in one of {places}; none is there, {why}")
 

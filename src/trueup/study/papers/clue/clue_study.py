@@ -17,20 +17,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.core.warning_capture import record_warnings
-from trueup.models.dropout import log_probs_of, mc_dropout, mean_log_probs, mutual_information
+from trueup.models.dropout import log_probs_of, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
 from trueup.study.grid import Options, Study, digest, product
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
+from trueup.study.papers.clue.clue_claims import CLAIMS
 from trueup.study.papers.clue.clue_tables import (
     AVERAGED,
     CLASSIFIERS,
     CLUES,
+    ENSEMBLE,
     GAUSSIAN,
     HEAD,
+    MEMBERS,
     PASSES_IN_TRAINING,
     REGRESSORS,
+    RIVALS,
 )
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import folder_of
@@ -66,8 +70,9 @@ PRESETS: Mapping[str, Sequence[str]] = {
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
     """A cell for each data set, method and seed."""
-    if unknown := [method for method in options.methods if method not in REGRESSORS]:
-        raise ValueError(f"methods must be among {', '.join(REGRESSORS)}, got {unknown[0]!r}")
+    names = dict.fromkeys([*CLASSIFIERS, *REGRESSORS])
+    if unknown := [method for method in options.methods if method not in names]:
+        raise ValueError(f"methods must be among {', '.join(names)}, got {unknown[0]!r}")
     for name in data_sets(options):
         known = REGRESSORS if name in ("diabetes", *TABLES) else CLASSIFIERS
         content = {"content": digest(mc.description().encode())} if name == "descriptions" else {}
@@ -111,38 +116,44 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ramp = max(1, epochs * -(-len(train[1]) // batch) // 10)
     task = mc.make_task(data.kind, head=head)
 
-    def network_and_loss() -> tuple[nn.Module, Any]:
-        network = mc.make_network(data, settings["network"], seed, head=head)
-        return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp)
+    members = MEMBERS if method == ENSEMBLE else 1
+    rival = method if method in RIVALS else "cross_entropy"
 
-    network, loss = network_and_loss()
-    cost = mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
-    network, loss = network_and_loss()
-    mc.train_network(network, train, loss, task, epochs=epochs, batch_size=batch, lr=settings["rate"], seed=seed)
-    val_forecast, test_forecast = (mc.forecast(network, part, data.kind, passes, head=head) for part in (val, test))
+    def network_and_loss(member: int) -> tuple[nn.Module, Any]:
+        network = mc.make_network(data, settings["network"], seed + 1000 * member, head=head)
+        return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp, name=rival)
+
+    network, loss = network_and_loss(0)
+    cost = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
+    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"]}
+    networks = []
+    for member in range(members):
+        network, loss = network_and_loss(member)
+        networks.append(mc.train_network(network, train, loss, task, seed=seed + 1000 * member, **how))
+    val_forecast, test_forecast = (mc.forecast(networks, part, data.kind, passes, head=head) for part in (val, test))
     with record_warnings() as messages:  # a temperature at its bound is part of the result
         row = mc.figures(test_forecast, val_forecast)
     warning = "; ".join(messages)
     rows = [
         {"part": "figures", **row, "val_nll": mc.validation_nll(val_forecast), "operations": cost, "warning": warning}
     ]
-    return rows + (_images(network, data, passes, seed) if data.kind == "image" else [])
+    return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
 
 
-def _images(network: nn.Module, data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
-    """The same network on shifted and on out-of-distribution images."""
+def _images(networks: Sequence[nn.Module], data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
+    """The same networks on shifted and on out-of-distribution images."""
     assert data.normalisation is not None
     normalise = Normalise(*data.normalisation)
     x, y = (part[:SHIFTED] for part in mc.stack_samples(data.test))
 
     def predict(images: Tensor) -> Tensor:
-        return mean_log_probs(log_probs_of(mc_dropout(network, normalise(images), passes), None))
+        return mean_log_probs(log_probs_of(mc.sample(networks, normalise(images), passes), None))
 
     shifted = by_severity(evaluate_shift(predict, x, y, severities=SEVERITIES, seed=seed, progress=False))
     rows = [{"part": "shift", **asdict(row)} for row in shifted]
-    samples = mc_dropout(network, normalise(x), passes)
+    samples = mc.sample(networks, normalise(x), passes)
     for name, images in foreign(x, data.name, seed).items():
-        others = mc_dropout(network, normalise(images), passes)
+        others = mc.sample(networks, normalise(images), passes)
         scores = {"mutual information": (mutual_information(samples), mutual_information(others))}
         means = (mean_log_probs(log_probs_of(each, None)) for each in (samples, others))
         rows += [{"part": "ood", "foreign": name, **asdict(row)} for row in evaluate_ood(*means, scores=scores)]
@@ -167,11 +178,13 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
 
 STUDY = Study(
     "clue",
-    1,
+    1,  # a rival's cells are new ones; those of the methods before it keep their rows
     grid=grid,
     work="trueup.study.papers.clue.clue_study:work",
     tables=clue_tables.tables,
     figures=clue_tables.figures,
     local=local,
+    presets=lambda: PRESETS,
+    claims=lambda: CLAIMS,
     title="CLUE: uncertainty that equals the error",
 )

@@ -18,11 +18,16 @@ PASSES_IN_TRAINING = 5
 CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
 PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
 """The loss of one pass; that of the mean of several, which is CLUE with α = 1; the Gaussian; of a variance head."""
+ENSEMBLE, MEMBERS = "ensemble", 5
+"""Networks of the plain loss from other starts: as many as CLUE has passes, so that it costs no less to train."""
+RIVALS = {"focal": "focal loss", "avuc": "AvUC", "mmce": "MMCE"}
+"""Other losses that train for calibration, of classes alone."""
 CHOSEN = "chosen"
 LANGUAGES = ("descriptions", "tinyshakespeare")
 """Data sets whose rows are characters, each foretold from those before it."""
-CLASSIFIERS = (PLAIN, AVERAGED, *CLUES)
-REGRESSORS = (PLAIN, AVERAGED, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
+CLASSIFIERS = (PLAIN, AVERAGED, ENSEMBLE, *RIVALS, *CLUES)
+REGRESSORS = (PLAIN, AVERAGED, ENSEMBLE, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
+BASELINES = (PLAIN, AVERAGED, ENSEMBLE, *RIVALS, GAUSSIAN)
 ALIGNED = (
     Column("gap", "|mean e − mean u|"),
     Column("alignment", "alignment error"),
@@ -77,7 +82,7 @@ def title(method: str, kind: str = "classification") -> str:
     head = ", variance head" if method.endswith(HEAD) else ""
     names = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
     names |= {name: f"CLUE {each['level']}, α {each['alpha']:g}" for name, each in CLUES.items()}
-    names |= {CHOSEN: "CLUE, chosen on validation"}
+    names |= {CHOSEN: "CLUE, chosen on validation", ENSEMBLE: f"{task}, ensemble of {MEMBERS}", **RIVALS}
     return names[method.removesuffix(HEAD)] + head
 
 
@@ -101,8 +106,8 @@ def choose_clue(rows: Rows, *, head: bool = False, oracle: bool = False) -> str 
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """Figures of every task, differences from the baselines and between levels, shift, foreign images and cost."""
-    by_data = _by_data(rows)
-    choices = {name: _choices(data_rows, options) for name, data_rows in by_data.items()}
+    by_data = figures_by_data(rows)
+    choices = {name: choices_of(data_rows, options) for name, data_rows in by_data.items()}
     tables: dict[str, Table] = {}
     for kind, columns in KINDS.items():
         mine = {name: each for name, each in by_data.items() if kind_of(each[0]) == kind}
@@ -130,9 +135,9 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Error against uncertainty on every data set; ECE and NLL along the severity of a shift."""
     drawings: dict[str, Any] = {}
-    by_data = _by_data(rows)
+    by_data = figures_by_data(rows)
     for name, data_rows in by_data.items():
-        shown = _methods_shown({name: _choices(data_rows, options)}, name)
+        shown = _methods_shown({name: choices_of(data_rows, options)}, name)
         drawings[f"alignment-{name}"] = _alignment(name, [row for row in data_rows if row["method"] in shown])
         for metric in ("ece", "nll"):
             curves = {
@@ -205,7 +210,7 @@ def _differences_table(
         name: {
             f"{title(CHOSEN + HEAD * ours.endswith(HEAD))} − {title(base, kind)}": (ours, base)
             for ours in choices[name]
-            for base in (PLAIN, AVERAGED, GAUSSIAN)
+            for base in BASELINES
         }
         for name in by_data
     }
@@ -271,7 +276,8 @@ def _cost_table(by_data: Mapping[str, Rows]) -> Table:
     return tabulate(lines, by="method", group="data", columns=columns, title="Cost of a training step", notes=[note])
 
 
-def _by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+def figures_by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    """The rows of the main figures, by data set."""
     by_data: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["part"] == "figures":
@@ -279,14 +285,15 @@ def _by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
     return by_data
 
 
-def _choices(rows: Rows, options: Options) -> list[str]:
+def choices_of(rows: Rows, options: Options) -> list[str]:
+    """CLUE as it was chosen, and, of numbers, CLUE with a variance head."""
     choices = [choose_clue(rows, head=head, oracle=options.oracle) for head in (False, True)]
     return [name for name in choices if name is not None]
 
 
 def _methods_shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:
     """The baselines, and what was chosen."""
-    return list(dict.fromkeys([PLAIN, AVERAGED, GAUSSIAN, *choices.get(data, ())]))
+    return list(dict.fromkeys([*BASELINES, *choices.get(data, ())]))
 
 
 def _how(options: Options) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from trueup.core.splits import split_indices
 from trueup.metrics import ranking, regression
 from trueup.models.dropout import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 from trueup.models.networks import Normalise, build_network, network_options
+from trueup.registry import LOSSES
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import library
@@ -115,15 +116,20 @@ def make_task(kind: str, *, head: bool = False) -> Task:
     return Classification(classes="last" if kind == "characters" else None)
 
 
-def make_loss(kind: str, *, head: bool = False, clue: Mapping[str, Any] | None = None, ramp: int = 0) -> Any:
-    """The plain loss of a kind of data (of numbers the squared error, with a variance head the Gaussian), or CLUE."""
+def make_loss(
+    kind: str, *, head: bool = False, clue: Mapping[str, Any] | None = None, ramp: int = 0, name: str = "cross_entropy"
+) -> Any:
+    """The plain loss of a kind of data (of numbers the squared error, with a variance head the Gaussian), or CLUE.
+
+    `name` is another loss of classes.
+    """
     if clue is not None:
         task: Any = "regression" if kind == "tabular" else "classification"
         classes: Any = "last" if kind == "characters" else None
         return losses.CLUE(task=task, classes=classes, variance_head=head, ramp=ramp, **clue)
     if kind == "tabular":
         return losses.gaussian_nll if head else nn.MSELoss()
-    return losses.CrossEntropy()
+    return LOSSES[name]()
 
 
 def train_network(network: nn.Module, part: Pair, loss: Any, task: Task, *, seed: int, **how: Any) -> nn.Module:
@@ -152,23 +158,30 @@ def count_flops(network: nn.Module, part: Pair, loss: Any, task: Task) -> int:
     return int(counter.get_total_flops())
 
 
-def mc_samples(network: nn.Module, inputs: Tensor, passes: int, *, seed: int = 0) -> Iterator[Tensor]:
+def sample(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: Any = 0) -> Tensor:
+    """So many passes with dropout (passes, n, …), shared equally by the members of an ensemble."""
+    each = max(1, passes // len(networks))
+    return torch.cat([mc_dropout(network, inputs, each, seed=seed) for network in networks])
+
+
+def mc_samples(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: int = 0) -> Iterator[Tensor]:
     """Samples (passes, n, …) of one batch after the other, each with masks of its own."""
     rng = np.random.default_rng(seed)
     for part in torch.split(inputs, BATCH if inputs.is_floating_point() else BATCH // 5):
-        yield mc_dropout(network, part, passes, seed=rng)
+        yield sample(networks, part, passes, seed=rng)
 
 
-def forecast(network: nn.Module, part: Pair, kind: str, passes: int, *, head: bool = False) -> Forecast:
+def forecast(networks: Sequence[nn.Module], part: Pair, kind: str, passes: int, *, head: bool = False) -> Forecast:
     """The mean of so many passes with dropout, over one part; of texts a row each token."""
     if kind == "tabular":
         moments_of_passes = moments(
-            torch.cat(list(mc_samples(network, part[0], passes)), dim=1).double(), variance_head=head
+            torch.cat(list(mc_samples(networks, part[0], passes)), dim=1).double(), variance_head=head
         )
         return Forecast(moments_of_passes.mean, moments_of_passes.variance.clamp(min=VARIANCE_FLOOR), part[1].double())
     classes: Any = "last" if kind == "characters" else None
     means = [
-        mean_log_probs(log_probs_of(each, classes)).flatten(end_dim=-2) for each in mc_samples(network, part[0], passes)
+        mean_log_probs(log_probs_of(each, classes)).flatten(end_dim=-2)
+        for each in mc_samples(networks, part[0], passes)
     ]
     return Forecast(torch.cat(means).double(), None, part[1].reshape(-1))
 

@@ -11,59 +11,39 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from trueup import metrics
-from trueup.calibrators.identity import Identity
-from trueup.calibrators.temperature import Temperature
+from trueup.calibrators.base import Identity
 from trueup.clamping.ablation import ablate, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
 from trueup.clamping.published_recipes import SCALES, closed_form, code, paper
-from trueup.core.arrays import as_tensors
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect
 from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
 from trueup.study.grid import Options, Study, product
-from trueup.study.papers.neural_clamping.clamping_presets import preset_of, training_settings
+from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
+from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
+from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
 from trueup.study.trained_networks import Loader, load_or_train
 from trueup.training.data.sources import folder_of
 
 RUNS = 5
 
 
-def temperature_by_descent(logits: Any, labels: Any, *, steps: int = 1000, lr: float = 1e-3) -> Temperature:
-    """Temperature scaling as the paper fits it: full-batch descent from T = 1, which may end short of the best T.
-
-    >>> import numpy as np
-    >>> generator = np.random.default_rng(0)
-    >>> z = generator.normal(size=(2000, 5))
-    >>> y = (z + generator.gumbel(size=z.shape)).argmax(axis=1)
-    >>> [f"{float(fit(3 * z, y).temperature):.4f}" for fit in (temperature_by_descent, Temperature.fit)]
-    ['1.5745', '3.0135']
-    """
-    z, y = as_tensors(logits, labels, at_least=1)
-    z = z.double()
-    label_logits, t = z.gather(1, y[:, None])[:, 0], 1.0
-    for _ in range(steps):
-        expected = (torch.softmax(z / t, dim=1) * z).sum(dim=1)
-        t -= lr * float((label_logits - expected).mean()) / t**2
-    return Temperature(t)
-
-
 LOGITS = (
     "uncalibrated",
     "temperature",
-    "temperature_steps",
     "temperature_ece",
     "vector",
     "matrix",
     "ms_odir",
     "dirichlet_odir",
+    *BY_STEPS,
 )
 """Methods that see nothing of a network but its logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -136,7 +116,7 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     name = settings["method"]
     if name in LOGITS:
         val_pair, test_pair = (collect(model, half, progress=False) for half in (val, test))
-        own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, "temperature_steps": temperature_by_descent}
+        own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, **BY_STEPS}
         fitted = (own[name] if name in own else METHODS[name])(*val_pair)
         t = getattr(fitted, "temperature", None)
         after = Predictions(fitted(test_pair.logits), test_pair.labels)
@@ -190,6 +170,8 @@ STUDY = Study(
     tables=tables,
     figures=figures,
     local=local,
+    presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
+    claims=lambda: CLAIMS,
     title="Neural Clamping",
     paper="neural-clamping",
 )

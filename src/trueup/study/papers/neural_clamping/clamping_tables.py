@@ -22,12 +22,16 @@ PASS_BACK = 2
 TITLES = {
     "uncalibrated": "Uncalibrated",
     "temperature": "Temperature Scaling",
-    "temperature_steps": "Temperature Scaling, 1,000 steps",
     "temperature_ece": "TS by Grid Search",
     "vector": "Vector Scaling",
     "matrix": "Matrix Scaling",
     "ms_odir": "MS-ODIR",
     "dirichlet_odir": "Dir-ODIR",
+    "temperature_steps": "Temperature Scaling, 1,000 steps",
+    "vector_steps": "Vector Scaling, 1,000 steps",
+    "matrix_steps": "Matrix Scaling, 1,000 steps",
+    "ms_odir_steps": "MS-ODIR, 1,000 steps",
+    "dirichlet_odir_steps": "Dir-ODIR, 1,000 steps",
     "nc_ce": "Neural Clamping (CE)",
     "nc_fl": "Neural Clamping (FL)",
     "nc_code": "Neural Clamping, released code",
@@ -60,12 +64,9 @@ TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """The paper's tables, and the numbers of its figures."""
-    fixed = [row for row in rows if row["part"] == "method"]
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
-    best = choose_gamma(swept)
-    scored = [*fixed, *({**row, "method": "nc_fl"} for row in best if row["method"] == "both")]
-    scored += [{**r, "method": "nc_ce"} for r in swept if r["exponent"] == 0 and r["method"] == "both"]
+    best, scored = choose_gamma(swept), scored_rows(rows)
     shown = [row for row in scored if row["method"] in TITLES]
     group: dict[str, Any] = {"group": ("data", "network")}
     order = [name for name in TITLES if any(row["method"] == name for row in scored)]
@@ -103,6 +104,14 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         note = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
         tables["starts"] = tabulate(start_rows, by="start", columns=along, notes=[note], **group)
     return tables
+
+
+def scored_rows(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows of every method, Neural Clamping with γ = 0 and with the γ chosen on the calibration images too."""
+    swept = [row for row in rows if row["part"] == "sweep"]
+    joint = [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
+    joint += [{**row, "method": "nc_ce"} for row in swept if row["exponent"] == 0 and row["method"] == "both"]
+    return [*(row for row in rows if row["part"] == "method"), *joint]
 
 
 def choose_gamma(swept: Rows) -> list[Mapping[str, Any]]:

@@ -30,6 +30,9 @@ FIGURES = (
     Column("nll", "NLL"),
     Column("brier", "Brier"),
     Column("ece", "ECE, %", scale=100, digits=2),
+    Column("aece", "AECE, %", scale=100, digits=2),
+    Column("sce", "SCE, ×10⁻²", scale=100),
+    Column("entropy", "entropy", better=""),
 )
 RANKED = {"nll": "NLL", "brier": "Brier", "ece": "ECE"}
 
@@ -67,12 +70,9 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "fit_rows": len(val.labels),
             "test_rows": len(test.labels),
-            "accuracy": metrics.accuracy(after, test.labels),
-            "nll": metrics.nll(after, test.labels),
-            "brier": metrics.brier(after, test.labels),
-            "ece": metrics.ece(after, test.labels),
+            **{column.name: getattr(metrics, column.name)(after, test.labels) for column in FIGURES},
             "temperature": None if temperature is None else float(temperature),
-            "chosen": calibrator.choice.chosen if hasattr(calibrator, "choice") else None,
+            "chosen": getattr(getattr(calibrator, "choice", None), "chosen", None),
             "warning": "; ".join(messages),
             "losses": pack(row_scores(*as_tensors(after, test.labels)).nll),
         }
@@ -200,7 +200,7 @@ def _rank_table(rankings: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
 
 STUDY = Study(
     "post-hoc",
-    1,
+    2,
     grid=grid,
     work="trueup.study.papers.post_hoc.post_hoc_study:work",
     tables=tables,

@@ -10,6 +10,7 @@ from trueup.study.grid import Options
 
 TITLES = {
     "cross_entropy": "Cross-Entropy",
+    "cross_entropy_stopped": "Cross-Entropy, stopped on refinement",
     "label_smoothing": "Label Smoothing",
     "norm": "L1 Norm",
     "focal": "Focal Loss",
@@ -19,12 +20,15 @@ DATA_TITLES = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "
 REFERENCE = "cross_entropy"
 CANDIDATES: Mapping[str, Sequence[float]] = {
     "cross_entropy": (0,),
+    "cross_entropy_stopped": (0,),
     "label_smoothing": (0.01, 0.03, 0.05, 0.07, 0.09),
     "norm": (0.001, 0.005, 0.01, 0.05, 0.1),
     "focal": (1, 3, 5, 7, 9),
     "inverse_focal": (1, 2, 3),
 }
 """The coefficients of the paper, of which one is chosen; it tabulates no inverse focal loss."""
+NEGATIVE: Mapping[str, Sequence[float]] = {"label_smoothing": (-0.01, -0.05), "norm": (-0.001, -0.01)}
+"""Coefficients that push confidence up, which the paper found to destroy accuracy."""
 SWEEP = (("focal", 3), ("focal", 2), ("focal", 1), (REFERENCE, 0), *(("inverse_focal", gamma) for gamma in (1, 2, 3)))
 """From less confident to more: figure 6."""
 SCHEDULE = {"batch": 512, "rate": 0.1, "momentum": 0.9, "decay": 1e-4, "schedule": "steps", "drops": [0.5, 0.75]}
@@ -56,6 +60,7 @@ class Plan:
     """Split all samples anew, where the data set has no test part of its own."""
     seeds: int = 5
     candidates: Mapping[str, Sequence[float]] = field(default_factory=lambda: CANDIDATES)
+    negative: Mapping[str, Sequence[float]] = field(default_factory=lambda: NEGATIVE)
     growth: Growth | None = None
 
 

@@ -25,11 +25,14 @@ from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
-from trueup.training.loop import TrainingResult, train
+from trueup.training.loop import TrainingError, TrainingResult, train
 from trueup.training.run_settings import with_current_names
 
+STOPPED = "cross_entropy_stopped"
+"""The network of the epoch that is best after a temperature: what follows if calibratable is what counts."""
 OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "cross_entropy": (None, {}),
+    STOPPED: (None, {}),
     "label_smoothing": ("smoothing", {}),
     "norm": ("strength", {"order": 1.0}),
     "focal": ("gamma", {"detach_weight": True}),
@@ -71,6 +74,26 @@ class DeepTextCNN(nn.Module):
         return self.linear(F.relu(self.hidden(x.amax(dim=2))))
 
 
+class NegativePenalty(nn.Module):
+    """Label smoothing or the L1 norm with a negative coefficient, for the study alone: neither has a lower bound.
+
+    >>> NegativePenalty("norm", -0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor(-0.0731)
+    """
+
+    def __init__(self, loss: str, coefficient: float) -> None:
+        super().__init__()
+        self.loss, self.coefficient = loss, coefficient
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the batch."""
+        entropy = F.cross_entropy(logits, labels)
+        if self.loss == "norm":
+            return entropy + self.coefficient * logits.abs().sum(dim=1).mean()
+        uniform = -torch.log_softmax(logits, dim=1).mean()
+        return (1 - self.coefficient) * entropy + self.coefficient * uniform
+
+
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Train one network; measure it raw, after calibration, along the epochs and by how early it learned its samples.
 
@@ -86,9 +109,22 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     model_options = network_options(maker, data, **{"seed": seed, **settings["options"]})
     model = build_network(maker, model_options, normalisation=data.normalisation)
     name, others = OPTIONS[settings["loss"]]
-    options = {**others, **({} if name is None else {name: float(settings["coefficient"])})}
-    loss = LOSSES[settings["loss"]](**options)
-    result = train(model, data, loss, settings["epochs"], augment=augment, seed=seed, progress=False, **how)
+    coefficient = float(settings["coefficient"])
+    options = {**others, **({} if name is None else {name: coefficient})}
+    loss: nn.Module
+    if coefficient < 0:
+        loss = NegativePenalty(settings["loss"], coefficient)
+    else:
+        loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
+    how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
+    try:
+        result = train(model, data, loss, settings["epochs"], augment=augment, seed=seed, progress=False, **how)
+    except (FloatingPointError, TrainingError) as error:
+        if coefficient >= 0:
+            raise
+        # A loss without a lower bound: that training fails is the result.
+        chance = 1 / len(data.classes)
+        return [{"accuracy": chance, "val_accuracy": chance, "warning": f"training failed: {error}"}]
     with record_warnings() as messages:  # how the fits ended is part of the result
         row = measure(settings, data, result)
     return [{**row, "warning": "; ".join(messages)}]

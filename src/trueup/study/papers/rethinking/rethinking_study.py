@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from trueup.study.claims import Claim
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.rethinking.rethinking_presets import (
     CANDIDATES,
     DATA_TITLES,
+    PRESETS,
     REFERENCE,
     SWEEP,
     TITLES,
@@ -38,7 +40,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     for plan in plans(options):
         seeds = options.seeds or plan.seeds
         candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
-        several = dict.fromkeys([*candidates, *SWEEP])
+        refused = [(loss, value) for loss, values in plan.negative.items() for value in values]
+        several = dict.fromkeys([*candidates, *SWEEP, *refused])
         runs = [(plan.sizes[0], loss, value, seed) for loss, value in several for seed in range(seeds)]
         if plan.growth is not None:
             pairs = [(loss, value) for loss, values in plan.growth.coefficients.items() for value in values]
@@ -58,7 +61,12 @@ def local(options: Options) -> dict[str, Any]:
 
 
 def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
-    """Those of the whole training set."""
+    """Those of the whole training set, without negative coefficients."""
+    return [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0]
+
+
+def whole_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
+    """Those of the whole training set, with negative coefficients too."""
     return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
 
 
@@ -103,6 +111,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         Column("ece_temperature", "ECE with TS, %", scale=100, digits=2),
         Column("temperature", "temperature", better="", digits=2),
         Column("ece_histogram", "ECE with HB, %", scale=100, digits=2),
+        Column("ece_temperature_histogram", "ECE with TS, then HB, %", scale=100, digits=2),
     )
     where = "test" if options.oracle else "validation"
     words = {
@@ -157,6 +166,13 @@ def _mean(rows: Rows, name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
+def claims() -> Sequence[Claim]:
+    """What the paper says."""
+    from trueup.study.papers.rethinking.rethinking_claims import CLAIMS
+
+    return CLAIMS
+
+
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """The paper's six figures of each data set."""
     from trueup.study.papers.rethinking import rethinking_figures
@@ -166,12 +182,14 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 STUDY = Study(
     "rethinking",
-    1,
+    2,
     grid=grid,
     work="trueup.study.papers.rethinking.rethinking_runs:work",
     tables=tables,
     figures=figures,
     local=local,
+    presets=lambda: {name: [plan.data for plan in each] for name, each in PRESETS.items()},
+    claims=claims,
     title="Calibrated or calibratable: what losses leave for a repair",
     paper="rethinking",
 )

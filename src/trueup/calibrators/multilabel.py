@@ -1,0 +1,94 @@
+"""A map for each of many labels, drawn towards that of all labels by as much as held-out rows ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.compose import Fit
+from trueup.calibrators.per_group import STRENGTHS, PerGroup, mix, per_group
+from trueup.core.errors import InputError
+from trueup.core.multilabel import label_events
+
+
+class PerLabel(Calibrator):
+    """Map log-odds (n, labels) to log-odds (n, labels), each label by its own share of a `PerGroup`.
+
+    Not for classes that exclude each other: those are what every other calibrator is for.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> PerLabel(PerGroup(Temperature(2.0), [], [], []), 3)(np.array([[4.0, 0.0, -2.0]])).round(6)
+    array([[ 2.,  0., -1.]])
+    """
+
+    keeps_argmax = False
+    shift_invariant = False  # the numbers are log-odds, each for itself
+    sample_invariant = False
+
+    def __init__(self, calibrator: PerGroup, labels: int) -> None:
+        super().__init__()
+        self.calibrator, self.labels = calibrator, labels
+
+    @property
+    def differentiable(self) -> bool:  # type: ignore[override]
+        """As long as all maps are."""
+        return self.calibrator.differentiable
+
+    def map(self, logits: Tensor) -> Tensor:
+        """Calibrate each label's log-odds."""
+        self._check_classes(logits, self.labels)
+        own = {name: k for k, name in enumerate(self.calibrator.names)}
+        columns = []
+        for label in range(self.labels):
+            x = logits[:, label].double()
+            pair = torch.stack([torch.zeros_like(x), x], dim=1)
+            log_p = torch.log_softmax(self.calibrator.base(pair), dim=1)
+            if (k := own.get(str(label))) is not None:
+                alone = torch.log_softmax(self.calibrator.calibrators[k](pair), dim=1)
+                log_p = mix(log_p, alone, self.calibrator.shares[k])
+            columns.append(log_p[:, 1] - log_p[:, 0])
+        return torch.stack(columns, dim=1).to(logits.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """The maps."""
+        return {"calibrator": self.calibrator, "labels": self.labels}
+
+
+def per_label(
+    fit: Fit | str = "platt",
+    *,
+    folds: int = 5,
+    strengths: Sequence[float] = STRENGTHS,
+    ignore_index: int = -100,
+) -> Fit:
+    """Fit a method of two classes to all labels and to each, mixed as far as held-out rows gain (see `per_group`).
+
+    The fit takes log-odds (n, labels) and targets (n, labels), 1, 0 or `ignore_index`; all labels of a row stay in one
+    fold. The calibrator maps log-odds to log-odds.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2000, 2))
+    >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x * [1.0, 0.3]))).astype(int)
+    >>> fitted = per_label("platt")(x, y)
+    >>> fitted(np.array([[2.0, 2.0]])).round(1)  # of the second label only a third is true
+    array([[1.9, 0.6]])
+    """
+
+    def fitted(logits: Any, targets: Any, *, clusters: Any = None) -> PerLabel:
+        events = label_events(logits, targets, ignore_index=ignore_index)
+        labels = int(np.shape(logits)[1])
+        if labels < 2:
+            raise InputError("logits", "have at least 2 labels", str(labels), "one label is an event of two classes")
+        rows = events.row if clusters is None else np.asarray(clusters)[events.row]
+        groups = np.array([str(k) for k in range(labels)])[events.label]
+        method = per_group(fit, folds=folds, strengths=strengths)
+        mixed = method(events.logits, events.labels, groups=groups, clusters=rows)
+        assert isinstance(mixed, PerGroup)
+        return PerLabel(mixed, labels)
+
+    return fitted

@@ -1,0 +1,250 @@
+"""Files of forecasts of numbers: columns of means, standard deviations and targets, or of quantiles and targets."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trueup.core.errors import InputError
+from trueup.io.atomic import errors_name_file
+from trueup.io.columns import require_columns
+from trueup.io.formats import ARRAYS, FORMATS
+from trueup.io.predictions import draft_files, open_predictions
+from trueup.io.source import Chunk, Source, as_list, numbers_of, simplify, suffix_of
+
+__all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
+
+
+@dataclass(frozen=True, eq=False)
+class ForecastTable:
+    """Forecasts of a file with their targets; it unpacks as the triple: `evaluate_forecasts(*table)`.
+
+    >>> table = ForecastTable(np.zeros(2), np.ones(2), np.array([0.5, 1.0]), weights=np.array([1.0, 2.0]))
+    >>> mean, std, targets = table
+    >>> targets, table.options()
+    (array([0.5, 1. ]), {'weights': array([1., 2.])})
+    """
+
+    forecast: np.ndarray
+    """The means (n,), or the quantiles (n, m)."""
+    spread: np.ndarray
+    """The standard deviations (n,), or the levels (m,) of the quantiles."""
+    targets: np.ndarray
+    weights: np.ndarray | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """All columns of the file, where they were asked for."""
+    skipped: int = 0
+    """How many rows had no target or no forecast, and were left out."""
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.forecast, self.spread, self.targets))
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether it has means and standard deviations, not quantiles."""
+        return self.forecast.ndim == 1
+
+    def options(self) -> dict[str, Any]:
+        """Weights as the keyword that functions take them by, where there are any."""
+        return {} if self.weights is None else {"weights": self.weights}
+
+
+def load_forecasts(
+    path: str | os.PathLike[str],
+    *,
+    mean: str | None = None,
+    std: str | None = None,
+    targets: str = "targets",
+    quantiles: str | Sequence[str] | None = None,
+    levels: Sequence[float] | None = None,
+    weights: str | None = None,
+    every_column: bool = False,
+    labelled: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ForecastTable:
+    """Read forecasts from a file of any format that `load` reads.
+
+    Gaussian forecasts are the columns `mean` and `std`, by default of these names. `quantiles` names the columns of
+    quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels` of the file,
+    or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. Rows without a target or a
+    forecast are left out, and a warning tells how many.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.csv").write_text("q10,q90,target\\n0.5,2.5,1.0\\n1.5,3.0,2.0\\n")
+    ...     quantiles, levels, targets = load_forecasts(f"{folder}/a.csv", quantiles="q*")
+    >>> levels, targets
+    (array([0.1, 0.9]), array([1., 2.]))
+    """
+    if quantiles is not None and (mean is not None or std is not None):
+        raise InputError("quantiles", "come without mean and std", "both")
+    with open_predictions(path, storage_options=storage_options) as file, errors_name_file(file.name):
+        source = file.source
+        target = _target(source, targets) if labelled else None
+        names, tau = _columns(source, mean, std, quantiles, levels)
+        others = [name for name in (target, weights) if name is not None]
+        require_columns(source.columns, others)
+        wanted = _every_column(source, names[0]) if every_column else []
+        read = {"others": list(dict.fromkeys([*others, *wanted])), "gaps": True}
+        if quantiles is not None and tau is None:
+            tau = _levels_in_file(source, names)
+        chunks = list(source.read(names, None, sys.maxsize, **read))
+        numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
+        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in read["others"]}
+        y = np.full(len(numbers), np.nan) if target is None else _vector(columns[target], target)
+        w = None if weights is None else _vector(columns[weights], weights)
+    kept = ~np.isnan(numbers).any(axis=1)
+    kept &= kept if target is None else ~np.isnan(y)
+    skipped = int((~kept).sum()) if labelled else 0
+    if skipped:
+        rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
+        warnings.warn(f"{os.fspath(path)}: {rows} left out, without a target or a forecast", stacklevel=2)
+        numbers, y, w = numbers[kept], y[kept], None if w is None else w[kept]
+    if tau is not None:
+        if numbers.shape[1] != len(tau):
+            raise InputError("levels", f"be {numbers.shape[1]}, one for each quantile", str(len(tau)), file=path)
+        return ForecastTable(numbers, tau, y, w, columns, skipped)
+    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, skipped)
+
+
+class _Names(NamedTuple):
+    columns: list[str]
+    levels: np.ndarray | None
+
+
+def _columns(
+    source: Source,
+    mean: str | None,
+    std: str | None,
+    quantiles: str | Sequence[str] | None,
+    levels: Sequence[float] | None,
+) -> _Names:
+    if quantiles is None:
+        names = [mean or "mean", std or "std"]
+        require_columns(source.columns, names)
+        return _Names(names, None)
+    given = [quantiles] if isinstance(quantiles, str) else list(quantiles)
+    names = []
+    for name in given:
+        matching = [column for column in source.columns if fnmatchcase(column, name)] if "*" in name else [name]
+        if not matching:
+            raise InputError("quantiles", "name columns of the file", repr(name), ", ".join(source.columns))
+        names += matching
+    require_columns(source.columns, names)
+    if levels is not None:
+        return _Names(names, np.asarray(levels, dtype=np.float64))
+    return _Names(names, levels_of_names(names) if len(names) > 1 else None)
+
+
+def levels_of_names(names: Sequence[str]) -> np.ndarray:
+    """The levels that the names of columns end in: a number below 1 as it is, else in per cent.
+
+    >>> levels_of_names(["q0.05", "q_50", "p97.5"])
+    array([0.05 , 0.5  , 0.975])
+    """
+    levels = []
+    for name in names:
+        number = re.search(r"(\d+(?:\.\d+)?)\s*%?$", name)
+        level = float(number[1]) if number else 0.0
+        level = level if "." in (number[1] if number else "") and level < 1 else level / 100
+        if not 0 < level < 1:
+            raise InputError(f"column {name!r}", "end in its level, as q0.05 or q05 do", "no such number", "say levels")
+        levels.append(level)
+    return np.array(levels)
+
+
+def _levels_in_file(source: Source, names: Sequence[str]) -> np.ndarray:
+    if "levels" not in source.columns or not source.rows:
+        raise InputError("levels", f"be given for the quantiles in {names[0]!r}", "none")
+    (chunk,) = source.read(["levels"], None, sys.maxsize)
+    return np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
+
+
+def _target(source: Source, targets: str) -> str:
+    names = ("targets", "target") if targets == "targets" else (targets,)
+    found = next((name for name in names if name in source.columns), None)
+    if found is None:
+        require_columns(source.columns, names[:1])
+    assert found is not None
+    return found
+
+
+def _every_column(source: Source, first: str) -> list[str]:
+    kept = [name for name in source.columns if name not in source.hidden]
+    if source.rows:  # arrays of another length are something else
+        kept = [name for name in kept if source.rows.get(name) == source.rows.get(first)]
+    return [name for name in kept if "." not in name or name.partition(".")[0] not in source.columns]
+
+
+def _matrix(values: np.ndarray, columns: int) -> np.ndarray:
+    if values.dtype.kind not in "fiub":
+        raise InputError("forecasts", "be numbers", str(values.dtype))
+    rows = values.astype(np.float64).reshape(len(values), -1) if values.size else np.empty((0, columns))
+    if columns > 1 and rows.shape[1] != columns:
+        raise InputError("forecasts", "have one number a row in each column", f"shape {values.shape}")
+    return rows
+
+
+def _vector(column: Any, name: str) -> np.ndarray:
+    values = column.reshape(-1) if isinstance(column, np.ndarray) and column.shape[1:] == (1,) else column
+    numbers = numbers_of(values, name)
+    if numbers.ndim != 1:
+        raise InputError(name, "have one number a row", f"shape {numbers.shape}")
+    return numbers
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else simplify([value for part in parts for value in as_list(part)])
+
+
+def save_columns(
+    path: str | os.PathLike[str], columns: Mapping[str, Any], *, storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """Write columns of one length to a file that is either complete or not there; the suffix is the format.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_columns(f"{folder}/a.csv", {"mean": np.array([0.5]), "std": np.array([2.0])})
+    ...     print(Path(folder, "a.csv").read_text(), end="")
+    mean,std
+    0.5,2.0
+    """
+    suffix = suffix_of(path)
+    if suffix not in FORMATS or suffix == ".npy":
+        wanted = " ".join(name for name in FORMATS if name != ".npy")
+        raise InputError("the suffix", f"be one of {wanted}", repr(suffix), file=path)
+    n = len(next(iter(columns.values()))) if columns else 0
+    with draft_files(path, storage_options, labels=False) as (draft,):
+        if suffix in ARRAYS:
+            _write_arrays(draft, suffix, columns)
+        else:
+            FORMATS[suffix][1](iter([Chunk(np.empty(n), None, columns)]), draft)
+
+
+def _write_arrays(draft: Any, suffix: str, columns: Mapping[str, Any]) -> None:
+    arrays, left_out = {}, []
+    for name, column in columns.items():
+        array = column if isinstance(column, np.ndarray) and column.dtype.kind != "O" else simplify(as_list(column))
+        if array.dtype.kind in ("biufU" if suffix == ".npz" else "biuf"):
+            arrays[name] = np.ascontiguousarray(array)
+        else:
+            left_out.append(name)
+    if left_out:
+        warnings.warn(f"{suffix} files cannot hold the columns {', '.join(left_out)}: they were left out", stacklevel=4)
+    if suffix == ".npz":
+        with open(draft, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        return
+    from safetensors.numpy import save_file
+
+    save_file(arrays, draft)

@@ -1,0 +1,215 @@
+"""Labels by the dozen: metrics over all of them (micro), each of them, and their mean (macro)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.core.bins import BINS, bin_index, equal_width
+from trueup.core.clusters import Clusters, as_clusters, degrees_of_freedom, jackknife, t_quantile
+from trueup.core.errors import InputError
+from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.io.predictions import PredictionTable, from_multilabel, take_rows
+from trueup.metrics.intervals import Interval, Scored, intervals
+from trueup.metrics.resampling import Classwise, tail_share
+from trueup.metrics.table import Scores, evaluate
+
+LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "event_auroc")
+"""What is told of each label, and as a mean over the labels."""
+_BLOCKS = 100
+"""Into how many blocks of rows the mean over labels is divided for its error."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelScores:
+    """Metrics of all labels together, of each, and their mean over the labels."""
+
+    micro: Scores
+    """Every label of every row counts alike; intervals know that those of one row are correlated."""
+    labels: Mapping[str, Mapping[str, Interval]]
+    """By label, then by metric."""
+    macro: Mapping[str, Interval]
+    """The mean over the labels, each counting alike; a label without both outcomes has no AUROC and is left out."""
+
+    def table(self) -> list[Row]:
+        """A row for each label, the first the heads."""
+        names = list(self.macro)
+        rows: list[Row] = [["label", *names]]
+        for label, found in self.labels.items():
+            rows.append([label, *(format_number(found[name].value) for name in names)])
+        rows.append(["mean (macro)", *(format_number(i.value) for i in self.macro.values())])
+        level = format_percent(self.micro.level)
+        rows.append([f"{level} interval", *(format_interval(i.low, i.high) for i in self.macro.values())])
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+
+        def plain(found: Mapping[str, Interval]) -> dict[str, Any]:
+            return {
+                name: {
+                    key: None if not math.isfinite(v) else v
+                    for key, v in (("value", i.value), ("low", i.low), ("high", i.high))
+                }
+                for name, i in found.items()
+            }
+
+        labels = {label: plain(found) for label, found in self.labels.items()}
+        return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
+
+    def __str__(self) -> str:
+        return f"{self.micro}\n\n{text_table(self.table())}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rows = self.table()
+        return f"{self.micro._repr_html_()}{html_table(head, rows)}"
+
+
+def evaluate_labels(
+    logits: Any,
+    targets: Any,
+    *,
+    names: Sequence[str] | None = None,
+    ignore_index: int = -100,
+    probs: bool = False,
+    clusters: Any = None,
+    bins: int = BINS,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> LabelScores:
+    """Score log-odds (n, labels) against targets (n, labels), 1, 0 or `ignore_index`: micro, macro and each label.
+
+    With `probs` the numbers are probabilities. `clusters`, one value a row of the n, say which rows are correlated, as
+    those of `evaluate`; without them each row is one.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(2000, 3))
+    >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x))).astype(int)
+    >>> scores = evaluate_labels(3 * x, y, names=["cat", "dog", "car"])
+    >>> scores.micro["ece"].low > 0.1, scores.macro["ece"].low > 0.1, list(scores.labels)
+    (True, True, ['cat', 'dog', 'car'])
+    """
+    table = from_multilabel(logits, targets, names=names, ignore_index=ignore_index, probs=probs)
+    if clusters is not None:
+        together = as_clusters(clusters, np.shape(logits)[0], at_least=2)
+        assert together is not None
+        assert table.clusters is not None
+        ids = together.code[table.clusters]
+        table = PredictionTable(
+            table.logits, table.labels, groups=table.groups, classes=table.classes, clusters=ids,
+            cluster_name=together.name,
+        )  # fmt: skip
+    return scores_of_labels(table, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
+
+
+def scores_of_labels(
+    table: PredictionTable, *, bins: int = BINS, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+) -> LabelScores:
+    """The same of a table of `from_multilabel`."""
+    options: dict[str, Any] = {"bins": bins, "level": level, "n_resamples": n_resamples, "seed": seed}
+    if table.clusters is None or "label" not in table.groups:
+        raise InputError("table", "come from from_multilabel", "one without labels and rows")
+    micro = evaluate(table.logits, table.labels, **table.options(), **options)
+    codes = table.groups["label"]
+    parts: dict[str, Scored] = {}
+    labels: dict[str, dict[str, Interval]] = {}
+    everyone = as_clusters(table.clusters, len(codes), at_least=2)
+    assert everyone is not None
+    of_row = []
+    for name in dict.fromkeys(codes.tolist()):
+        mine = np.flatnonzero(codes == name)
+        of_row.append(everyone.code[mine])
+        part = take_rows(table, mine)
+        alone = everyone.take(mine)
+        repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
+        scored = Scored.of(*part, bins=bins, weights=part.weights, clusters=alone if repeated else None)
+        parts[str(name)] = scored
+        labels[str(name)] = intervals(
+            scored.tally, scored.values(LABEL_METRICS), level=level, n_resamples=n_resamples, seed=seed, scored=scored
+        )
+    macro = _macro(
+        parts, labels, [everyone.code[codes == name] for name in dict.fromkeys(codes.tolist())], everyone, level
+    )
+    return LabelScores(micro, labels, macro)
+
+
+def _macro(
+    parts: Mapping[str, Scored],
+    labels: Mapping[str, Mapping[str, Interval]],
+    codes: Sequence[np.ndarray],
+    everyone: Clusters,
+    level: float,
+) -> dict[str, Interval]:
+    """Means over the labels; their error by the jackknife over blocks of rows, which all labels share."""
+    tail, blocks = tail_share(level), min(_BLOCKS, everyone.count)
+    block = [code % blocks for code in codes]
+    size = np.zeros(blocks)
+    for each in block:
+        size += np.bincount(each, minlength=blocks)
+    reach = t_quantile(tail, degrees_of_freedom(size[size > 0]))
+    found = {}
+    for name in LABEL_METRICS:
+        values = np.array([labels[label][name].value for label in parts])
+        known = np.isfinite(values)
+        if not known.any():
+            found[name] = Interval(math.nan, math.nan, math.nan, level)
+            continue
+        mean = float(values[known].mean())
+        if name == "ece":
+            found[name] = Interval(mean, *_macro_ece(list(parts.values()), block, blocks, tail), level)
+            continue
+        without = np.stack(
+            [
+                _without(scored, each, blocks, name)
+                for scored, each, some in zip(parts.values(), block, known, strict=True)
+                if some
+            ]
+        )
+        error = float(np.sqrt((jackknife(mean, np.nanmean(without, axis=0)) ** 2).sum()))
+        low, high = max(mean - reach * error, 0.0), mean + reach * error
+        found[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
+    return found
+
+
+def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
+    """A label's metric without each block of rows, (blocks,)."""
+    rows = Clusters(block, list(range(blocks)))
+    if name in ("event_brier", "event_auroc"):
+        held = np.full(blocks, np.nan)
+        some = np.unique(block)
+        points = scored._replace(clusters=rows).clustered_points()
+        whole = scored.value(name)
+        held[some] = points.without([name])[name]
+        held[np.setdiff1d(np.arange(blocks), some)] = whole
+        return held
+    values = {"nll": scored.rows.nll, "predicted": scored.rows.score, "observed": scored.rows.outcome}[name]
+    weights = np.ones(len(values)) if scored.weights is None else scored.weights
+    sums, count = (np.bincount(block, x, blocks) for x in (weights * values, weights))
+    return (sums.sum() - sums) / (count.sum() - count)
+
+
+def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int, tail: float) -> tuple[float, float]:
+    """The mean ECE of labels as the class-wise error has its interval: gaps in all cells, their noise by block."""
+    gaps = []
+    for scored, each in zip(parts, block, strict=True):
+        bins = scored.tally.grid.bins
+        weights = np.ones(len(each)) if scored.weights is None else scored.weights
+        place = each * bins + bin_index(scored.rows.score, equal_width(bins), rounding=scored.rounding)
+        gap = np.bincount(place, weights * (scored.rows.outcome - scored.rows.score), blocks * bins)
+        gaps.append(gap.reshape(blocks, bins) / weights.sum())
+    by_block = np.stack(gaps, axis=1)  # (blocks, labels, bins)
+    gap = by_block.sum(axis=0)
+    off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
+    influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
+    sigma = np.sqrt((off**2).sum(axis=0))
+    size = float(len(parts))
+    seen = float(np.abs(gap).sum() / size)
+    noise = Classwise(gap, sigma, size, influence, limit=math.inf, observed=seen, df=float(blocks - 1))
+    return noise.interval(tail)

@@ -1,0 +1,153 @@
+"""Live networks of regression: their forecasts over a loader, and a recalibrated network that is just a network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trueup.calibrators.regression import Recalibrator
+from trueup.core.arrays import upcast_half
+from trueup.core.errors import InputError
+from trueup.core.progress import track
+from trueup.io.forecasts import ForecastTable
+from trueup.models.batches import Device, batches
+from trueup.models.calibrated import device_of
+from trueup.models.freezing import frozen, unwrap
+
+__all__ = ["Recalibrated", "collect_forecasts", "recalibrate_model"]
+
+ReadForecast: TypeAlias = Callable[[Any], tuple[Tensor, Tensor]]
+"""From what a network returned to the means and standard deviations in it."""
+
+
+class Recalibrated(nn.Module):
+    """A network of regression with a recalibrator behind it, called as the network itself is.
+
+    The network returns a pair (mean, std), a mapping with `mean` and `std`, or a `torch.distributions.Normal`, and so
+    does this. Of another output `forecast(output)` tells the pair, which is then what this returns. The network is
+    shared, not copied; what it has besides is had through this one too.
+
+    >>> from trueup.calibrators.regression import VarianceScaling
+    >>> class Net(nn.Module):
+    ...     def forward(self, x):
+    ...         return x, torch.ones_like(x)
+    >>> Recalibrated(Net(), VarianceScaling(2.0))(torch.tensor([3.0]))
+    (tensor([3.]), tensor([2.]))
+    """
+
+    def __init__(self, model: nn.Module, recalibrator: Recalibrator, *, forecast: ReadForecast | None = None) -> None:
+        super().__init__()
+        for name, module, kind in (("model", model, nn.Module), ("recalibrator", recalibrator, Recalibrator)):
+            if not isinstance(module, kind):
+                raise InputError(name, f"be of the class {kind.__name__}", type(module).__name__)
+        self.model = model
+        self.recalibrator = recalibrator
+        self.forecast = forecast
+        self.training = model.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network returns, its means and standard deviations recalibrated."""
+        output = self.model(*args, **kwargs)
+        pair = self.recalibrator(*_read(output, self.forecast))
+        return pair if self.forecast is not None else _replace(output, *pair)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+        return getattr(model, name)
+
+
+def collect_forecasts(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    forecast: ReadForecast | None = None,
+    device: Device | None = None,
+    progress: bool = True,
+) -> ForecastTable:
+    """Collect the forecasts of a network of regression on every batch of a loader, leaving it exactly as it was.
+
+    Batches are those of `collect`, with numbers as targets. It unpacks as (mean, std, targets).
+
+    >>> x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0])
+    >>> class Net(nn.Module):
+    ...     def forward(self, x):
+    ...         return x, torch.ones_like(x)
+    >>> mean, std, targets = collect_forecasts(Net(), [(x, y)])
+    >>> mean, targets
+    (array([1., 2.]), array([1.5, 1. ]))
+    """
+    model = unwrap(model)
+    device = device_of(model) if device is None else device
+    parts: list[tuple[Tensor, ...]] = []
+    with frozen(model), torch.no_grad():
+        steps = track(loader, label="collecting forecasts", enabled=progress)
+        for number, (args, kwargs, y) in enumerate(batches(steps, device=device, numbers=True)):
+            output = model(*args, **kwargs)
+            try:
+                triple = tuple(_vector(x, len(y)) for x in (*_read(output, forecast), y))
+            except ValueError as error:
+                raise ValueError(f"batch {number}: {error}") from None
+            parts.append(triple)
+    if not parts:
+        raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
+    mean, std, targets = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    return ForecastTable(mean, std, targets)
+
+
+def recalibrate_model(fit: Callable[..., Recalibrator]) -> Callable[..., Recalibrated]:
+    """Lift a recalibration to one of networks, which puts fit(*collect_forecasts(model, loader)) behind the model."""
+
+    def lifted(
+        model: nn.Module,
+        loader: Iterable[Any],
+        *,
+        forecast: ReadForecast | None = None,
+        device: Device | None = None,
+        progress: bool = True,
+    ) -> Recalibrated:
+        """Fit the recalibration to the network's forecasts over the loader."""
+        table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress)
+        return Recalibrated(model, fit(*table).to(device_of(model)), forecast=forecast)
+
+    return lifted
+
+
+def _vector(x: Tensor, n: int) -> Tensor:
+    flat = x[:, 0] if x.ndim == 2 and x.shape[1] == 1 else x
+    if tuple(flat.shape) != (n,):
+        raise ValueError(f"mean and std must have a number for each of the {n} targets, got shape {tuple(x.shape)}")
+    return upcast_half(flat).to("cpu", torch.float64, copy=True)
+
+
+def _read(output: Any, forecast: ReadForecast | None) -> tuple[Tensor, Tensor]:
+    if forecast is not None:
+        return forecast(output)
+    if isinstance(output, Mapping) and {"mean", "std"} <= set(output):
+        return output["mean"], output["std"]
+    if isinstance(output, torch.distributions.Normal):
+        return output.mean, output.stddev
+    if isinstance(output, tuple | list) and len(output) >= 2 and all(isinstance(x, Tensor) for x in output[:2]):
+        return output[0], output[1]
+    got = f"keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
+    wanted = "be a pair (mean, std), a mapping with mean and std, or a torch.distributions.Normal"
+    raise InputError("the model's output", wanted, got, "forecast= tells the pair of any other")
+
+
+def _replace(output: Any, mean: Tensor, std: Tensor) -> Any:
+    if isinstance(output, Mapping):
+        changed: Any = copy.copy(output)
+        changed["mean"], changed["std"] = mean, std
+        return changed
+    if isinstance(output, torch.distributions.Normal):
+        return torch.distributions.Normal(mean, std, validate_args=False)  # type: ignore[no-untyped-call]
+    rest = [mean, std, *output[2:]]
+    return output._make(rest) if hasattr(output, "_make") else type(output)(rest)

@@ -1,0 +1,178 @@
+"""What a paper claims, and whether it held in the rows of a study: a paired difference, its interval and a verdict."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from trueup.report.html import TableCell
+from trueup.report.html import table as html_table
+from trueup.study.grid import Options, Rows
+from trueup.study.statistics import LEVEL
+from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
+
+ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
+HEADINGS = ("source", "claim", "data", "paper", "ours", "95 % interval", "runs", "verdict")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, and what of the rows speaks for it.
+
+    `support` gives, for each data set and network, one number a run: how far the run speaks for the claim. It is a
+    paired difference, positive where the claim is true of the run.
+    """
+
+    source: str
+    """Where the paper says so: "Table 2"."""
+    text: str
+    """What it says."""
+    measured: str
+    """What the numbers of `support` are, with their unit."""
+    support: Callable[[Rows, Options], Mapping[str, Sequence[float]]]
+    digits: int = 2
+    printed: str = ""
+    """The paper's own number, where it prints one."""
+
+
+class ClaimResult(NamedTuple):
+    """A claim on one data set and network."""
+
+    claim: Claim
+    group: str
+    runs: int
+    mean: float
+    low: float
+    """The interval of the mean, by Student's t over runs; NaN of one run."""
+    high: float
+    verdict: ClaimVerdict
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its texts, in the order of `HEADINGS`."""
+        digits = self.claim.digits
+        interval = MISSING if math.isnan(self.low) else f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
+        ours = f"{self.mean:+.{digits}f} ({self.claim.measured})"
+        text = self.claim.source, self.claim.text, self.group, self.claim.printed or MISSING, ours, interval
+        return *text, str(self.runs), self.verdict
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """Every claim that the rows can judge."""
+
+    results: tuple[ClaimResult, ...]
+    title: str = "Claims"
+    notes: tuple[str, ...] = (
+        "Each number is a difference paired by run, positive where it speaks for the claim. Held: the 95 % interval "
+        "of its mean (Student's t over runs) lies above zero. Did not hold: below zero. Nothing is corrected for the "
+        "number of claims, and runs that share data are not independent.",
+    )
+
+    def markdown(self) -> str:
+        """A table of GitHub's kind."""
+        lines = [self.title, "", pipe_row(HEADINGS), "|:--|:--|:--|--:|--:|--:|--:|:--|"]
+        lines += [pipe_row([*result.cells[:-1], f"**{result.verdict}**"]) for result in self.results]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
+
+    def latex(self) -> str:
+        """A `tabular` for the booktabs package."""
+        head, *body = (latex_row(map(latex_text, cells)) for cells in (HEADINGS, *(r.cells for r in self.results)))
+        begin = rf"\begin{{tabular}}{{{'l' * len(HEADINGS)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+
+    def csv(self) -> str:
+        """One line a claim and data set, in all digits."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["source", "claim", "data", "paper", "measured", "mean", "low", "high", "runs", "verdict"])
+        for result in self.results:
+            claim = result.claim
+            ends = ["" if math.isnan(end) else end for end in (result.low, result.high)]
+            words = [claim.source, claim.text, result.group, claim.printed, claim.measured]
+            writer.writerow([*words, result.mean, *ends, result.runs, result.verdict])
+        return out.getvalue()
+
+    def html(self) -> str:
+        """A table of a page; what did not hold is marked."""
+        rows: list[str | list[str | TableCell]] = [
+            [*result.cells[:-1], TableCell(result.verdict, warn=result.verdict == "did not hold")]
+            for result in self.results
+        ]
+        return html_table(self.title, list(HEADINGS), rows)
+
+
+def judge_claims(claims: Sequence[Claim], rows: Rows, options: Options) -> ClaimTable:
+    """Judge each claim on each data set that has rows for it.
+
+    >>> claim = Claim("Table 1", "a beats b", "ECE of b less that of a", lambda rows, options: {"digits": [1, 2, 3]})
+    >>> result = judge_claims([claim], [], Options()).results[0]
+    >>> f"{result.mean:.1f} [{result.low:.2f}, {result.high:.2f}]", result.verdict
+    ('2.0 [-0.48, 4.48]', 'not distinguishable')
+    """
+    results = [
+        _judge(claim, group, np.asarray(values, dtype=float))
+        for claim in claims
+        for group, values in claim.support(rows, options).items()
+        if len(values)
+    ]
+    return ClaimTable(tuple(results))
+
+
+def _judge(claim: Claim, group: str, values: np.ndarray) -> ClaimResult:
+    runs, mean = len(values), float(values.mean())
+    if runs < 2:
+        return ClaimResult(claim, group, runs, mean, math.nan, math.nan, "not distinguishable")
+    half = float(stdtrit(runs - 1, 1 - LEVEL / 2)) * float(values.std(ddof=1)) / math.sqrt(runs)
+    low, high = mean - half, mean + half
+    verdict: ClaimVerdict = "held" if low > 0 else "did not hold" if high < 0 else "not distinguishable"
+    return ClaimResult(claim, group, runs, mean, low, high, verdict)
+
+
+def by_group(rows: Rows, *keys: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows by the values of these fields, joined to a name.
+
+    >>> list(by_group([{"data": "digits", "network": "cnn"}, {"data": "digits", "network": "mlp"}], "data", "network"))
+    ['digits, cnn', 'digits, mlp']
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(", ".join(str(row[key]) for key in keys), []).append(row)
+    return groups
+
+
+def by_run(rows: Rows, method: Callable[[Mapping[str, Any]], Hashable], figure: str) -> dict[Any, dict[Any, float]]:
+    """Method → run → figure.
+
+    >>> by_run([{"m": "a", "seed": 0, "ece": 0.1}], lambda row: row["m"], "ece")
+    {'a': {0: 0.1}}
+    """
+    values: dict[Any, dict[Any, float]] = {}
+    for row in rows:
+        if row.get(figure) is not None:
+            values.setdefault(method(row), {})[row["seed"]] = float(row[figure])
+    return values
+
+
+def paired(worse: Mapping[Any, float], better: Mapping[Any, float], *, scale: float = 1.0) -> list[float]:
+    """What the first has more than the second, run by run, in the order of runs.
+
+    >>> paired({0: 0.25, 1: 0.5}, {1: 0.25}, scale=100)
+    [25.0]
+    """
+    return [scale * (worse[run] - better[run]) for run in sorted(worse.keys() & better.keys())]
+
+
+def least_on_average(values: Mapping[Any, Mapping[Any, float]], among: Sequence[Any]) -> Any:
+    """The method of least mean among those that lack no run; None if there is none."""
+    present = [name for name in among if name in values]
+    most = max((len(values[name]) for name in present), default=0)
+    whole = [name for name in present if len(values[name]) == most]
+    return min(whole, key=lambda name: float(np.mean(list(values[name].values()))), default=None)

@@ -1,0 +1,211 @@
+"""What the paper of Neural Clamping claims, judged run by run.
+
+Tang, Chen & Ho (2024), Neural Clamping: joint input perturbation and temperature scaling for neural network
+calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from trueup.study.claims import Claim, by_group, by_run, least_on_average, paired
+from trueup.study.grid import Options, Rows
+from trueup.study.papers.neural_clamping.clamping_tables import BINS, choose_gamma, scored_rows
+from trueup.study.published import published_values
+
+Support = Mapping[str, Sequence[float]]
+
+BASELINES = ("temperature", "temperature_ece", "vector", "matrix", "ms_odir", "dirichlet_odir")
+"""The paper's, each fitted to convergence."""
+DESCENDED = ("temperature_steps", "vector_steps", "matrix_steps", "ms_odir_steps", "dirichlet_odir_steps")
+"""The same by the paper's thousand gradient steps."""
+OURS = "nc_fl"
+KEPT = 0.002
+"""An accuracy lower by less than this is kept."""
+
+
+def _method(row: Mapping[str, Any]) -> str:
+    return str(row["method"])
+
+
+def _networks(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    return by_group(rows, "data", "network")
+
+
+def _over_best(rows: Rows, options: Options, *, figure: str, baselines: Sequence[str]) -> Support:
+    """The figure of the baseline that is best on average, less that of Neural Clamping."""
+    support = {}
+    for name, own in _networks(scored_rows(rows)).items():
+        values = by_run(own, _method, figure)
+        best = least_on_average(values, baselines)
+        if best is not None and OURS in values:
+            support[f"{name}, {best}"] = paired(values[best], values[OURS], scale=100)
+    return support
+
+
+def _over(rows: Rows, options: Options, *, figure: str, other: str, ours: str = OURS, sign: float = 100) -> Support:
+    """The figure of another method less that of ours."""
+    values = {name: by_run(own, _method, figure) for name, own in _networks(scored_rows(rows)).items()}
+    return {n: paired(v[other], v[ours], scale=sign) for n, v in values.items() if other in v and ours in v}
+
+
+def _accuracy_kept(rows: Rows, options: Options) -> Support:
+    gains = _over(rows, options, figure="accuracy", other="uncalibrated", sign=-100)
+    return {name: [gain + 100 * KEPT for gain in values] for name, values in gains.items()}
+
+
+def _ablation(rows: Rows, options: Options, *, other: str, figure: str = "ece") -> Support:
+    """A part alone less the joint fit, of the exponent chosen on the calibration images."""
+    best = choose_gamma([row for row in rows if row["part"] == "sweep"])
+    values = {name: by_run(own, _method, figure) for name, own in _networks(best).items()}
+    return {n: paired(v[other], v["both"], scale=100) for n, v in values.items() if other in v and "both" in v}
+
+
+def _sweep(rows: Rows, options: Options, *, of_run: Callable[[dict[float, Mapping[str, Any]]], float]) -> Support:
+    """A number of each run's sweep over γ."""
+    support = {}
+    swept = [row for row in rows if row["part"] == "sweep" and row["method"] == "both"]
+    for name, own in _networks(swept).items():
+        runs: dict[int, dict[float, Mapping[str, Any]]] = {}
+        for row in own:
+            runs.setdefault(row["seed"], {})[row["exponent"]] = row
+        whole = max(map(len, runs.values()))
+        if whole > 2:
+            support[name] = [of_run(runs[seed]) for seed in sorted(runs) if len(runs[seed]) == whole]
+    return support
+
+
+def _entropy_trend(run: dict[float, Mapping[str, Any]]) -> float:
+    exponents = sorted(run)
+    return float(kendalltau(exponents, [run[gamma]["entropy"] for gamma in exponents]).statistic)
+
+
+def _inside_minimum(run: dict[float, Mapping[str, Any]]) -> float:
+    """The test ECE of γ = 0 less that of the γ inside that has the least ECE on the calibration images."""
+    exponents = sorted(run)
+    inside = min(exponents[1:-1], key=lambda gamma: run[gamma]["fit_ece"])
+    return float(100 * (run[exponents[0]]["ece"] - run[inside]["ece"]))
+
+
+def _starts(rows: Rows, options: Options) -> Support:
+    """ECE from random starts less that from the data's, seed by seed."""
+    own = [row for row in rows if row["part"] == "starts"]
+    values = {name: by_run(group, lambda row: row["start"], "ece") for name, group in _networks(own).items()}
+    return {n: paired(v["random"], v["data"], scale=100) for n, v in values.items() if {"random", "data"} <= v.keys()}
+
+
+def _starts_spread(rows: Rows, options: Options) -> Support:
+    """How far ECE lies from the mean of its start, random less data's, seed by seed."""
+    own = [row for row in rows if row["part"] == "starts"]
+    support = {}
+    for name, group in _networks(own).items():
+        values = by_run(group, lambda row: row["start"], "ece")
+        if {"random", "data"} <= values.keys():
+            away = {
+                start: {seed: abs(value - float(np.mean(list(by.values())))) for seed, value in by.items()}
+                for start, by in values.items()
+            }
+            support[name] = paired(away["random"], away["data"], scale=100)
+    return support
+
+
+def _order_by_bins(rows: Rows, options: Options) -> Support:
+    """Kendall's τ between the methods' order with few or many bins and with 15, less one half, run by run."""
+    support = {}
+    for name, own in _networks(scored_rows(rows)).items():
+        by_seed = by_group(own, "seed")
+        most = max(map(len, by_seed.values()))
+        taus = []
+        for run in (run for run in by_seed.values() if len(run) == most and len(run) > 2):
+            usual = [row["ece_15"] for row in run]
+            others = (kendalltau(usual, [row[f"ece_{bins}"] for row in run]).statistic for bins in BINS if bins != 15)
+            taus.append(float(np.mean(list(others))) - 0.5)
+        support[name] = taus
+    return support
+
+
+def _printed(metric: str) -> str:
+    values = published_values("neural-clamping", "captions", metric=metric)
+    return ", ".join(f"{value.mean:g} %" for value in values)
+
+
+CLAIMS = (
+    *(
+        Claim(
+            "Tables 1–3",
+            f"lower {title} than the best baseline{how}",
+            f"{title} of that baseline less Neural Clamping's (FL), points",
+            partial(_over_best, figure=figure, baselines=baselines),
+            printed=printed,
+        )
+        for figure, title, printed in (
+            ("ece", "ECE", f"{_printed('ece_rel_improvement_pct')} lower"),
+            ("aece", "AECE", f"{_printed('aece_rel_improvement_pct')} lower"),
+            ("sce", "SCE", "best or second"),
+        )
+        for baselines, how in ((BASELINES, ", all converged"), (DESCENDED, ", all by 1,000 gradient steps"))
+    ),
+    Claim(
+        "Tables 1–3",
+        "lower ECE than the uncalibrated network",
+        "ECE of the network less Neural Clamping's (FL), points",
+        partial(_over, figure="ece", other="uncalibrated"),
+    ),
+    Claim(
+        "Tables 1–3",
+        f"accuracy is kept (no more than {100 * KEPT:g} points lower)",
+        f"change of accuracy plus {100 * KEPT:g} points",
+        _accuracy_kept,
+    ),
+    Claim(
+        "Tables 1–3",
+        "accuracy is improved",
+        "change of accuracy, points",
+        partial(_over, figure="accuracy", other="uncalibrated", sign=-100),
+    ),
+    Claim(
+        "§3.3",
+        "focal loss has lower ECE than cross-entropy",
+        "ECE with γ = 0 less that with the γ chosen on the calibration images, points",
+        partial(_over, figure="ece", other="nc_ce"),
+    ),
+    *(
+        Claim("Table 4", f"δ and T together have lower ECE than {words}", f"ECE of {words} less both, points", support)
+        for words, support in (
+            ("δ alone", partial(_ablation, other="input only")),
+            ("T alone", partial(_ablation, other="output only")),
+            ("temperature scaling by focal loss", partial(_ablation, other="temperature (focal)")),
+        )
+    ),
+    Claim("Figure 2", "entropy rises with γ", "Kendall's τ of γ and entropy", partial(_sweep, of_run=_entropy_trend)),
+    Claim(
+        "Figure 2",
+        "ECE is least at a γ inside",
+        "ECE at γ = 0 less that at the γ inside chosen on the calibration images, points",
+        partial(_sweep, of_run=_inside_minimum),
+    ),
+    Claim("Figure 3", "the data-driven start ends lower", "ECE from random starts less the data's, points", _starts),
+    Claim(
+        "Figure 3",
+        "the data-driven start varies less",
+        "distance from the mean ECE, random starts less the data's, points",
+        _starts_spread,
+    ),
+    Claim(
+        "Appendix F",
+        "the closed form, scaled, has lower ECE than temperature scaling",
+        "ECE of temperature scaling less the closed form's, points",
+        partial(_over, figure="ece", other="temperature", ours="closed_scaled"),
+    ),
+    Claim(
+        "Other bins",
+        "the number of bins hardly changes the order of methods (τ above ½)",
+        "mean Kendall's τ with the order at 15 bins, less ½",
+        _order_by_bins,
+    ),
+)

@@ -1,0 +1,63 @@
+"""Clusters, pixels and labels by the dozen at the command line."""
+
+import numpy as np
+import pytest
+
+import trueup
+from strategies import images
+
+
+@pytest.fixture
+def visits(folder):
+    z, y, patient = images(20, 15, classes=3, common=0.5, sharpness=2.0)
+    names = np.array([f"p{k}" for k in patient])
+    np.savez(folder / "visits.npz", logits=z, labels=y, patient=names, site=np.where(patient % 2, "A", "B"))
+    np.savez(folder / "pixels.npz", logits=z.reshape(20, 5, 3, 3), labels=y.reshape(20, 5, 3))
+    return z, y, names
+
+
+def test_a_column_says_which_rows_are_correlated(visits, asked, command):
+    z, y, patient = visits
+    found = asked("evaluate", "visits.npz", "--clusters", "patient", "--by", "site", "-q")["scores"]
+    expected = trueup.evaluate(z, y, clusters=patient)
+    assert found["clusters"] == 20
+    assert found["methods"]["network"]["metrics"]["nll"]["low"] == pytest.approx(expected["nll"].low)
+    assert (
+        "20 clusters (patient): intervals by patient"
+        in command("evaluate", "visits.npz", "--clusters", "patient").stdout
+    )
+    told = command("evaluate", "visits.npz", "--clusters", "ward", code=2).stderr
+    assert "ward" in told
+
+
+def test_pixels_are_read_by_their_axis(visits, asked, command):
+    found = asked("evaluate", "pixels.npz", "--class-axis", "last", "-q")["scores"]
+    assert (found["rows"], found["clusters"]) == (300, 20)
+    assert "--class-axis must be first" in command("evaluate", "pixels.npz", "--class-axis", "2", code=2).stderr
+    assert "--ignore-index goes with" in command("evaluate", "visits.npz", "--ignore-index", "1", code=2).stderr
+    command(
+        "fit", "pixels.npz", "--class-axis", "last", "-m", "identity", "-m", "temperature", "-o", "t.safetensors", "-q"
+    )
+    assert float(trueup.load_calibrator("t.safetensors").temperature) > 1.5
+
+
+def test_compare_and_report_are_by_cluster(visits, asked, command):
+    audit = asked("compare", "visits.npz", "--clusters", "patient", "-m", "temperature", "--folds", "4", "-q")["audit"]
+    assert audit["scores"]["clusters"] == 20
+    command("report", "visits.npz", "--clusters", "patient", "-m", "temperature", "-o", "r.html", "-q")
+    with open("r.html", encoding="utf-8") as file:
+        page = file.read()
+    assert "The 300 rows are of 20 clusters (patient) and not independent" in page
+    assert "What can I promise?" not in page
+
+
+def test_labels_by_the_dozen(folder, asked, command):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 3))
+    np.savez(folder / "tags.npz", logits=x, labels=rng.random(x.shape) < 1 / (1 + np.exp(-x)))
+    found = asked("evaluate", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "--resamples", "100", "-q")
+    assert found["scores"]["clusters"] == 100
+    assert list(found["labels"]["labels"]) == ["cat", "dog", "car"]
+    told = command("evaluate", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "--resamples", "100").stdout
+    assert "mean (macro)" in told
+    assert "label=dog" in told
