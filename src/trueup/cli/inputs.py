@@ -196,7 +196,7 @@ class Reader:
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
-        predictions = file.load_table(split)
+        predictions = file.load_table(split, mmap=True)  # a vocabulary's logits may fill most of the memory
         self.warn_of_probabilities(file.name, predictions.logits)
         return predictions
 
