@@ -88,7 +88,7 @@ def estimate_of(batches):
     """New statistics of the last batch norm."""
     with torch.no_grad():
         samples = Network(trained(), CalibrationSet.read(batches, device="cpu"))
-        return estimate(samples, None, 1.0, augment=Crop(torch.zeros(1, 1, 1))).tensors["4.running_var"]
+        return estimate(samples, None, 1.0, augment=Crop(torch.zeros(1, 1, 1)))["4.running_var"]
 
 
 class Weighted(nn.Module):

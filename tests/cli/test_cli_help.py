@@ -72,7 +72,7 @@ LIBRARY = {
         "trueup.training.data:load_data": {"data": "name"},
     },
     "decide": {
-        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty", "event")},
+        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty")},
         "trueup.decisions:estimate_prior": {"seed": "seed"},
     },
     "sets": {"trueup.decisions:PredictionSets.fit": {name: name for name in ("score", "alpha", "seed")}},

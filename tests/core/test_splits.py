@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import images
+from trueup.calibrators.base import Identity
 from trueup.calibrators.compose import choose, cross_fit, standard_error
-from trueup.calibrators.identity import Identity
 from trueup.core.clusters import Clusters
 from trueup.core.splits import (
     cluster_folds,

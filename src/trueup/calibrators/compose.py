@@ -25,7 +25,6 @@ from trueup.core.arrays import (
     upcast_half,
 )
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
-from trueup.core.events import as_event
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
@@ -161,6 +160,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
+        from trueup.core.events import as_event  # most fits are of no event
 
         return method(*as_event(logits, labels, event, names=names), **options)
 

@@ -252,6 +252,20 @@ def _find_padding(z: Tensor) -> Tensor:
     return padding
 
 
+def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
+    """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
+    filled, padded, number = z, 0, 0.0
+    for some in chunks.row_chunks(len(z), z.shape[1]):
+        padding = _find_padding(z[some])
+        if not bool(padding.any()):
+            continue
+        if filled is z:
+            filled, number = z.clone(), float(z[some][padding][0])
+        padded += int(padding.sum())
+        filled[some] = filled[some].masked_fill(padding, -torch.inf)
+    return filled, padded, number
+
+
 class PaddedOptions(UserWarning):
     """Finite logits were read as absent options."""
 
@@ -270,16 +284,16 @@ def _check_options(z: Tensor, name: str) -> tuple[Tensor, bool]:
         return z, False
     if not high < torch.inf:
         _check_finite(torch.where(z == -torch.inf, 0.0, z), name)
-    padding = _find_padding(z)
-    if bool(padding.any()):
-        number = float(z[padding][0])
+    # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
+    z, padded, number = _read_padded_rows(z)
+    if padded:
         warn_users(
-            f"{int(padding.sum()):,} {name} are {number:g} or another number that code pads with; they are read as "
-            "absent options, as -inf is",
+            f"{padded:,} {name} are {number:g} or another number that code pads with; they are read as absent options, "
+            "as -inf is",
             PaddedOptions,
         )
-        z = z.masked_fill(padding, -torch.inf)
-    options = (z > -torch.inf).sum(dim=1)
+    rows = chunks.row_chunks(len(z), z.shape[1])
+    options = torch.cat([(z[some] > -torch.inf).sum(dim=1) for some in rows])
     if bool((options < 2).any()):
         row = int((options < 2).nonzero()[0])
         got = f"{int(options[row])} in row {row} (-inf is an absent option)"
@@ -297,11 +311,14 @@ class LooksLikeProbabilities(UserWarning):
 
 def _look_like_probabilities(z: Tensor) -> bool:
     """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    between = False
     for few in (z[:3], z[:1000]):
-        rows = few.cpu().double()
-        if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
-            return False
-    return bool(((rows > 0) & (rows < 1)).any())
+        for some in chunks.row_chunks(len(few), z.shape[1]):
+            rows = few[some].cpu().double()
+            if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
+                return False
+            between = between or bool(((rows > 0) & (rows < 1)).any())
+    return between
 
 
 def _lies_in_unit_interval(x: Tensor) -> bool:
@@ -464,15 +481,15 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any) -> float:
-    """Half the smallest positive probability, and at least 1e-6: what an exact zero may stand for.
+def resolution(probs: Any, *, least: float = FLOOR) -> float:
+    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = _tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return FLOOR if smallest > 0.5 else max(smallest / 2, FLOOR)
+    return least if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:

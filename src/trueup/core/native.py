@@ -103,6 +103,15 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
     return count
 
 
+def hash_rows(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, bool] | None:
+    """The quick hash of each row (see splits.py), and whether any two rows share one; None where C cannot read them."""
+    if not (usable(logits) and logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64)):
+        return None
+    mixed = np.empty(len(logits), np.uint64)
+    y, is_double = labels.contiguous(), logits.dtype == torch.float64
+    return mixed, compiled.run_hash(_address(logits), is_double, _address(y), *logits.shape, _address(mixed))
+
+
 def score_pass(
     logits: Tensor,
     labels: Tensor | None,

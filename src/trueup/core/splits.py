@@ -12,6 +12,7 @@ from torch import Tensor
 from trueup.core import chunks
 from trueup.core.arrays import upcast_half
 from trueup.core.clusters import Clusters, block_sums, mean_error
+from trueup.core.native import hash_rows
 
 
 def stratified_folds(logits: Tensor, labels: Tensor, folds: int) -> np.ndarray:
@@ -112,8 +113,11 @@ def _quick_hash(logits: Tensor, labels: Tensor) -> np.ndarray:
 
 def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
-    mixed = _quick_hash(logits, labels)
-    shared = _repeated(mixed)
+    hashed = hash_rows(logits, labels)
+    mixed, repeat = (_quick_hash(logits, labels), True) if hashed is None else hashed
+    shared = _repeated(mixed) if repeat else np.zeros(0, np.int64)
+    if not len(shared):
+        return mixed, shared
     for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
         rows = shared[some]
         bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,11 +132,13 @@ class Grid:
         return cls(edges, bins, count, total, squared)
 
     @staticmethod
+    @lru_cache(maxsize=4)
     def fine_edges(bins: int) -> np.ndarray:
         """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))
+        edges.flags.writeable = False  # all grids of so many bins share it
         return edges
 
     def __add__(self, other: Grid) -> Grid:
@@ -414,7 +417,7 @@ class Tally:
             return self.grid.aece() if metric == "aece" else self.classes.ece()
         raise ValueError(f"metric must be one of {', '.join(TABLE_METRICS)}, got {metric!r}")
 
-    @property
+    @cached_property
     def top(self) -> Bins:
         """The equal-width bins of P(class 1) where there are two classes, of the confidence where more or folded."""
         return self.grid.binned(self.grid.bin_of_cell())

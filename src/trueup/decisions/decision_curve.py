@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from trueup.core.arrays import as_tensors, as_vector, check_share
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.decisions.thresholds import score_and_class
+from trueup.core.row_scores import score_and_class
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 

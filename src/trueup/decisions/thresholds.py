@@ -25,7 +25,7 @@ from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, t
 from trueup.core.bins import tie_ends
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
-from trueup.core.row_scores import confidences
+from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
 from trueup.registry import METHODS
 
@@ -471,16 +471,6 @@ def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[st
     if not (isinstance(at_most, (int, float)) and at_most > 0):
         raise InputError("at_most", "be positive", repr(at_most))
     return "cost", cost
-
-
-def score_and_class(z: torch.Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each row, its confidence or the probability of an event, and the predicted class."""
-    confidence, predicted = confidences(z)
-    if event is None:
-        return confidence, predicted
-    top = z.gather(1, torch.from_numpy(predicted).to(z.device)[:, None])[:, 0].double()
-    chance = confidence * torch.exp(z[:, event].double() - top).cpu().numpy()
-    return chance, predicted
 
 
 def _calibrate(

@@ -36,9 +36,9 @@ from trueup.core.arrays import (
     warn_of_certain,
     warn_of_zeros,
 )
+from trueup.core.chunks import row_chunks
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent, html_summary
-from trueup.core.multilabel import label_events
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
@@ -278,6 +278,8 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
+    from trueup.core.multilabel import label_events
+
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
     if len(known) != np.shape(logits)[1]:
@@ -402,11 +404,11 @@ class PredictionFile:
         copied = not mmap and isinstance(whole.logits, np.memmap)
         return whole._replace(logits=np.array(whole.logits)) if copied else whole
 
-    def load_table(self, split: str | None = None) -> PredictionTable:
+    def load_table(self, split: str | None = None, *, mmap: bool = False) -> PredictionTable:
         """All rows of a split with their weights, groups and columns; see `load_table`."""
         table = concatenate(list(self.tables(sys.maxsize, split)))
         warn_of_skipped(table.skipped, self.name)
-        copied = isinstance(table.logits, np.memmap)
+        copied = not mmap and isinstance(table.logits, np.memmap)
         return replace(table, logits=np.array(table.logits)) if copied else table
 
     def load_logits(self, split: str | None = None) -> np.ndarray:
@@ -555,6 +557,8 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
+        from trueup.core.multilabel import label_events
+
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
         if names is not None and len(names) != chunk.logits.shape[1]:
@@ -793,10 +797,12 @@ def looks_like_probabilities(logits: Array) -> str | None:
     >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
     True
     """
-    rows = np.asarray(logits[:ROWS_LOOKED_AT], dtype=np.float64)
-    if rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3:
-        return "each row sums to 1 like probabilities, but was read as logits"
-    return None
+    few = logits[:ROWS_LOOKED_AT]
+    for some in row_chunks(len(few), few.shape[1]):  # of a whole vocabulary they are many numbers
+        rows = np.asarray(few[some], dtype=np.float64)
+        if not (rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3):
+            return None
+    return "each row sums to 1 like probabilities, but was read as logits"
 
 
 def _format(path: str | os.PathLike[str]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -31,18 +31,20 @@ from trueup.core.native import as_float64
 from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup.core.splits import random_groups
 from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
-from trueup.metrics.clustered import ClusteredPoints, gap_noise
-from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise, values_of_resamples
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
     tail_share,
 )
+
+if TYPE_CHECKING:
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -131,6 +133,7 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
+
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -153,7 +156,9 @@ class Scored(NamedTuple):
         place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
         place = np.unique(place, return_inverse=True)[1]
         cells = Points.from_cells(place, score, odds, outcome, weights)
-        return ClusteredPoints.of(cells, place, outcome, self.clusters.block[some], weights)
+        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
+
+        return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
@@ -212,6 +217,17 @@ def intervals(
     check_resamples(n_resamples)
     known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
     noisy: dict[bool, BootstrapBins] = {}
+    reached: dict[str, tuple[float, float]] = {}
+
+    def reach(name: str) -> tuple[float, float]:
+        """The interval of a binned error, which those of larger errors ask for too."""
+        if name not in reached:
+            adaptive = name == "aece"
+            if adaptive not in noisy:
+                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
+            reached[name] = noisy[adaptive].interval("ece" if adaptive else name, tail)
+        return reached[name]
+
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
     sums = None if tally.clusters is None else tally.clusters.filled()
     ends: dict[str, tuple[float, float]] = {}
@@ -235,15 +251,12 @@ def intervals(
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
-            low, high = Classwise.of(tally).interval(tail)
+            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
-            adaptive = name == "aece"
-            if adaptive not in noisy:
-                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
-            low, high = noisy[adaptive].interval("ece" if adaptive else name, tail)
+            low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(noisy[adaptive].interval(other, tail)[0] for other in smaller)])
+            low = max([low, *(reach(other)[0] for other in smaller)])
             high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
@@ -323,6 +336,8 @@ def differences(
     return found
 
 
+_EVENT_BLOCKS = 200
+"""Into how many blocks of clusters an event's metrics are divided: each has an isotonic regression without it."""
 _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
 
@@ -358,6 +373,8 @@ def _event_intervals(
     points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
+    from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise  # only tables of an event need it
+
     z = float(-ndtri(tail))
     fit, shift = fit_recalibration(points), fit_in_the_large(points)
     wald = {
@@ -393,6 +410,8 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
 
 def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
     """Metrics of points whose rows are drawn again."""
+    from trueup.metrics.event_intervals import values_of_resamples
+
     some = cells.rows.ravel() > 0
     rows = np.zeros((n_resamples, cells.rows.size))
     rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
@@ -405,6 +424,8 @@ def _event_differences(
     """Paired intervals of an event's metrics: both methods' rows are drawn together."""
     if first.clusters is not None:
         return _clustered_event_differences(first, second, names, tail)
+    from trueup.metrics.event_intervals import values_of_resamples
+
     outcome = first.rows.outcome.astype(np.int64)
     weights = np.ones(len(outcome)) if first.weights is None else first.weights
     index, cells = [], []

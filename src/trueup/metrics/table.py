@@ -320,8 +320,8 @@ def compare(
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
     found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
-    by = () if first.clusters is None else (first.clusters.count, first.clusters.name)
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *by)
+    together = () if first.clusters is None else (first.clusters.count, first.clusters.name)
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *together)
 
 
 def _enough_rows(mean: float) -> int:

@@ -104,23 +104,15 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Page:
-    """The page while it is put together; its charts are collected for the end."""
+class Page:
+    """A page while it is put together; its charts are collected for the end."""
 
-    def __init__(self, report: Report) -> None:
-        self.title, self.audit, self.origin, self.made = report.title, report.audit, report.origin, report.made
+    def __init__(self, title: str) -> None:
+        self.title, self.body = title, ""
         self.charts: dict[str, str] = {}
-        evidence = [self.section(section) for section in sections(report.audit, report.names)]
-        extra = [
-            markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
-            for k, (heading, inner) in enumerate(report.sections)
-        ]
-        self.body = (
-            f'<a class="skip" href="#reliability">Skip to the evidence</a>{self.header()}'
-            f"<main>{''.join([*evidence, *extra, self.usage(), self.details()])}</main>{markup.footer()}"
-        )
 
     def html(self) -> str:
+        """The whole page."""
         from plotly.offline import get_plotlyjs
 
         script = files("trueup.report").joinpath("page.js").read_text("utf-8")
@@ -153,11 +145,29 @@ class _Page:
         return markup.section(section.name, section.title, *parts)
 
     def panel(self, panel: Panel) -> str:
+        """A chart with its words and numbers."""
         drawn = chart(panel.record, **panel.options)
         self.charts[panel.name] = drawn.to_json()
         data = markup.table(panel.title, *numbers(panel.record))
         words = panel.summary or summary(panel.record)
         return markup.figure(panel.name, panel.title, words, drawn.layout.height, data)
+
+
+class _Page(Page):
+    """The page about an audit."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.title)
+        self.audit, self.origin, self.made = report.audit, report.origin, report.made
+        evidence = [self.section(section) for section in sections(report.audit, report.names)]
+        extra = [
+            markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
+            for k, (heading, inner) in enumerate(report.sections)
+        ]
+        self.body = (
+            f'<a class="skip" href="#reliability">Skip to the evidence</a>{self.header()}'
+            f"<main>{''.join([*evidence, *extra, self.usage(), self.details()])}</main>{markup.footer()}"
+        )
 
     def header(self) -> str:
         scores, chosen = self.audit.scores, self.audit.chosen

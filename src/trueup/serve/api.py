@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -181,7 +182,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         result = _result(job)
         name = wanted.method or result.chosen
         after = np.asarray(_calibrator(result, name)(_rows(wanted.logits, job.val.classes)))
-        return models.Applied(method=name, logits=after.tolist(), probs=diagrams.probabilities(after))
+        logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
+        return models.Applied(method=name, logits=logits, probs=diagrams.probabilities(after))
 
     @api.get("/jobs/{id}/report", tags=["take home"], response_class=Response, responses=_file_response("text/html"))
     def report(id: str) -> Response:
@@ -267,11 +269,11 @@ def _calibrator(result: Audit, name: str) -> Any:
     return result.calibrators[name]
 
 
-def _rows(logits: list[list[float]], classes: int) -> np.ndarray:
+def _rows(logits: list[list[float | None]], classes: int) -> np.ndarray:
     widths = {len(row) for row in logits} or {0}
     if widths != {classes}:
         raise ValueError(f"logits must have {classes} numbers in each row, got {min(widths)}..{max(widths)}")
-    return np.array(logits, dtype=np.float64)
+    return np.array(models.fill_options(logits), dtype=np.float64)
 
 
 def _attachment(content: bytes, name: str, kind: str) -> Response:

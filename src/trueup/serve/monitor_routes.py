@@ -6,7 +6,8 @@ import asyncio
 import copy
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -50,16 +51,17 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     router = APIRouter(responses=ERRORS, tags=["monitors"])
     arriving, replaying = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(REPLAYS)
 
-    async def update(
-        session: MonitorSession, logits: Any, labels: Any, notes: tuple[str, ...] = ()
+    async def change(
+        session: MonitorSession, action: Callable[[], None], notes: tuple[str, ...] = ()
     ) -> models.MonitorInfo:
+        """Do something to a monitor, in its turn."""
         if session.waiting >= settings.waiting:
             raise Busy("too many updates of this monitor are waiting; please try again in a minute")
         session.waiting += 1
         try:
             async with session.update_lock:
                 monitors.get(session.id)  # it may have been deleted meanwhile
-                await run_in_threadpool(session.update, logits, labels)
+                await run_in_threadpool(action)
                 if settings.checkpoint_seconds <= 0:
                     await run_in_threadpool(monitors.write, session)
         except ValueError:
@@ -69,6 +71,11 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
             session.waiting -= 1
         monitors.counts["updates"] += 1
         return monitor_info(session, notes)
+
+    async def update(
+        session: MonitorSession, logits: Any, labels: Any, notes: tuple[str, ...] = (), awaited: bool = False
+    ) -> models.MonitorInfo:
+        return await change(session, partial(session.update, logits, labels, awaited=awaited), notes)
 
     @router.get("/api/monitors")
     def list_monitors() -> list[models.MonitorInfo]:
@@ -116,7 +123,13 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     @router.post("/api/monitors/{id}/update", responses={503: {"model": models.Error}})
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
-        return await update(monitors.get(id), rows.logits, rows.labels)
+        return await update(monitors.get(id), rows.rows(), rows.labels, awaited=rows.awaited)
+
+    @router.post("/api/monitors/{id}/expect", responses={503: {"model": models.Error}})
+    async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
+        """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
+        session = monitors.get(id)
+        return await change(session, partial(session.expect, rows.rows()))
 
     @router.post("/api/monitors/{id}/replay", responses={code: {"model": models.Error} for code in (413, 503)})
     async def replay(

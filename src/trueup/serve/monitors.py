@@ -97,7 +97,13 @@ class MonitorSession:
     deleted: bool = False
     write_lock: Lock = field(default_factory=Lock)
 
-    def update(self, logits: Any, labels: Any) -> None:
+    def expect(self, logits: Any) -> None:
+        """Take in rows whose labels have not arrived."""
+        draft = copy.copy(self.monitor)
+        draft.expect(logits)
+        self.monitor, self.updated = draft, time.time()
+
+    def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
         """Take in rows: all of them, or none if something is wrong."""
         z, y = as_tensors(logits, labels, doubt=False)
         draft = copy.copy(self.monitor)  # its parts are frozen
@@ -109,7 +115,7 @@ class MonitorSession:
         try:
             for start, end in pairwise([0, *ends]):
                 self.replaying = (start, total)
-                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False)))
+                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False), awaited=awaited))
         finally:
             self.replaying = None
         self.monitor, self.updated = draft, time.time()

@@ -86,6 +86,8 @@ class Options:
     """These alone; every one if empty."""
     oracle: bool = False
     """Choose on the test half, as some papers did."""
+    retrain: bool = False
+    """Train also the networks that come with the package."""
     threads: int = 1
     """Of one cell. Another number than one may change the last digits."""
 

@@ -112,6 +112,10 @@ FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
 show, in the order of the page."""
 
 
+FORECAST_FIGURES = ("pit_histogram", "coverage_curve")
+"""The same of forecasts of a number, which have a page of their own."""
+
+
 def sections(audit: Audit, names: Sequence[str] | None) -> Iterator[Section]:
     """The sections of the page about an audit, in order; `names` are those of the classes."""
     for name, shown in FIGURES.items():
@@ -169,6 +173,6 @@ def numbers(record: Any) -> Table:
 def _figure_of(record: Any) -> ModuleType:
     """The module of a record, which has imported it."""
     package, _, name = type(record).__module__.rpartition(".")
-    if package != __name__ or name not in FIGURES:
+    if package != __name__ or name not in (*FIGURES, *FORECAST_FIGURES):
         raise TypeError(f"record must be one of trueup.report's records, got {type(record).__name__}")
     return import_module(f"{package}.{name}")
