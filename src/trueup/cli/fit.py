@@ -42,6 +42,11 @@ def fit(
     clusters: o.Clusters = None,
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -53,8 +58,20 @@ def fit(
 
     Without a method, or with `-m auto`, cross-validation weighs several and mixes those that help. If several are
     given, it chooses one of them; give the simplest first. If the file holds both halves, the fit is to val. Shards
-    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram.
+    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. Forecasts of a
+    number (--mean, --std, --target) take the methods variance and quantiles.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index, split=split,
+            cluster=cluster, skip_bad=skip_bad,
+        )  # fmt: skip
+        forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)
+        return
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
@@ -157,6 +174,12 @@ def apply(
     labels: o.Labels = None,
     confidence: o.Confidence = None,
     classes: o.Classes = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    levels: Annotated[
+        str | None,
+        typer.Option("--levels", metavar="NUMBERS", help="Of forecasts: also write the quantiles of these levels."),
+    ] = None,
     split: o.Split = None,
     storage: o.Storage = None,
     as_json: o.Json = False,
@@ -165,8 +188,16 @@ def apply(
     """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
     The output holds logits again: their softmax is the calibrated probability. With --confidence the new confidence
-    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
+    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
+    (--mean, --std) stay, with the recalibrated ones beside them.
     """
+    if o.any_given(mean, std, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, levels=levels, storage=storage)
+        forecasts.refuse(probs=probs, logits=logits, labels=labels, confidence=confidence, classes=classes, split=split)
+        forecast_verbs.apply(calibrator, file, out, forecasts, as_json=as_json, quiet=quiet)
+        return
     from trueup.io.artifacts import load_calibrator, read_header
     from trueup.io.source import is_address
 
@@ -271,5 +302,6 @@ def register(app: typer.Typer) -> None:
             "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
             "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
             "trueup apply calibrator.safetensors predictions/ -o calibrated/",
+            "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
         ),
     )(apply)

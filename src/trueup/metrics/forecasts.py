@@ -151,7 +151,7 @@ class ForecastScores(ScoreTable):
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        return f"{self.rows:,} row{'' if self.rows == 1 else 's'}{worth}, {_kind_words(self.levels)}"
+        return f"{_rows(self.rows)}{worth}, {_kind_words(self.levels)}"
 
     def digits(self, metric: str) -> int:
         """As many as show four figures of what has the units of the targets."""
@@ -618,7 +618,7 @@ def _score_gaussian(
         means["nll"] = nll
     else:
         zero, several = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
-        what = f"std is 0 in {zero:,} rows" if zero else f"std is too small beside the error in {several:,} rows"
+        what = f"std is 0 in {_rows(zero)}" if zero else f"std is too small beside the error in {_rows(several)}"
         remarks.append(f"nll is not defined: {what}, where a density has no finite value. The other numbers hold.")
         means["nll"] = np.full(len(y), math.nan)
     means["mae"], means["pinball"] = np.abs(error), scaled_pinball(error, s, LEVELS, ndtri(LEVELS))
@@ -725,6 +725,10 @@ def _chosen_pairs(pairs: Mapping[float, tuple[int, int]], coverage: Sequence[flo
         got = f"{missing[0]:g}, whose ends would be the levels {(1 - missing[0]) / 2:g} and {(1 + missing[0]) / 2:g}"
         raise InputError("coverage", f"be among {_list(there) or 'none'}, as the levels have them", got)
     return wanted
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _percent_of(metric: str) -> float:

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trueup.calibrators.recalibration_choice import RAW
+from trueup.core import __version__
 from trueup.core.formatting import format_number, format_percent
-from trueup.core.version import __version__
 from trueup.io.atomic import atomic_write
 from trueup.metrics.forecasts import ForecastScores
 from trueup.report import html as markup
