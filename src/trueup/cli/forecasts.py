@@ -60,8 +60,8 @@ class ForecastReader:
             weights=self.weight,
         )
         storage = Reader(storage=self.storage).storage_options
-        options = {"every_column": every_column, "labelled": labelled, "storage_options": storage}
-        table = load_forecasts(path, **given, **options)
+        given |= {"every_column": every_column, "labelled": labelled, "storage_options": storage}
+        table = load_forecasts(path, **given)
         if not len(table.targets):
             raise ValueError(f"{path}: there are no rows")
         return table
@@ -73,7 +73,7 @@ def evaluate(file: str, reader: ForecastReader, options: dict[str, Any], *, as_j
 
     with silence_warnings(enabled=quiet):
         table = reader.load(file)
-        scores = evaluate_forecasts(*table, **options, **table.options())
+        scores = evaluate_forecasts(*table.triple, **(options | table.options()))
     if as_json:
         print_json("evaluate", file=file, verdict=scores.verdict(), scores=scores.to_dict())
         return
@@ -153,7 +153,7 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
             chosen, losses = names[0], None
             recalibrator = RECALIBRATIONS[chosen](*table, **table.options())
         else:
-            choice = choose_recalibration(*table, **o.drop_unset(methods=names), **table.options())
+            choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
             chosen, losses = choice.chosen, dict(choice.losses)
             recalibrator = choice.recalibrator
     rows = len(table.targets)
@@ -229,7 +229,7 @@ def _audit(
         if second is not None and second.weights is not None:
             weights["test_weights"] = second.weights
         given = o.drop_unset(methods=names) | options | weights
-        return audit_forecasts(tuple(first), None if second is None else tuple(second), **given)  # type: ignore[arg-type]
+        return audit_forecasts(first.triple, None if second is None else second.triple, **given)
 
 
 def _check_methods(methods: list[str] | None) -> list[str] | None:

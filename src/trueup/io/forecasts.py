@@ -45,7 +45,12 @@ class ForecastTable:
     """How many rows had no target or no forecast, and were left out."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return iter((self.forecast, self.spread, self.targets))
+        return iter(self.triple)
+
+    @property
+    def triple(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(mean, std, targets), or (quantiles, levels, targets)."""
+        return self.forecast, self.spread, self.targets
 
     @property
     def is_gaussian(self) -> bool:
@@ -94,12 +99,12 @@ def load_forecasts(
         others = [name for name in (target, weights) if name is not None]
         require_columns(source.columns, others)
         wanted = _every_column(source, names[0]) if every_column else []
-        read = {"others": list(dict.fromkeys([*others, *wanted])), "gaps": True}
+        beside = list(dict.fromkeys([*others, *wanted]))
         if quantiles is not None and tau is None:
             tau = _levels_in_file(source, names)
-        chunks = list(source.read(names, None, sys.maxsize, **read))
+        chunks = list(source.read(names, None, sys.maxsize, others=beside, gaps=True))
         numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
-        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in read["others"]}
+        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in beside}
         y = np.full(len(numbers), np.nan) if target is None else _vector(columns[target], target)
         w = None if weights is None else _vector(columns[weights], weights)
     kept = ~np.isnan(numbers).any(axis=1)

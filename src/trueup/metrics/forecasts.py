@@ -451,7 +451,8 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
         )
 
 
-class _Groups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Groups:
     """Rows gathered at random into at most a thousand groups, whose sums show how sums over all rows vary."""
 
     index: np.ndarray
@@ -587,7 +588,8 @@ def _test(scored: _Scored, n_resamples: int, seed: int) -> ForecastTest:
         (float(np.average(x, weights=w)) - expected) / math.sqrt(variance / n) if variance > 1e-12 else 0.0
         for x, expected, variance in known
     ]
-    return ForecastTest(p_value, float(errors.mean()), float(np.average(scored.pit, weights=w)), *z, n_resamples)
+    mean_pit = float(np.average(scored.pit, weights=w))
+    return ForecastTest(p_value, float(errors.mean()), mean_pit, z[0], z[1], n_resamples)
 
 
 def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
