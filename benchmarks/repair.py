@@ -177,7 +177,7 @@ def _with_new_statistics(s: Subject, given: Pair) -> nn.Module:
     with frozen(s.network):
         samples = Network(s.network, CalibrationSet.read(batches(given), device="cpu"))
         black = s.normalise(torch.zeros(1, *given[0].shape[1:]))[0]
-        return share_copy(s.network, estimate(samples, None, 1.0, augment=Crop(black)).tensors)
+        return share_copy(s.network, estimate(samples, None, 1.0, augment=Crop(black)))
 
 
 def tent(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:

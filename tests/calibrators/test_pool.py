@@ -168,7 +168,8 @@ def test_weights_by_brier_score(bent):
 
 def test_a_class_without_rows_keeps_its_odds():
     z, y = calibrated(900, 3, temperature=2.0)
-    found = auto(z[y < 2], y[y < 2])
+    with pytest.warns(UserWarning, match=r"no row is of class 2, where the logits expect \d+ of \d+ rows"):
+        found = auto(z[y < 2], y[y < 2])
     assert set(found.choice.scores) == set(CANDIDATES["the same for all classes"])
     turned = found(z[:, ::-1].copy())[:, ::-1]
     assert np.allclose(turned, found(z), atol=1e-9)  # all classes are treated alike
@@ -193,6 +194,26 @@ def test_few_rows_have_few_candidates():
     scores = np.random.default_rng(0).normal(size=(1000, 2))
     assert {name.removeprefix("mixed_") for name in auto(scores, rare).choice.scores} == set(
         CANDIDATES["few rows, two classes"]
+    )
+
+
+def test_few_rows_lean_on_temperature_scaling_unless_it_is_clearly_behind():
+    z, y = calibrated(200, 4, temperature=1.7)
+    found = auto(z, y)
+    assert found.choice.weights["temperature"] > 0.3
+    assert found.choice.loss < found.choice.scores["identity"]
+    # Two classes are told apart by a score that no temperature can use: it is least in the middle.
+    x = np.random.default_rng(1).normal(size=150)
+    bent = auto(np.stack([0 * x, x], axis=1), (np.abs(x) > 0.6).astype(int))
+    assert bent.choice.weights.get("temperature", 0.0) < 0.2
+    assert bent.choice.loss < bent.choice.scores["temperature"] - 0.05
+
+
+def test_a_class_of_few_rows_leaves_out_what_many_classes_cannot_bear():
+    z, y = calibrated(120, 40, temperature=2.0)
+    y[:40] = np.arange(40)
+    assert {name.removeprefix("mixed_") for name in auto(z, y).choice.scores} == set(
+        CANDIDATES["few rows, many classes"]
     )
 
 
@@ -225,3 +246,15 @@ def test_a_row_of_weight_three_is_three_rows():
     twice = likelihood_weights(of_label[copies], prior), brier_weights(probs[:, copies], labels[copies])
     weighted = likelihood_weights(of_label, prior, rows.astype(float)), brier_weights(probs, labels, rows.astype(float))
     np.testing.assert_allclose(weighted, twice, atol=1e-6)
+
+
+def test_rows_of_the_prior_are_rows_that_a_part_alone_explains():
+    probs, labels, _ = _probs(5)
+    parts, _, classes = probs.shape
+    rows = np.zeros((parts, 3, classes))
+    rows[:, :, 1] = 1.0
+    rows[1, :, :2] = 1.0, 0.0
+    more = brier_weights(np.concatenate([probs, rows], axis=1), np.append(labels, [0, 0, 0]))
+    prior = np.ones(parts)
+    prior[1] += 3
+    np.testing.assert_allclose(brier_weights(probs, labels, prior=prior), more, atol=1e-6)

@@ -26,6 +26,7 @@ def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
+@torch.enable_grad()
 def trained() -> nn.Module:
     """A network of two convolutions, trained for a second."""
     torch.manual_seed(0)

@@ -11,11 +11,16 @@ from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, InputMa
 from trueup.core.errors import InputError
 
 SHAPE = (3, 8, 8)
+FEATURES = (20,)
 ZERO_ONE = (torch.tensor(0.0), torch.tensor(1.0))
 
 
-def drawn(name: str, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> InputMap:
-    family = FAMILIES[name]
+def shape_of(name: str) -> tuple[int, ...]:
+    return SHAPE if FAMILIES[name].suits(SHAPE) else FEATURES
+
+
+def drawn(name: str, shape: tuple[int, ...] | None = None, seed: int = 0) -> InputMap:
+    family, shape = FAMILIES[name], shape_of(name) if shape is None else shape
     return family(shape, 0.3 * torch.randn(family.size(shape), generator=torch.Generator().manual_seed(seed)))
 
 
@@ -25,22 +30,23 @@ def pixels(n: int = 5, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_the_identity_at_zero_and_says_nothing(name: str) -> None:
-    family = FAMILIES[name](SHAPE)
-    torch.testing.assert_close(family(pixels()), pixels(), rtol=0, atol=1e-6)
+    family, x = FAMILIES[name](shape_of(name)), pixels(5, shape_of(name))
+    torch.testing.assert_close(family(x), x, rtol=0, atol=1e-6)
     assert family.words() == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_away_from_zero_it_changes_pixels_and_says_so(name: str) -> None:
-    family = drawn(name)
-    assert float((family(pixels()) - pixels()).abs().max()) > 0.01
+    family, x = drawn(name), pixels(5, shape_of(name))
+    assert float((family(x) - x).abs().max()) > 0.01
     assert family.words()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_of_each_sample_are_those_of_autograd(name: str) -> None:
     space = PixelSpace(drawn(name), torch.tensor(-1.0), torch.tensor(2.0))
-    x, g = pixels(3), torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2))
+    x = pixels(3, shape_of(name))
+    g = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     rows = pull_back(space, space.inner.theta, x, g)
     for i in range(3):  # one sample at a time, by plain autograd
         theta = space.inner.theta.clone().requires_grad_()
@@ -50,10 +56,11 @@ def test_gradients_of_each_sample_are_those_of_autograd(name: str) -> None:
 
 @pytest.mark.parametrize(("rich", "poor"), [(rich, poor) for rich in CONTAINS for poor in CONTAINS[rich]])
 def test_a_richer_family_starts_where_the_poorer_one_was(rich: str, poor: str) -> None:
-    start = Composition([drawn(poor)])
-    extended = start.extend(rich, SHAPE)
+    shape = shape_of(rich)
+    start, x = Composition([drawn(poor, shape)]), pixels(5, shape)
+    extended = start.extend(rich, shape)
     assert [part.name for part in extended.parts] == [rich]
-    torch.testing.assert_close(extended(pixels()), start(pixels()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(extended(x), start(x), rtol=0, atol=1e-5)
 
 
 def test_a_kernel_takes_over_colours_and_sharpness_together() -> None:
@@ -100,3 +107,15 @@ def test_what_does_not_fit_is_refused() -> None:
         FAMILIES["affine"](SHAPE, torch.zeros(5))
     with pytest.raises(InputError, match="shape must"):
         FAMILIES["kernel"]((4,))
+
+
+def test_shrinkage_takes_noise_away_and_leaves_edges() -> None:
+    edge = torch.where(torch.arange(16)[None, :] < 8, 0.2, 0.8).expand(1, 3, 16, 16)
+    noisy = edge + 0.02 * torch.randn(edge.shape, generator=torch.Generator().manual_seed(0))
+    # Small detail goes, large stays: a = 0, and −1 in all for what is below the larger threshold.
+    theta = torch.tensor([0.0, 0.0, -2.0, 0.0, 0.0, -2.0])
+    mapped = FAMILIES["shrinkage"]((3, 16, 16), theta)(noisy)
+    flat = (slice(None), slice(None), slice(None), slice(0, 5))
+    assert float((mapped - edge)[flat].std()) < 0.6 * float((noisy - edge)[flat].std())
+    step = float((mapped[..., 8] - mapped[..., 7]).mean())
+    assert step > 0.8 * 0.6  # a smoothing that takes as much noise away leaves half of it

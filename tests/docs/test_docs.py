@@ -84,6 +84,11 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     np.savez("both.npz", val_logits=z[:300], val_labels=y[:300], test_logits=z[300:], test_labels=y[300:])
     np.savez("probs.npz", probs=np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), labels=y)
     np.savez("odd.npz", scores=z, truth=y)
+    np.savez("pixels.npz", logits=z.reshape(30, 5, 4, 3).transpose(0, 3, 1, 2), labels=y.reshape(30, 5, 4))
+    visits = "\n".join(
+        f"{a},{b},{label % 2},p{i // 20}" for i, (a, b, label) in enumerate(zip(*z.T[:2], y, strict=True))
+    )
+    Path("visits.csv").write_text(f"logit_0,logit_1,label,patient\n{visits}\n")
     for command in commands(page):
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, f"{command}\n{result.output}"

@@ -270,3 +270,17 @@ def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
         one, two = pool.map(load_or_train, [settings, settings])
     assert calls == [0]
     assert torch.equal(next(one.model.parameters()), next(two.model.parameters()))
+
+
+def test_the_networks_of_the_default_come_with_the_package(monkeypatch):
+    monkeypatch.setattr(networks, "train", lambda *args, **options: pytest.fail("nothing is to be trained"))
+    cells = STUDY.cells(Options())
+    settings = {networks.shipped_name(cell.settings): {**cell.settings, **cell.local} for cell in cells}
+    assert len(settings) == 5
+    for each in settings.values():
+        model, _, test = load_or_train(each)
+        assert metrics.accuracy(*collect(model, test, progress=False)) > 0.9
+    anew = {cell.key for cell in STUDY.cells(Options(retrain=True))}
+    assert anew.isdisjoint(cell.key for cell in cells)
+    with pytest.raises(pytest.fail.Exception, match="nothing is to be trained"):
+        load_or_train({**each, "how": {**each["how"], "retrain": True}})

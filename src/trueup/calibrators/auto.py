@@ -16,7 +16,7 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, find_absent, given, take_weighted
+from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
 from trueup.core.clusters import Clusters, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
@@ -26,13 +26,17 @@ from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows, on the whole or in a tenth of the classes, candidates have few parameters."""
-MANY_CLASSES = 200
-"""With more of them, whole matrices are left out."""
+SOME_CLASSES, MANY_CLASSES = 30, 200
+"""With more of them, some candidates are left out, and then whole matrices."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "every row right": ("identity", "temperature"),
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
-    "few rows, two classes": ("identity", "temperature", "platt"),
-    "few rows": ("identity", "temperature", "svs"),
+    "few rows, two classes": ("identity", "temperature", "platt", "beta", "smoothing_spline", "venn_abers"),
+    "few rows": (
+        *("identity", "temperature", "bias_corrected_temperature", "diagonal", "svs", "sms"),
+        *("isotonic_ovr", "venn_abers"),
+    ),
+    "few rows, many classes": ("identity", "temperature", "svs"),
     "two classes": (
         *("identity", "temperature", "platt", "beta", "quadratic", "smoothing_spline"),
         *("isotonic_ovr", "venn_abers", "residual"),
@@ -51,12 +55,19 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 """What `auto` pools, by the size of the problem, the simplest first. Where every row is right nothing shows how often
 one is wrong. The second list is for problems where the argmax must stay, or a class has no rows, whose odds then
 stay."""
-CAUTIOUS = ("every row right", "the same for all classes", "few rows, two classes", "few rows")
-"""Sizes at which temperature scaling is left only for what is better by more than `_CAUTION` standard errors."""
+PRIOR_ROWS: Mapping[str, float] = {"temperature": 1.0, "smoothing_spline": 3.0}
+"""Rows more that a candidate's weight counts, as if it alone had explained them; such candidates are never dropped."""
+CAUTIOUS: Mapping[str, Mapping[str, float]] = {
+    "every row right": {"temperature": 5.0},
+    "the same for all classes": {"temperature": 5.0},
+    "few rows, two classes": {"temperature": 8.0, "smoothing_spline": 5.0, "venn_abers": 2.0},
+    "few rows": {"temperature": 5.0},
+    "few rows, many classes": {"temperature": 5.0},
+}
+"""Sizes at which held-out losses say little, and the rows that count there unless temperature scaling is behind the
+best candidate by more than `_BEHIND` standard errors."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
-SIMPLE = ("temperature", "platt")
-"""Candidates whose weight counts one more row; they are never dropped."""
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
 """Structured matrix scaling with so much of its penalty: the pool weighs them, which costs less than `sms_cv`."""
 BASES = {
@@ -65,9 +76,10 @@ BASES = {
     "residual_loose_sms": ("loose_sms",),
 }
 """The base of each residual network: the first that is a candidate."""
-_CAUTION, _BEHIND = 1.5, 2.0  # standard errors: to leave temperature scaling, and to be dropped from the race
+_BEHIND = 2.0  # standard errors by which a candidate is clearly behind
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
+_EXPECTED = 20.0  # rows of a class; that none comes by chance has odds of 2e-9
 _RACE_AFTER = 2  # folds after which candidates can be dropped
 _SCORED = 1 << 23  # held-out log-probabilities that are kept of each candidate
 
@@ -110,11 +122,10 @@ def auto(
     """Automatic choice: a mixture of the `CANDIDATES` for the problem's size, by their loss on held-out rows.
 
     Each candidate is fitted to folds and predicts the rows left out. The mixture's weights maximise the likelihood of
-    those predictions (or, by `score="brier"`, minimise the Brier score), and the candidates with a share are fitted
-    again to all rows. The simplest candidate within a standard error of the best is taken alone where the mixture, its
-    weights fitted to other folds, is behind the best by more than a standard error; a mixture that had to be ahead by
-    as much was worse on rows to come. The identity is taken where nothing has less loss than it, and of few rows
-    temperature scaling unless something is clearly better. `keep_argmax=True` pools only candidates that keep every
+    those predictions (or, by `score="brier"`, minimise the Brier score) with a prior that favours temperature scaling,
+    strongly so of few rows where it is not clearly behind; the candidates with a share are fitted again to all rows.
+    The identity is a candidate too. It is taken alone where the mixture, its weights fitted to other folds, has no less
+    loss; of few rows, too few to tell, it only has its share. `keep_argmax=True` pools only candidates that keep every
     predicted class. `weights` are those of the rows. `clusters`, one value a row, keep correlated rows, such as pixels
     of an image, in one fold, and standard errors are those of clusters. The calibrator that comes out carries the
     comparison as `choice`.
@@ -131,14 +142,31 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
+    _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
         class_blind = keep_argmax and size != "every row right"
         fits = _candidates(z, y, w, "the same for all classes" if class_blind else size)
         parts = k_fold(z, y, folds, together)
-        trial = _Trial(z, y, w, fits, parts, score, cautious=size in CAUTIOUS, clusters=together)
+        trial = _Trial(z, y, w, fits, parts, score, cautious=CAUTIOUS.get(size), clusters=together)
         trial.run(progress)
         return trial.conclude()
+
+
+def _warn_of_empty_classes(z: Tensor, y: Tensor, w: Tensor | None) -> None:
+    """Say which classes have no rows though many were to be expected: nobody but the user knows if they can occur."""
+    empty = (torch.bincount(y, weights=w, minlength=z.shape[1]) == 0).nonzero()[:, 0]
+    if not len(empty):
+        return
+    probs = torch.softmax(z.double(), dim=1)[:, empty]
+    expected = (probs if w is None else probs * w[:, None]).sum(dim=0)
+    many = expected >= _EXPECTED
+    if bool(many.any()):
+        which = " or ".join(str(k) for k in empty[many].tolist())
+        warn_users(
+            f"no row is of class {which}, where the logits expect {float(expected[many].sum()):.0f} of {len(z)} rows. "
+            "Its odds are kept; if it can never be right, give it -inf in every row"
+        )
 
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
@@ -151,10 +179,13 @@ def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
     if not bool(rows.all()):
         return "the same for all classes"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
-        return "few rows, two classes" if classes == 2 else "few rows"
+        few = "few rows" if classes <= SOME_CLASSES else "few rows, many classes"
+        return "few rows, two classes" if classes == 2 else few
     if classes == 2:
         return "two classes"
-    return "up to 30 classes" if classes <= 30 else "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
+    if classes <= SOME_CLASSES:
+        return "up to 30 classes"
+    return "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
 
 
 def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
@@ -186,7 +217,7 @@ class _Trial:
         folds: Sequence[tuple[Tensor, Tensor]],
         score: str,
         *,
-        cautious: bool,
+        cautious: Mapping[str, float] | None = None,
         clusters: Clusters | None = None,
     ) -> None:
         self.z, self.y, self.w, self.fits, self.folds, self.cautious = z, y, w, fits, folds, cautious
@@ -206,7 +237,7 @@ class _Trial:
         alone = [name for name in self.fits if name not in BASES]
         steps = [(k, name) for k in range(len(self.folds)) for name in alone]
         for k, name in track(steps, label="fitting candidates to folds", enabled=progress):
-            if (k, name) == (_RACE_AFTER, alone[0]):
+            if (k, name) == (_RACE_AFTER, alone[0]) and self.cautious is None:
                 self._race()
             if name in self.reasons:
                 continue
@@ -220,20 +251,15 @@ class _Trial:
                 self._train_residual(name)
 
     def conclude(self) -> Calibrator:
-        """The mixture, the best candidate alone, or the identity, with a record of the choice."""
+        """The mixture or the identity, with a record of the choice."""
         losses = {name: self.held_out.losses(name) for name in self.fits if name in self.models}
         each = self.held_out.row_weights
-        best = simplest(losses, standard_errors=0.0, weights=each)
-        names = self._kept(list(losses))
-        loss = self.held_out.mixture_losses(names, _prior(names))
-        if len(names) == 1 or _is_less(losses[best], loss, 1.0, each, self.clusters):
-            names = [simplest(losses, weights=each, clusters=self.clusters)]
-            loss = losses[names[0]]
-        if self.cautious and not _is_less(loss, losses["temperature"], _CAUTION, each, self.clusters):
-            names, loss = ["temperature"], losses["temperature"]
-        if not _is_less(loss, losses["identity"], 0.0, each):
+        prior = self._prior(losses)
+        names = self._kept(list(losses), prior)
+        loss = self.held_out.mixture_losses(names, _alphas(names, prior))
+        if self.cautious is None and not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
-        weights = self.held_out.weights(names, _prior(names))
+        weights = self.held_out.weights(names, _alphas(names, prior))
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
         others = {name: known for name, known in losses.items() if name != "identity"}
         rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, weights=each)
@@ -262,9 +288,19 @@ class _Trial:
         self.models.pop(name, None)
         self.held_out.log_probs.pop(name, None)
 
-    def _kept(self, names: Sequence[str], rows: np.ndarray | slice = slice(None)) -> list[str]:
+    def _prior(self, losses: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """The rows that candidates' weights count."""
+        each = self.held_out.row_weights
+        best = simplest(losses, standard_errors=0.0, weights=each)
+        if self.cautious is None or _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters):
+            return PRIOR_ROWS
+        return self.cautious
+
+    def _kept(
+        self, names: Sequence[str], prior: Mapping[str, float], rows: np.ndarray | slice = slice(None)
+    ) -> list[str]:
         """Those with a share in the mixture."""
-        weights = self.held_out.weights(names, _prior(names), rows)
+        weights = self.held_out.weights(names, _alphas(names, prior), rows)
         return [name for name, weight in zip(names, weights, strict=True) if weight >= _LEAST_WEIGHT]
 
     def _race(self) -> None:
@@ -274,7 +310,7 @@ class _Trial:
         each = None if self.held_out.row_weights is None else self.held_out.row_weights[seen]
         together = None if self.clusters is None else self.clusters.take(seen)
         best = simplest(losses, standard_errors=0.0, weights=each)
-        kept = {"identity", *SIMPLE, *self._kept(list(losses), seen)}
+        kept = {"identity", *PRIOR_ROWS, *self._kept(list(losses), PRIOR_ROWS, seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
             if _is_less(losses[best], losses[name], _BEHIND, each, together):
@@ -300,7 +336,8 @@ class _Trial:
         """The candidates on all rows, mixed."""
         if list(names) in (["identity"], ["temperature"]):
             return self.fits[names[0]](self.z, self.y, **given(self.w))
-        temperature = self.held_out.temperature(names, weights) if len(names) > 1 else 1.0
+        pooled = len(names) > 1 and self.cautious is None  # few rows leave no room for one more parameter
+        temperature = self.held_out.temperature(names, weights) if pooled else 1.0
         return Mixture([self._refit_one(name) for name in names], weights, temperature, self.share)
 
     def _refit_one(self, name: str) -> Calibrator:
@@ -310,8 +347,8 @@ class _Trial:
         return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
 
 
-def _prior(names: Sequence[str]) -> np.ndarray:
-    return np.array([2.0 if name in SIMPLE else 1.0 for name in names])
+def _alphas(names: Sequence[str], prior: Mapping[str, float]) -> np.ndarray:
+    return np.array([1.0 + prior.get(name, 0.0) for name in names])
 
 
 def _is_less(

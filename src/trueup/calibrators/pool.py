@@ -117,7 +117,7 @@ class HeldOut:
         if self.score == "nll":
             return likelihood_weights(self._label_probs(names)[rows], prior, each)
         probs = [self.log_probs[name][rows].double().exp().cpu().numpy() for name in names]
-        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each)
+        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each, prior=prior)
 
     def mixture_losses(self, names: Sequence[str], prior: np.ndarray) -> np.ndarray:
         """The loss in each row of a mixture whose weights were fitted to the other folds (its temperature left out)."""
@@ -184,19 +184,25 @@ def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndar
     return weights / weights.sum()
 
 
-def brier_weights(probs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+def brier_weights(
+    probs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None, *, prior: np.ndarray | None = None
+) -> np.ndarray:
     """Weights of least Brier score for a mixture of probabilities (parts, n, classes): a quadratic form on the simplex.
+
+    With `prior`, α_m − 1 rows more are such that part m is sure of the label and the others of one other class.
 
     >>> p = np.array([[[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.5, 0.5]]])
     >>> brier_weights(p, np.array([0, 0])).round(3)
     array([1., 0.])
     """
     parts, n, _ = probs.shape
-    each = np.full(n, 1 / n) if rows is None else rows / rows.sum()
+    total = float(n if rows is None else rows.sum())
+    each = np.full(n, 1 / n) if rows is None else rows / total
+    alone = np.zeros(parts) if prior is None else 2 * (prior - 1) / total
     root = (probs * np.sqrt(each)[:, None]).reshape(parts, -1)
     # A row's squared error with the sum of the weights held to one by a penalty that outweighs it.
-    square = root @ root.T + _RIDGE * np.eye(parts) + 1e4
-    weights = _non_negative(square, probs[:, np.arange(n), labels] @ each + 1e4)
+    square = root @ root.T + _RIDGE * np.eye(parts) + np.diag(alone) + 1e4
+    weights = _non_negative(square, probs[:, np.arange(n), labels] @ each + alone + 1e4)
     return weights / weights.sum()
 
 

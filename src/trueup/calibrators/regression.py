@@ -11,7 +11,7 @@ import torch
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 from torch import Tensor
 
-from trueup.core.arrays import as_vector, match_kind, upcast_half
+from trueup.core.arrays import as_vector, as_weights, effective_rows, match_kind, upcast_half
 from trueup.core.module import ParametricModule
 from trueup.core.optimize import warn_at_bound
 
@@ -144,14 +144,15 @@ class VarianceScaling(Recalibrator):
         self._keep_moments()
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
         z = np.abs(_standardise(mean, std, targets, at_least=1))
+        w = as_weights(weights, len(z))
         largest = float(z.max())
         if largest == 0:
             warn_at_bound("scale", _LEAST_SCALE, "every target is its mean")
             return cls(_LEAST_SCALE)
-        return cls(largest * math.sqrt(float(np.mean((z / largest) ** 2))))  # no overflow in the squares
+        return cls(largest * math.sqrt(float(np.average((z / largest) ** 2, weights=w))))  # no overflow in the squares
 
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
         """s·Φ⁻¹(q)."""
@@ -207,10 +208,17 @@ class IsotonicQuantiles(Recalibrator):
         self._keep_moments()
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
         """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
-        z = np.sort(_standardise(mean, std, targets, at_least=1))
-        share = np.arange(1, len(z) + 1) / (len(z) + 1)
+        z = _standardise(mean, std, targets, at_least=1)
+        w = as_weights(weights, len(z))
+        if w is None:
+            z, share = np.sort(z), np.arange(1, len(z) + 1) / (len(z) + 1)
+        else:
+            order = np.argsort(z)
+            order = order[w[order] > 0]
+            z, total = z[order], np.cumsum(w[order])
+            share = total / (total[-1] * (1 + 1 / effective_rows(w, len(w))))
         new = np.diff(z, prepend=-np.inf) > 0
         kept = new | np.append(new[1:], True)
         return cls(z[kept], share[kept])

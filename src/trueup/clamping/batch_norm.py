@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -15,11 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.clamping.calibration_set import local_numbers, local_subset
 from trueup.clamping.network import Network
-from trueup.core.distributed import all_gather_object, all_reduce_sum
+from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum
 from trueup.core.splits import random_order
 
 CHUNK = 512
 """Samples that go through the network at once; a layer's statistics are those of a chunk while it is estimated."""
+
+TESTED = 2000
+"""Samples at most whose statistics are compared with those of home."""
+STORED_BATCH = 40
+"""Images in each batch of the running statistics, for the test whether inputs have moved. Fewer than trainings commonly
+have: the weights moved while the statistics were taken, and images that were trained on are not quite like others."""
+N_RESAMPLES = 1999
 
 Augment = Callable[[Tensor], Tensor]
 """A change of a batch of the network's inputs, such as those of the training."""
@@ -61,31 +68,12 @@ class Statistics(NamedTuple):
     variance: Tensor
 
 
-class Estimate(NamedTuple):
-    """Statistics of new inputs."""
-
-    tensors: dict[str, Tensor]
-    """Mixed with the old ones, by the names of `state_dict`."""
-    divergences: dict[str, float]
-    """By how much the new statistics of each layer differ from the old ones; see `divergence`."""
-
-
-def divergence(new: Statistics, old: Statistics, eps: float = 0.0) -> float:
-    """Kullback and Leibler's divergence of one normal law a channel from another, the mean over channels, in nats.
-
-    >>> one, two = (Statistics(torch.tensor([m]), torch.tensor([1.0])) for m in (0.0, 1.0))
-    >>> divergence(one, two)
-    0.5
-    """
-    variance = old.variance + eps
-    ratio = (new.variance + eps) / variance
-    return float(((ratio + (new.mean - old.mean).square() / variance - 1 - ratio.log()) / 2).mean())
-
-
 def estimate(
     network: Network, before: nn.Module | None, weight: float, *, augment: Augment | None = None, seed: int = 0
-) -> Estimate:
+) -> dict[str, Tensor]:
     """Batch-norm statistics of the samples behind a map, mixed with the old ones: (1 − α) old + α new.
+
+    They are named as in `state_dict`.
 
     One pass in evaluation mode: each layer's statistics are renewed before it is applied, so that later layers see
     inputs as they will be.
@@ -104,14 +92,130 @@ def estimate(
             augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, order[chunk::chunks]))
         with _renewed_on_the_way(layers, sums, weight, together=together):
             own.logits(_Then(before, augment), inputs=inputs)
-    tensors, divergences = {}, {}
+    tensors = {}
     for name, layer in layers.items():
         own_sums = sums[name]
         new = own_sums.statistics()
         tensors[f"{name}.running_mean"] = _mixed(own_sums.mean, new.mean, weight, layer.running_mean)
         tensors[f"{name}.running_var"] = _mixed(own_sums.variance, new.variance, weight, layer.running_var)
-        divergences[name] = divergence(new, Statistics(own_sums.mean, own_sums.variance), layer.eps)
-    return Estimate(tensors, divergences)
+    return tensors
+
+
+class MovedTest(NamedTuple):
+    """Whether inputs have moved away from home."""
+
+    p_value: float
+    """Of the hypothesis that they come from where the others did."""
+    distance: float
+    """Root mean square of the difference of a layer's statistics, in standard deviations of one sample's."""
+    samples: int
+    against: float
+    """Samples of home, or how many the stored statistics are taken to be worth (the layers' mean)."""
+
+
+def moved_test(
+    network: Network, *, augment: Augment | None = None, seed: int = 0, reference: Network | None = None
+) -> MovedTest:
+    """A two-sample test of what comes into the layers of batch norm: each channel's mean and mean square.
+
+    For every channel z = (m̄ − m₀)/(s√(1/n + 1/n₀)), m̄ and s being mean and standard deviation over samples of the
+    sample's own statistic. m₀ is that of `reference`, n₀ samples of home; without one it is what the layer has stored,
+    a running mean with momentum α over batches of b, which is worth n₀ = b(2 − α)/α samples. The statistic is the mean
+    of z² over all channels and layers; its law under the hypothesis is that of Σ λ_j χ²₁, λ being the eigenvalues of
+    the correlation of the columns, from which it is drawn.
+    """
+    rows, names = sample_statistics(network, augment=augment, seed=seed)
+    n = len(rows)
+    if not names or n < 2:
+        return MovedTest(1.0, 0.0, n, 0.0)
+    spread = rows.std(axis=0, ddof=1)
+    mean = rows.mean(axis=0)
+    if reference is not None:
+        others, _ = sample_statistics(reference, augment=augment, seed=seed)
+        home, worth = others.mean(axis=0), np.full(rows.shape[1], float(len(others)))
+        spread = np.sqrt((spread**2 + others.var(axis=0, ddof=1)) / 2)
+    else:
+        home, worth = _stored(network.model, names)
+    alive = spread > 1e-9 * np.maximum(np.abs(home), 1e-30)  # a channel that is always the same tells nothing
+    if not alive.any():
+        return MovedTest(1.0, 0.0, n, float(worth.mean()))
+    rows, spread, worth = rows[:, alive], spread[alive], worth[alive]
+    difference = (mean - home)[alive] / spread
+    observed = float((difference**2 / (1 / n + 1 / worth)).mean())
+    scaled = (rows - mean[alive]) / (spread * math.sqrt(n * rows.shape[1]))
+    gram = scaled @ scaled.T if n < scaled.shape[1] else scaled.T @ scaled
+    eigenvalues = np.linalg.eigvalsh(gram).clip(0)
+    drawn = np.random.default_rng(seed).chisquare(1, size=(N_RESAMPLES, len(eigenvalues))) @ eigenvalues
+    p_value = (1 + int((drawn >= observed).sum())) / (1 + N_RESAMPLES)
+    return MovedTest(p_value, float(np.sqrt((difference**2).mean())), n, float(worth.mean()))
+
+
+def sample_statistics(
+    network: Network, *, augment: Augment | None = None, seed: int = 0
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Mean and mean square, over positions, of what comes into each channel of each layer, one row a sample.
+
+    At most `TESTED` samples, drawn at random. Layers that do not see the samples one by one are left out; the names of
+    the others are returned too. One pass in evaluation mode, in which nothing is renewed.
+    """
+    model = share_copy(network.model, {})
+    layers = batch_norms(model)
+    index = torch.from_numpy(random_order(len(network.labels), seed)[:TESTED]).sort().values
+    inputs = local_subset(network.inputs, index)
+    if isinstance(augment, Crop):
+        augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, index))
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str) -> Callable[[nn.Module, Any], None]:
+        def note(module: nn.Module, given: Any) -> None:
+            x = given[0].detach().float()
+            x = x.flatten(2) if x.ndim > 2 else x[:, :, None]
+            seen[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
+
+        return note
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        network.with_model(model).logits(_Then(None, augment), inputs=inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    own = inputs.n
+    columns = {name: _by_sample(rows, own) for name, rows in seen.items()}
+    # What one rank could not use is left out on all of them.
+    usable = {name for name, rows in columns.items() if rows is not None}
+    common = set.intersection(*all_gather_object(usable))
+    names = tuple(name for name in layers if name in common)
+    if not names:
+        return np.empty((len(index), 0)), ()
+    parts = [columns[name] if own else torch.empty(0, 2 * layers[name].num_features) for name in names]
+    return all_gather_rows(torch.cat(parts, dim=1)).double().numpy(), names  # type: ignore[arg-type]
+
+
+def _by_sample(rows: Sequence[Tensor], n: int) -> Tensor | None:
+    """One row a sample, the mean where a sample has several; None where rows are not of samples."""
+    if not n:
+        return torch.empty(0, 0)
+    whole = torch.cat(list(rows)) if rows else torch.empty(0, 0)
+    if not len(whole) or len(whole) % n or not bool(torch.isfinite(whole).all()):
+        return None
+    return whole.reshape(n, -1, whole.shape[1]).mean(dim=1)
+
+
+def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Each column's stored statistic, and how many samples it is worth."""
+    layers = batch_norms(model)
+    home, worth = [], []
+    for name in names:
+        layer = layers[name]
+        mean, variance = (getattr(layer, which).double().cpu() for which in ("running_mean", "running_var"))
+        home.append(torch.cat([mean, variance + mean.square()]))
+        if layer.momentum is None:  # the mean over all batches
+            batches = 1.0 if layer.num_batches_tracked is None else float(layer.num_batches_tracked)
+        else:
+            batches = (2 - layer.momentum) / layer.momentum if layer.momentum > 0 else 1.0
+        worth.append(torch.full((2 * len(mean),), STORED_BATCH * max(1.0, batches), dtype=torch.float64))
+    return torch.cat(home).numpy(), torch.cat(worth).numpy()
 
 
 class _Sums:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.calibrators.temperature import Temperature
-from trueup.clamping.batch_norm import Augment, Crop, batch_norms, estimate, share_copy
+from trueup.calibrators.base import Calibrator
+from trueup.clamping.batch_norm import Augment, Crop, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
-from trueup.clamping.head import cross_fit_head, features_noted, find_head, fit_correction
+from trueup.clamping.head import cross_fit_head, find_head, fit_correction
 from trueup.clamping.ladder import (
-    Climb,
     FoldState,
     Ladder,
-    Rung,
     climb,
     fit_to_teacher,
     judge,
@@ -28,108 +26,41 @@ from trueup.clamping.ladder import (
     paired_gain,
     refit,
 )
-from trueup.clamping.natural_gradient import ChannelsLast
 from trueup.clamping.network import Network, extent
 from trueup.clamping.problem import Loss
-from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition, PixelSpace, Shape
-from trueup.core.distributed import all_gather_rows
+from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
+from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition, Shape
+from trueup.clamping.subspace_search import STANDARD_ERRORS
+from trueup.clamping.unlabelled_repair import repair_without_labels
 from trueup.core.errors import InputError
 from trueup.models.batches import LABELS, Batch, Device
-from trueup.models.calibrated import Calibrated, device_of
+from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
+from trueup.registry import METHODS
+
+__all__ = ["PARTS", "Part", "RepairRecord", "Repaired", "RungRecord", "repair"]
 
 Part: TypeAlias = Literal["input", "batch_norm", "head"]
 PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
 """What may be repaired, in the order in which it is."""
 MAPS = (
-    "gamma", "offset", "affine", "colour", "grey_kernel", "kernel", "radial_gain", "smooth_gain",
-    "smooth_offset", "row_offset", "column_offset",
+    "shrinkage", "gamma", "offset", "affine", "colour", "low_rank", "grey_kernel", "kernel", "radial_gain",
+    "smooth_gain", "smooth_offset", "row_offset", "column_offset",
 )  # fmt: skip
 """Families that are screened unless others are named."""
 WEIGHTS = (1.0, 0.5)
 """Of new batch-norm statistics beside the old ones; the second is tried where the first does not help."""
-BUDGET = 80.0
-"""No further input map is begun once so many forward passes are spent; what follows takes at most 35 more."""
+BUDGET = 75.0
+"""No further input map is begun once so many forward passes are spent; what follows takes at most 45 more."""
+TAUGHT_BUDGET = 90.0
+"""Nor is a map taught by new batch-norm statistics once so many are."""
 FEWEST = 50
 """Samples with labels below which nothing but the temperature is fitted."""
-MOVED = 0.02
-"""Without labels: batch-norm inputs must differ from the stored statistics by so many nats a channel."""
-ROUNDS = 2
-"""Without labels: how often a teacher teaches; from the second time on the teacher is what the last round made."""
 MEMORY = 1 << 32
 """Bytes of samples that are kept."""
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
 """From pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
-
-
-@dataclass(frozen=True)
-class RungRecord:
-    """One step of the ladder and what it gave on samples left out."""
-
-    name: str
-    title: str
-    parameters: int
-    loss: float
-    """Held-out cross-entropy."""
-    gain: float
-    """Below the rung it was compared with."""
-    error: float
-    """Standard error of the gain."""
-    kept: bool
-    p_value: float | None
-    """Of the score test that chose it, if one did."""
-
-
-@dataclass(frozen=True)
-class RepairRecord:
-    """What was wrong, what was done about it, what it gained and what it cost."""
-
-    verdict: str
-    """In words."""
-    causes: tuple[str, ...]
-    """What was wrong with the inputs, such as "white balance"."""
-    words: tuple[str, ...]
-    """What the input map does, such as "red gain 0.82"."""
-    parts: tuple[str, ...]
-    """What was repaired: some of "input", "batch_norm", "head"."""
-    rungs: tuple[RungRecord, ...]
-    """All that was tried, in order; the first is temperature alone, or the network as it is."""
-    temperature: float
-    batch_norm_weight: float
-    """Of the new statistics; 0 where the old ones stay."""
-    ridge: float | None
-    """Penalty of the last layer's correction."""
-    baseline: float
-    """Held-out loss of temperature alone; 0, as all that follows, where there are no labels to tell."""
-    held_out: float
-    """Held-out loss of the repaired network, chosen without the samples it is judged on."""
-    gain: float
-    error: float
-    """Standard error of the gain."""
-    p_values: Mapping[str, float]
-    """Of each family's score test on the inputs as they are."""
-    samples: int
-    labelled: bool
-    forwards: float
-    """Forward passes over all samples."""
-    backwards: float
-    equivalents: float
-    """All passes, counted in forward passes."""
-    seed: int
-    notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was left out and why."""
-
-
-class Repaired(Calibrated):
-    """A network with an input map before it and a temperature after it, and the record of the repair.
-
-    Where batch norm or the last layer was repaired, the network inside is a copy that shares every other tensor with
-    the caller's; `changed` holds the tensors that are new, by the names of `state_dict`.
-    """
-
-    repair_record: RepairRecord
-    changed: dict[str, Tensor]
 
 
 def repair(
@@ -142,6 +73,10 @@ def repair(
     augment: Augment | Literal["crop"] | None = "crop",
     labels: Literal["loader"] | None = "loader",
     temperature: float = 1.0,
+    reference: Iterable[Any] | None = None,
+    labelled: Iterable[Any] | None = None,
+    entropy: bool = False,
+    last: str = "temperature",
     budget: float = BUDGET,
     seed: int = 0,
     device: Device | None = None,
@@ -160,7 +95,12 @@ def repair(
     `augment` is applied to inputs while batch-norm statistics are estimated: "crop" shifts images by up to an eighth of
     their side as training commonly does, None is none, a function is the training's own.
     Batches without labels, or `labels=None`: the network with renewed batch-norm statistics teaches an input map, if
-    the inputs have moved; `temperature` is then the one fitted at home.
+    the inputs have moved; `temperature` is then the one fitted at home. Whether they have is asked of the statistics of
+    batch norm, against the stored ones, or better against those of `reference`, unlabelled inputs of home. `labelled`
+    are a few labelled samples that choose among what was made without labels, and `entropy` lowers the entropy of the
+    answers by batch norm's scales as a further step.
+    `last` is the method that comes last, such as "auto": it is kept beside the temperature only if samples left out
+    say so.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.rand(600, 3, generator=generator)
@@ -178,38 +118,33 @@ def repair(
         raise InputError("temperature", "be a positive number", repr(temperature))
     if labels not in ("loader", None):
         raise InputError("labels", 'be "loader" or None', repr(labels), "labels come with the batches of the loader")
-    batches, labelled = _labelled_batches(loader, labels)
+    if last not in METHODS:
+        raise InputError("last", "be the name of a method", repr(last), "trueup.METHODS lists them")
+    batches, with_labels = _labelled_batches(loader, labels)
+    given = {"reference": reference, "labelled": labelled, "entropy": entropy or None}
+    for name, value in given.items():
+        if with_labels and value is not None:
+            hint = "labels=None leaves the labels of the loader alone"
+            raise InputError(name, "be left out where the samples have labels", type(value).__name__, hint)
+    if last != "temperature" and not with_labels:
+        raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
     inner = unwrap(model)
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
         samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
         low, high = _pixel_range(samples, normalise)
         families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
-        job = _Job(samples, chosen, low, high, families, _augmentation(augment, samples.shape, low), seed, budget, show)
-        return _with_labels(job, model) if labelled else _without_labels(job, model, float(temperature))
-
-
-@dataclass(frozen=True)
-class _Job:
-    network: Network
-    parts: tuple[str, ...]
-    low: Tensor
-    high: Tensor
-    families: tuple[str, ...]
-    augment: Augment | None
-    seed: int
-    budget: float
-    progress: Callable[[str], None]
-    notes: list[str] = field(default_factory=list)
-
-    def climb(self, targets: Tensor, temperature: float | None = None) -> Climb:
-        return Climb(
-            self.network, targets, self.low, self.high, self.families, self.seed, self.budget, self.progress,
-            temperature,
-        )  # fmt: skip
-
-    def space(self, composition: Composition) -> PixelSpace | None:
-        return PixelSpace(composition, self.low, self.high) if len(composition.theta) else None
+        augmentation = _augmentation(augment, samples.shape, low)
+        job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
+        if with_labels:
+            return _with_labels(job, model)
+        others = [
+            None if loader is None else Network(inner, CalibrationSet.read(loader, device=target, limit=MEMORY))
+            for loader in (None if reference is None else _unlabelled(check_loader(reference)), labelled)
+        ]
+        return repair_without_labels(
+            job, model, float(temperature), reference=others[0], labelled=others[1], entropy=entropy
+        )
 
 
 @dataclass(frozen=True)
@@ -221,7 +156,7 @@ class _FoldLogits:
     features: np.ndarray | None
 
 
-def _with_labels(job: _Job, model: nn.Module) -> Repaired:
+def _with_labels(job: Job, model: nn.Module) -> Repaired:
     network, labels = job.network, job.network.labels
     if len(labels) < FEWEST:
         job.notes.append(
@@ -232,16 +167,24 @@ def _with_labels(job: _Job, model: nn.Module) -> Repaired:
     ladder = climb(problem)
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
-    taught = _taught_rung(job, ladder, head) if weight and job.families else None
+    afford = job.network.cost().equivalents <= TAUGHT_BUDGET
+    taught = _taught_rung(job, ladder, head) if weight and job.families and afford else None
     states, weight = (states, weight) if taught is None else (taught, 1.0)
     ridge = _head_rung(job, ladder, head, states)
+    if not _holds(ladder):
+        # Choosing among rungs is a fit too. Where it does not help samples that had no say, temperature stays alone.
+        ladder.stopped = "what seemed to help did not help samples that had no part in choosing it"
+        identity = [FoldState(fold.out, Composition([]), 1.0) for fold in ladder.folds]
+        first, *others = ladder.rungs
+        ladder.rungs, ladder.current, ladder.folds = [first, *(replace(r, kept=False) for r in others)], 0, identity
+        weight, ridge, taught = 0.0, None, None
     composition, temperature = refit(problem, ladder) if taught is None else (ladder.folds[0].composition, 1.0)
     before = job.space(composition)
     changed: dict[str, Tensor] = {}
     if weight:
-        changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed).tensors
+        changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed)
     if before is not None or changed or ridge is not None:
-        logits, features = _forward(job, before, changed, head if ridge is not None else None)
+        logits, features = forward(job, before, changed, head if ridge is not None else None)
         temperature = Loss().temperature(logits, labels)
         if ridge is not None and features is not None and head is not None:
             z, y = logits.double().numpy(), labels.numpy()
@@ -251,15 +194,43 @@ def _with_labels(job: _Job, model: nn.Module) -> Repaired:
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(layer)
             # The last layer is sure of itself on the samples that it was fitted to; those left out say how much too.
             temperature = Loss().temperature(torch.from_numpy(ladder.rungs[ladder.current].logits), labels)
-    return _assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True)
+    after = _last_rung(job, ladder)
+    return assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True, last=after)
 
 
-def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list[_FoldLogits] | None, float]:
+def _holds(ladder: Ladder) -> bool:
+    """Whether what the other folds choose is better than temperature for the samples of each fold."""
+    if not ladder.current:
+        return True
+    gain, error = paired_gain(ladder.rungs[0].losses, nested_rows(ladder.rungs, [f.out for f in ladder.folds])[0])
+    return gain > STANDARD_ERRORS * error
+
+
+def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:
+    """Try another method after the temperature, on the logits of samples left out."""
+    if job.last == "temperature" or len(job.network.labels) < FEWEST:
+        return None
+    job.progress(f"{job.last} after the temperature")
+    current, labels = ladder.rungs[ladder.current], job.network.labels
+    fit, logits = METHODS[job.last], np.empty_like(current.logits)
+    for fold in ladder.folds:
+        out = fold.out.numpy()
+        logits[out] = fit(current.logits[~out], labels[~fold.out].numpy())(current.logits[out])
+    name, title = f"{current.name} + {job.last}", f"{job.last} after the temperature"
+    rung = judge(ladder.rungs, ladder.current, name, title, current.size, logits, labels)
+    ladder.rungs.append(rung)
+    if not rung.kept:
+        return None
+    ladder.current = len(ladder.rungs) - 1
+    return fit(current.logits, labels.numpy())
+
+
+def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[_FoldLogits] | None, float]:
     """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them."""
     network, labels = job.network, job.network.labels
     if "batch_norm" not in job.parts:
         return None, 0.0
-    reason = _no_batch_norm(network.model)
+    reason = no_batch_norm(network.model)
     if reason:
         job.notes.append(reason)
         return None, 0.0
@@ -268,7 +239,7 @@ def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list
         states = _fold_logits(job, ladder.folds, head, weight)
         logits = _scaled(states, labels)
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
-        title = f"new batch-norm statistics, weight {weight:g}"
+        title = f"batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
         rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
         ladder.rungs.append(rung)
@@ -278,15 +249,15 @@ def _batch_norm_rungs(job: _Job, ladder: Ladder, head: str | None) -> tuple[list
     return None, 0.0
 
 
-def _taught_rung(job: _Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
+def _taught_rung(job: Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
     """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
 
     Its answers say more than labels do, so that a map of many parameters can be had of them. The statistics are then
     estimated again behind the map.
     """
     network, labels = job.network, job.network.labels
-    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
-    answers = _forward(job, None, taught, None)[0]
+    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed)
+    answers = forward(job, None, taught, None)[0]
     temperature = Loss().temperature(answers, labels)
     targets = torch.softmax(answers.double() / temperature, dim=1)
     composition = fit_to_teacher(job.climb(targets, temperature))
@@ -315,19 +286,19 @@ def _scaled(states: Sequence[_FoldLogits], labels: Tensor) -> np.ndarray:
     return logits
 
 
-def _fold_logits(job: _Job, folds: Sequence[FoldState], head: str | None, weight: float) -> list[_FoldLogits]:
+def _fold_logits(job: Job, folds: Sequence[FoldState], head: str | None, weight: float) -> list[_FoldLogits]:
     states: list[_FoldLogits] = []
     for fold in folds:
         if states and (not len(fold.composition.theta) or fold.composition is folds[0].composition):  # folds are alike
             states.append(replace(states[0], out=fold.out.numpy()))
             continue
         before = job.space(fold.composition)
-        changed = estimate(job.network, before, weight, augment=job.augment, seed=job.seed).tensors if weight else {}
-        states.append(_FoldLogits(fold.out.numpy(), *_forward(job, before, changed, head)))
+        changed = estimate(job.network, before, weight, augment=job.augment, seed=job.seed) if weight else {}
+        states.append(_FoldLogits(fold.out.numpy(), *forward(job, before, changed, head)))
     return states
 
 
-def _head_rung(job: _Job, ladder: Ladder, head: str | None, states: list[_FoldLogits] | None) -> float | None:
+def _head_rung(job: Job, ladder: Ladder, head: str | None, states: list[_FoldLogits] | None) -> float | None:
     if head is None:
         return None
     labels = job.network.labels
@@ -352,150 +323,7 @@ def _head_rung(job: _Job, ladder: Ladder, head: str | None, states: list[_FoldLo
     return ridge
 
 
-def _forward(
-    job: _Job, before: nn.Module | None, changed: Mapping[str, Tensor], head: str | None
-) -> tuple[Tensor, np.ndarray | None]:
-    """Logits of all samples, and what goes into the last layer."""
-    model = share_copy(job.network.model, changed) if changed or head else job.network.model
-    network = job.network.with_model(model)
-    if head is None:
-        return network.logits(ChannelsLast(before)), None
-    layer = model.get_submodule(head)
-    assert isinstance(layer, nn.Linear)
-    with features_noted(layer) as seen:
-        logits = network.logits(ChannelsLast(before))
-    features = torch.cat(seen) if seen else torch.empty(0, layer.in_features)
-    return logits, all_gather_rows(features).double().numpy()
-
-
-def _without_labels(job: _Job, model: nn.Module, temperature: float) -> Repaired:
-    """A teacher with new batch-norm statistics, an input map that comes near to it, and new statistics behind that."""
-    network = job.network
-    plain = network.plain_logits()
-    empty = Rung("network", "the network as it is", 0, 0, plain.double().numpy() / temperature, np.zeros(len(plain)))
-    ladder = Ladder([empty], 0, [], {}, "")
-    reason = _no_batch_norm(network.model)
-    if reason or "batch_norm" not in job.parts:
-        job.notes.append((reason or "batch_norm is not among the parts") + "; without labels nothing else can teach")
-        return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
-    job.progress("have the inputs moved?")
-    distance = moved_by(network, job.augment, job.seed)
-    if distance < MOVED + 0.5 / len(plain):  # few samples' statistics differ by that much from any
-        ladder.stopped = (
-            f"the inputs have not moved: what comes into batch norm differs from the stored statistics by "
-            f"{distance:.4f} nats a channel, less than {MOVED:g}"
-        )
-        return _assemble(job, model, ladder, None, {}, temperature, 0.0, None, labelled=False)
-    composition = Composition([])
-    changed: dict[str, Tensor] = {}
-    for number in range(ROUNDS if job.families else 0):
-        job.progress("teacher")
-        taught = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
-        answers = _forward(job, job.space(composition), taught, None)[0]
-        targets = torch.softmax(answers.double() / temperature, dim=1)
-        composition = fit_to_teacher(job.climb(targets, temperature), composition if number else None)
-        changed = estimate(network, job.space(composition), 1.0, augment=job.augment, seed=job.seed).tensors
-        if not len(composition.theta):
-            break
-    before = job.space(composition)
-    changed = changed or estimate(network, None, 1.0, augment=job.augment, seed=job.seed).tensors
-    job.notes.append(
-        "without labels it is assumed that the classes are about as frequent as they were in training, and that the "
-        f"network with new batch-norm statistics is right more often than not; the inputs moved by {distance:.3f} nats"
-    )
-    return _assemble(job, model, ladder, before, changed, temperature, 1.0, None, labelled=False)
-
-
-def moved_by(network: Network, augment: Augment | None = None, seed: int = 0) -> float:
-    """By how much what comes into batch norm differs from the stored statistics: nats a channel, the largest layer's.
-
-    The statistics are those of a pass in which nothing is renewed.
-    """
-    return max(estimate(network, None, 0.0, augment=augment, seed=seed).divergences.values())
-
-
-def _assemble(
-    job: _Job,
-    model: nn.Module,
-    ladder: Ladder,
-    before: PixelSpace | None,
-    changed: dict[str, Tensor],
-    temperature: float,
-    weight: float,
-    ridge: float | None,
-    *,
-    labelled: bool,
-) -> Repaired:
-    inside = share_copy(job.network.model, changed) if changed else model
-    device = device_of(job.network.model)
-    repaired = Repaired(inside, before=before, after=Temperature(temperature).to(device))
-    repaired.changed = changed
-    cost = job.network.cost()
-    rungs = ladder.rungs
-    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if len(rungs) > 1 else rungs[0].losses
-    gain, error = paired_gain(rungs[0].losses, losses)
-    composition = before.inner if before is not None else Composition([])
-    assert isinstance(composition, Composition)
-    found = (("input", before is not None), ("batch_norm", weight > 0), ("head", ridge is not None))
-    parts = tuple(name for name, was in found if was)
-    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
-    words = tuple(before.words()) if before is not None else ()
-    repaired.repair_record = RepairRecord(
-        verdict=_verdict(ladder, parts, causes, words, (float(rungs[0].losses.mean()), gain, error), labelled),
-        causes=causes,
-        words=words,
-        parts=parts,
-        rungs=tuple(
-            RungRecord(r.name, r.title, r.size, float(r.losses.mean()), r.gain, r.error, r.kept, r.p_value)
-            for r in rungs
-        ),
-        temperature=temperature,
-        batch_norm_weight=weight,
-        ridge=ridge,
-        baseline=float(rungs[0].losses.mean()),
-        held_out=float(losses.mean()),
-        gain=gain,
-        error=error,
-        p_values=ladder.p_values,
-        samples=len(job.network.labels),
-        labelled=labelled,
-        forwards=cost.forwards,
-        backwards=cost.backwards,
-        equivalents=cost.equivalents,
-        seed=job.seed,
-        notes=tuple(job.notes),
-    )
-    return repaired
-
-
-def _verdict(
-    ladder: Ladder,
-    parts: Sequence[str],
-    causes: Sequence[str],
-    words: Sequence[str],
-    gained: tuple[float, float, float],
-    labelled: bool,
-) -> str:
-    if not parts:
-        first = "No: temperature is enough" if labelled else "No: the network stays as it is"
-        return f"{first}; {ladder.stopped or 'nothing was asked for'}."
-    done = []
-    if "input" in parts:
-        done.append(f"{', '.join(words) or 'an input map too small to see'} ({' and '.join(causes)})")
-    if "batch_norm" in parts:
-        done.append("new batch-norm statistics")
-    if "head" in parts:
-        done.append("a corrected last layer")
-    before, gain, error = gained
-    if not labelled:
-        return f"Repaired without labels: {'; '.join(done)}. What it gained cannot be known without labels."
-    return (
-        f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
-        f"(standard error of the gain {error:.4f})."
-    )
-
-
-def _head_name(job: _Job) -> str | None:
+def _head_name(job: Job) -> str | None:
     if "head" not in job.parts:
         return None
     network = job.network
@@ -507,16 +335,6 @@ def _head_name(job: _Job) -> str | None:
     if name is None:
         job.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
     return name
-
-
-def _no_batch_norm(model: nn.Module) -> str:
-    if not batch_norms(model):
-        return "batch norm is left as it is: the network has no layers with running statistics"
-    try:
-        share_copy(model, {})
-    except Exception as error:
-        return f"batch norm is left as it is: the network cannot be copied ({type(error).__name__})"
-    return ""
 
 
 def _augmentation(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
@@ -592,6 +410,12 @@ def _labelled_batches(loader: Iterable[Any], labels: Any) -> tuple[Iterable[Any]
     if first is None or _has_labels(first):
         return rest, True
     return _Unlabelled(rest, drop=False), False
+
+
+def _unlabelled(loader: Iterable[Any]) -> Iterable[Any]:
+    """The loader without its labels, if it has any."""
+    batches, with_labels = _labelled_batches(loader, "loader")
+    return _Unlabelled(batches, drop=True) if with_labels else batches
 
 
 def _has_labels(batch: Any) -> bool:

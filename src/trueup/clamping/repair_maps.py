@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,6 +93,53 @@ class InputMap(nn.Module):
     @property
     def _channels(self) -> int:
         return self.shape[0]
+
+
+class Shrinkage(InputMap):
+    """Change detail by its size: x + Σ_l d_l·(a_l + Σ_j c_lj τ_j²/(d_l² + τ_j²)) (scale 0.5), d_l detail of one scale.
+
+    d₁ is what a 3×3 binomial filter takes away, d₂ what one of twice the width takes away of the rest. Detail smaller
+    than τ (0.02, 0.06) is mostly noise and can be shrunk while what is larger stays: no linear filter does that.
+    Starck, Fadili, Murtagh, "The undecimated wavelet decomposition and its reconstruction" (2007).
+    """
+
+    name, title = "shrinkage", "shrinkage of fine detail"
+    cause = "noise"
+    scale = 0.5
+    levels = 2
+    thresholds = (0.02, 0.06)
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """Images of some extent."""
+        return len(shape) == 3 and min(shape[1:]) >= 5
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """A gain and two shrinkages a scale."""
+        return cls.levels * (1 + len(cls.thresholds))
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Change each scale's detail."""
+        weights = (self.scale * theta).reshape(self.levels, -1)
+        rest = changed = x
+        for level in range(self.levels):
+            smooth = _binomial(rest, 2**level)
+            detail = rest - smooth
+            square = detail * detail
+            factor = weights[level, 0]
+            for j, threshold in enumerate(self.thresholds):
+                factor = factor + weights[level, 1 + j] * threshold**2 / (square + threshold**2)
+            changed, rest = changed + detail * factor, smooth
+        return changed
+
+    def words(self) -> list[str]:
+        """What becomes of small and of large detail of the finest scale."""
+        weights = (self.scale * self.theta).reshape(self.levels, -1)[0]
+        small, large = 1 + float(weights.sum()), 1 + float(weights[0])
+        if max(abs(small - 1), abs(large - 1)) < _VISIBLE:
+            return []
+        return [f"fine detail times {small:.2f} where small, {large:.2f} where large"]
 
 
 class Offset(InputMap):
@@ -235,6 +283,42 @@ class Matrix(InputMap):
         """Gains, offsets and the largest mixture."""
         matrix, offset = self.matrix(self.theta)
         return _gains(matrix.diagonal(), self.shape) + _mixture(matrix, self.shape) + _offsets(offset, self.shape)
+
+
+class LowRank(InputMap):
+    """A linear map of low rank on top of the features: x + U(V₀ + V)ᵀx + b (scales 0.2, 0.2/√d and 0.1).
+
+    V₀ are two orthonormal directions drawn once for d features, from which the search turns; the identity is at U = 0.
+    """
+
+    name, title = "low_rank", "linear map of low rank"
+    cause = "mixed features"
+    rank, scale, offset_scale = 2, 0.2, 0.1
+
+    @classmethod
+    def suits(cls, shape: Shape) -> bool:
+        """More features than a full matrix is for."""
+        return len(shape) == 1 and shape[0] > MOST_CHANNELS
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """Two thin matrices and a vector."""
+        return shape[0] * (2 * cls.rank + 1)
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Project, and add."""
+        d = self._channels
+        out, turned, offset = torch.split(theta, [self.rank * d, self.rank * d, d])
+        start = _directions(d, self.rank).to(theta)
+        directions = start + self.scale / math.sqrt(d) * turned.reshape(d, self.rank)
+        return x + (x @ directions) @ (self.scale * out.reshape(self.rank, d)) + self.offset_scale * offset
+
+    def words(self) -> list[str]:
+        """How large it is, and the largest offsets."""
+        out, _, offset = torch.split(self.theta, [self.rank * self._channels] * 2 + [self._channels])
+        size = self.scale * float(out.norm())
+        mixed = [f"linear map of rank {self.rank}, norm {size:.2f}"] if size >= _VISIBLE else []
+        return mixed + _offsets(self.offset_scale * offset, self.shape)
 
 
 class GreyKernel(InputMap):
@@ -455,11 +539,13 @@ class PixelOffset(InputMap):
 FAMILIES: Mapping[str, type[InputMap]] = {
     family.name: family
     for family in (
+        Shrinkage,
         Gamma,
         ChannelGamma,
         Offset,
         ChannelAffine,
         Matrix,
+        LowRank,
         GreyKernel,
         Kernel,
         WideKernel,
@@ -563,6 +649,7 @@ CONTAINS: Mapping[str, tuple[str, ...]] = {
     "channel_gamma": ("gamma",),
     "affine": ("offset",),
     "colour": ("offset", "affine"),
+    "low_rank": ("offset",),
     "kernel": ("offset", "affine", "colour", "grey_kernel"),
     "kernel5": ("offset", "affine", "colour", "grey_kernel", "kernel"),
     "smooth_offset": ("offset",),
@@ -613,6 +700,10 @@ def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
         theta = torch.zeros_like(new.theta).reshape(new.shape[0], -1)
         theta[:, 0] = inside[0].theta * (Offset.scale / new.scale)
         return theta.flatten()
+    if isinstance(new, LowRank):
+        kept = new.theta.clone()
+        kept[-new.shape[0] :] = inside[0].theta * (Offset.scale / new.offset_scale)
+        return kept
     channels = new.shape[0]
     matrix, offset = torch.eye(channels), torch.zeros(channels)
     side = new.side if isinstance(new, Kernel) else 1
@@ -651,6 +742,18 @@ def _per_channel(values: Tensor, shape: Shape) -> Tensor:
 
 def _pad(x: Tensor, by: int) -> Tensor:
     return F.pad(x, (by, by, by, by), mode="replicate")
+
+
+def _directions(d: int, rank: int) -> Tensor:
+    """So many orthonormal directions (d, rank), the same each time."""
+    return torch.from_numpy(np.linalg.qr(np.random.default_rng(d).normal(size=(d, rank)))[0])
+
+
+def _binomial(x: Tensor, apart: int) -> Tensor:
+    """(1, 2, 1)/4 along both sides, its taps so many pixels apart, the border repeated."""
+    x = F.pad(x, (apart, apart, apart, apart), mode="replicate")
+    x = (x[..., : -2 * apart, :] + 2 * x[..., apart:-apart, :] + x[..., 2 * apart :, :]) / 4
+    return (x[..., : -2 * apart] + 2 * x[..., apart:-apart] + x[..., 2 * apart :]) / 4
 
 
 def _positions(size: int, like: Tensor) -> Tensor:

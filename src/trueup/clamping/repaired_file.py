@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.batch_norm import share_copy
 from trueup.clamping.clamped_file import compare_shapes, model_shapes
-from trueup.clamping.input_repair import Repaired, RepairRecord, RungRecord
+from trueup.clamping.repair_job import Repaired, RepairRecord, RungRecord
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import unwrap
 
 _ENTRIES = {"maps", "record", "model"}
+_LAST = "last"
+"""An entry of files whose network ends in more than a temperature."""
 
 
 def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
@@ -45,10 +49,12 @@ def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
     if not isinstance(repaired, Repaired):
         raise ValueError(f"repaired must be what repair returns, got {type(repaired).__name__}")
     before, after = repaired.before, repaired.after
-    if not isinstance(before, PixelSpace | None) or not isinstance(after, Temperature):
+    steps = list(after.steps) if isinstance(after, Chain) else [after]
+    first, *last = steps
+    if not isinstance(before, PixelSpace | None) or not isinstance(first, Temperature):
         raise ValueError("repaired must have the map and the temperature that repair gave it, got others")
     tensors = {f"model.{name}": tensor for name, tensor in repaired.changed.items()}
-    tensors["temperature"] = after.temperature
+    tensors["temperature"] = first.temperature
     maps: dict[str, list[int]] = {}
     if before is not None:
         assert isinstance(before.inner, Composition)
@@ -56,14 +62,14 @@ def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
         tensors |= {f"map.{part.name}": part.theta for part in before.inner.parts}
         tensors |= {"low": before.low, "high": before.high}
     shapes = model_shapes(repaired.model)
-    content = {
-        "repaired": {
-            "maps": maps,
-            "record": pack(asdict(repaired.repair_record), "record", None),
-            "model": {name: shape for name, shape in shapes.items() if name not in repaired.changed},
-        },
-        "versions": versions(),
+    inside: dict[str, Any] = {
+        "maps": maps,
+        "record": pack(asdict(repaired.repair_record), "record", None),
+        "model": {name: shape for name, shape in shapes.items() if name not in repaired.changed},
     }
+    if last:
+        inside[_LAST] = pack(last[0], _LAST, tensors)
+    content = {"repaired": inside, "versions": versions()}
     write_artifact(path, "repaired", content, tensors)
 
 
@@ -71,7 +77,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
     """Put what `save_repaired` wrote around a network, which stays as it is; another network raises an error."""
     with open_artifact(path, "repaired") as artifact:
         inside = artifact.content.get("repaired")
-        if not isinstance(inside, dict) or set(inside) != _ENTRIES:
+        if not isinstance(inside, dict) or set(inside) - {_LAST} != _ENTRIES:
             raise ValueError(f"the header must tell of {', '.join(sorted(_ENTRIES))}")
         tensors = artifact.tensors()
         for name, tensor in tensors.items():
@@ -84,13 +90,16 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
         compare_shapes(inside["model"], {n: s for n, s in shapes.items() if n not in changed}, "repaired")
         device = device_of(network)
         before = _map(inside["maps"], tensors)
+        own = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _LAST}
         if set(tensors) != {"temperature"}:
             raise ValueError(
                 f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides"
             )
         model = share_copy(unwrap(network), {n: t.to(device) for n, t in changed.items()}) if changed else network
-        after = Temperature(tensors["temperature"]).to(device)
-        repaired = Repaired(model, before=None if before is None else before.to(device), after=after)
+        after: Calibrator = Temperature(tensors["temperature"])
+        if _LAST in inside:
+            after = Chain([after, unpack(inside[_LAST], own)])
+        repaired = Repaired(model, before=None if before is None else before.to(device), after=after.to(device))
         repaired.changed = changed
         repaired.repair_record = _record(unpack(inside["record"], {}))
     return repaired

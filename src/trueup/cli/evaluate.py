@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,12 +15,17 @@ from trueup.cli import options as o
 from trueup.cli.errors import print_stderr
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.formatting import Row, format_number
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
 
+T = TypeVar("T")
+
+SHOWN = 10
+"""So many methods a table shows at most, unless all were asked for."""
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
 """The metrics of a table of many methods, which fits a terminal of 80 columns."""
 NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
@@ -26,7 +34,7 @@ NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
 Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
-All = Annotated[bool, typer.Option("--all", help="Try every method; this may take long.")]
+All = Annotated[bool, typer.Option("--all", help="Try every method and show them all; this may take long.")]
 Val = Annotated[str, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
     str | None,
@@ -51,6 +59,11 @@ def evaluate(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -68,8 +81,21 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a network, with bootstrap intervals and a test.
 
-    Shards are read once, in chunks, so that they need not fit in memory.
+    Shards are read once, in chunks, so that they need not fit in memory. Forecasts of a number are read by --mean,
+    --std and --target, or by --quantiles and --target.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, split=split, metric=metric, bins=bins, cluster=cluster, skip_bad=skip_bad,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, n_resamples=n_resamples, seed=seed)
+        forecast_verbs.evaluate(file, forecasts, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.metrics import table
     from trueup.registry import METRICS
 
@@ -109,6 +135,7 @@ def evaluate(
     if of_labels is not None:
         print()
         print_table(of_labels.table())
+        print_remarks(of_labels.note(), quiet=quiet)
 
 
 def compare(
@@ -129,6 +156,11 @@ def compare(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -141,8 +173,20 @@ def compare(
     """Compare calibration methods: each is fitted to VAL and scored on TEST.
 
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
-    scored by a fit to the other folds.
+    scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are compared.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, bins=bins, all=every, metric=metric,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, folds=folds, seed=seed)
+        forecast_verbs.compare(val, test, forecasts, method, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
 
     for name in metric or ():
@@ -157,7 +201,7 @@ def compare(
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
-    print_audit(audit, metric, quiet=quiet)
+    print_audit(audit, metric, quiet=quiet, every=every or bool(method))
 
 
 def report(
@@ -186,6 +230,11 @@ def report(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -206,7 +255,20 @@ def report(
         require_output(calibrator, ".safetensors", reads=read)
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, bins=bins, all=every,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, folds=folds, seed=seed)
+        forecast_verbs.report(val, test, out, calibrator, title, forecasts, method, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.report import report as make_report
+    from trueup.report.page import describe_file
 
     reader = Reader(
         probs, logits, labels, confidence, correct, classes, weight, by, storage,
@@ -223,14 +285,17 @@ def report(
         names = ("wrong", "right")
     elif multilabel:
         names = ("no", "yes")
-    make_report(audit, **o.drop_unset(title=title, names=names)).save(out)
+    origin = {"Calibration file": describe_file(val)}
+    origin |= {} if test is None else {"Test file": describe_file(test)}
+    origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
+    make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
     if calibrator is not None:
         _save_chosen(audit, calibrator, val, reader.event_number(event))
     if as_json:
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
     if not quiet:
-        print_audit(audit, None)
+        print_audit(audit, None, every=every or bool(method))
         written = str(out) if calibrator is None else f"{out} and {calibrator}"
         print_remarks(f"Written: {written}")
 
@@ -252,8 +317,11 @@ def _print_groups(scores: Scores, quiet: bool) -> None:
         print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
-def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
-    """Print the table of methods, the chosen one and the verdict."""
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, every: bool = False) -> None:
+    """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
+
+    At most `SHOWN` methods are in the table, unless `every` one is asked for.
+    """
     from trueup.metrics.table import default_metrics
     from trueup.report.audit import method_title
 
@@ -268,22 +336,41 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
         raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
-    print_table(_select_metrics(scores, metrics).table())
-    legend = scores.notes()[0] if many else ""
+    table = select_metrics(scores, metrics).table()
+    hidden: list[str] = []
+    if many:
+        table, hidden = _best_first(table, audit, None if every else SHOWN)
+    print_table(table)
+    legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}." if hidden else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
     from trueup.report.figures.method_choice import method_choice, more_rows
 
-    print_remarks(legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
     _print_groups(scores, quiet)
 
 
-def _select_metrics(scores: Scores, metrics: Any) -> Scores:
+def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
+    """The chosen method on top, without calibration below it, the others by held-out loss; and those left out."""
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    rows = {row[0]: row for row in table[1:]}
+    order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
+    head, *cells = table[0]
+    shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
+    return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
+
+
+def select_metrics(scores: T, metrics: Any) -> T:
+    """The same table with some of its metrics."""
+
     def select(table: Any) -> Any:
         return {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
 
-    return replace(scores, values=select(scores.values), changes=select(scores.changes))
+    of: Any = scores
+    changed: T = replace(of, values=select(of.values), changes=select(of.changes))
+    return changed
 
 
 def _audit(
@@ -359,6 +446,8 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
             "trueup evaluate tags.npz --multilabel",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
+            "trueup evaluate demand.csv --mean mu --std sigma --target sold",
+            "trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold",
         ),
     )(evaluate)
     app.command(
@@ -376,5 +465,6 @@ def register(app: typer.Typer) -> None:
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
             "trueup report risk.csv --probs --by ward --by sex --weight w",
+            "trueup report demand.csv --mean mu --std sigma --target sold",
         ),
     )(report)

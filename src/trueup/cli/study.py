@@ -42,6 +42,9 @@ def study(
         list[str] | None, typer.Option("--method", "-m", metavar="NAME", help="Run only this method; may be repeated.")
     ] = None,
     oracle: Annotated[bool, typer.Option("--oracle", help="Choose on the test half, as some papers do.")] = False,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train also the small networks that come with the package.")
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option("--workers", "-j", metavar="N", help="Number of processes (default: one for each core)."),
@@ -70,6 +73,8 @@ def study(
     report_only, name = _parse(words)
     if workers is not None and cluster is not None:
         raise ValueError("give either --workers or --cluster")
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise FileNotFoundError(f"{data_dir}: no such folder; --data-dir names the folder of the study's data")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     from trueup.io.atomic import require_writable, require_writable_folder
@@ -83,6 +88,7 @@ def study(
         **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
         methods=tuple(method or ()),
         oracle=oracle,
+        retrain=retrain,
     )
     cells = selected.cells(options)  # an unknown preset or data set is refused here, before anything is written
     if not report_only:

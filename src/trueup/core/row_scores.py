@@ -137,6 +137,16 @@ def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tu
     return scored.confidence, scored.predicted
 
 
+def score_and_class(logits: Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    confidence, predicted = confidences(logits)
+    if event is None:
+        return confidence, predicted
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
+    chance = confidence * torch.exp(logits[:, event].double() - top).cpu().numpy()
+    return chance, predicted
+
+
 def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
     if quick and native.usable(logits) and logits.dtype != torch.float64:

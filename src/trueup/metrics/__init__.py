@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         predicted,
         uncertainty,
     )
+    from trueup.metrics.forecasts import central_coverage, compare_forecasts, evaluate_forecasts, pit
     from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
@@ -85,10 +86,13 @@ _MODULES = {
     "Tally": ".core.tally",
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
+    "central_coverage": "forecasts",
+    "compare_forecasts": "forecasts",
     "consistency": "hypothesis_tests",
     "corp": "events",
     "d_ece": "detection",
     "detectable_error": "hypothesis_tests",
+    "evaluate_forecasts": "forecasts",
     "evaluate_labels": "multilabel",
     "from_detections": "detection",
     "hosmer_lemeshow": "events",
@@ -97,6 +101,7 @@ _MODULES = {
     "ood_auroc": "ranking",
     "ood_fpr95": "ranking",
     "paired_bootstrap": "intervals",
+    "pit": "forecasts",
     "risk_coverage": "ranking",
     "skce_test": "kernel",
     "spiegelhalter": "hypothesis_tests",
@@ -123,6 +128,8 @@ __all__ = [
     "calibration_in_the_large",
     "calibration_intercept",
     "calibration_slope",
+    "central_coverage",
+    "compare_forecasts",
     "consistency",
     "corp",
     "d_ece",
@@ -136,6 +143,7 @@ __all__ = [
     "ece",
     "ece_sweep",
     "entropy",
+    "evaluate_forecasts",
     "evaluate_labels",
     "event_auroc",
     "event_brier",
@@ -162,6 +170,7 @@ __all__ = [
     "overconfidence",
     "paired_bootstrap",
     "piece",
+    "pit",
     "predicted",
     "risk_coverage",
     "rmsce",
@@ -181,8 +190,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,16 @@ from trueup.metrics.intervals import Interval, _mean_interval
 from trueup.metrics.resampling import BootstrapBins, check_resamples, paired_interval, tail_share
 from trueup.metrics.score_table import ScoreTable, plain_record
 
-__all__ = ["COVERAGE", "LEVELS", "ForecastScores", "ForecastTest", "compare_forecasts", "evaluate_forecasts"]
+__all__ = [
+    "COVERAGE",
+    "LEVELS",
+    "ForecastScores",
+    "ForecastTest",
+    "central_coverage",
+    "compare_forecasts",
+    "evaluate_forecasts",
+    "pit",
+]
 
 COVERAGE = (0.5, 0.8, 0.95)
 """The levels of the central intervals in the table, unless said otherwise."""
@@ -84,15 +93,41 @@ class ForecastScores(ScoreTable):
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
-        return f"{says}It is miscalibrated: {direction(test)} ({shown})."
+        return f"{says}It is miscalibrated: {self._direction(name)} ({shown})."
+
+    def _gaps(self, name: str) -> dict[float, float]:
+        """Level of a central interval in per cent → by how many standard errors its coverage lies above it."""
+        found = {}
+        for metric, covered in self.values[name].items():
+            if metric.startswith("coverage_"):
+                level = _percent_of(metric) / 100
+                rows = self.effective_rows or self.rows
+                found[100 * level] = (covered.value - level) / math.sqrt(level * (1 - level) / rows)
+        return found
 
     def _coverage_words(self, name: str) -> str:
-        covered = [metric for metric in self.values[name] if metric.startswith("coverage_")]
-        if not covered:
+        """The coverage of the interval that is furthest off or, where none is, of the widest."""
+        gaps = self._gaps(name)
+        if not gaps:
             return ""
-        widest = max(covered, key=_percent_of)
-        share = self.values[name][widest].value
-        return f"Its {_percent_of(widest):g} % intervals hold {format_percent(share, 1)} of the targets. "
+        worst = max(gaps, key=lambda level: abs(gaps[level]))
+        level = worst if abs(gaps[worst]) > 1.96 else max(gaps)
+        share = self.values[name][f"coverage_{level:g}"].value
+        return f"Its {level:g} % intervals hold {format_percent(share, 1)} of the targets. "
+
+    def _direction(self, name: str) -> str:
+        """In which way it is wrong, in words."""
+        test, words = self.tests[name], []
+        if abs(test.bias_z) > 1.96:
+            words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
+        off = {level: gap for level, gap in self._gaps(name).items() if abs(gap) > 1.96}
+        wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
+        if wide and narrow:
+            words.append(f"its intervals of {', '.join(wide)} are too wide and those of {', '.join(narrow)} too narrow")
+        elif wide or narrow or abs(test.spread_z) > 1.96:
+            is_narrow = bool(narrow) if wide or narrow else test.spread_z > 0
+            words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
+        return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -116,7 +151,7 @@ class ForecastScores(ScoreTable):
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        return f"{self.rows:,} row{'' if self.rows == 1 else 's'}{worth}, {_kind_words(self.levels)}"
+        return f"{_rows(self.rows)}{worth}, {_kind_words(self.levels)}"
 
     def digits(self, metric: str) -> int:
         """As many as show four figures of what has the units of the targets."""
@@ -252,7 +287,7 @@ def compare_forecasts(
     tests, changes, remarks = {}, {}, {}
     scored_first: _Scored | None = None
     for name, forecast in checked.items():
-        if common is not None and isinstance(forecast, _Gaussian):
+        if common is not None and isinstance(forecast, GaussianForecast):
             forecast = forecast.to_quantiles(common)
         scored = _Scored.of(forecast, coverage, groups, n_resamples, seed)
         values[name] = {metric: Interval(*scored.interval(metric, tail), level) for metric in scored.metrics}
@@ -272,40 +307,79 @@ def compare_forecasts(
     return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks)
 
 
-def direction(test: ForecastTest) -> str:
-    """In which way forecasts are wrong, in words."""
-    words = []
-    if abs(test.bias_z) > 1.96:
-        words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
-    if abs(test.spread_z) > 1.96:
-        words.append(f"its intervals are too {'narrow' if test.spread_z > 0 else 'wide'}")
-    return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
+def pit(mean: Any, std: Any, targets: Any) -> np.ndarray:
+    """The probability integral transform F(y) of each row, uniform on [0, 1] if the forecasts are calibrated.
+
+    It takes what `evaluate_forecasts` takes. Of quantiles it is the middle of the two levels between which the target
+    lies.
+
+    >>> pit([0.0, 0.0], [1.0, 1.0], [0.0, 2.0]).round(4)
+    array([0.5   , 0.9772])
+
+    Dawid (1984); Gneiting, Balabdaoui and Raftery (2007).
+    """
+    forecast = check_forecast(mean, std, targets)
+    if isinstance(forecast, QuantileForecast):
+        cells = np.concatenate([[0.0], forecast.levels, [1.0]])
+        below: np.ndarray = (forecast.targets[:, None] > forecast.quantiles).sum(axis=1)
+        return ((cells[1:] + cells[:-1]) / 2)[below]
+    error = forecast.targets - forecast.mean
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        values: np.ndarray = ndtr(np.where(error == 0, 0.0, error / forecast.std))
+    return values
+
+
+def central_coverage(mean: Any, std: Any, targets: Any, *, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The levels of central intervals, and the share of targets in each; of quantiles those that are pairs of levels.
+
+    >>> levels, share = central_coverage(np.zeros(2), np.ones(2), [0.5, 3.0])
+    >>> levels[[0, 9, 18]], share[[0, 9, 18]]
+    (array([0.05, 0.5 , 0.95]), array([0. , 0.5, 0.5]))
+    """
+    forecast = check_forecast(mean, std, targets)
+    w, y = as_weights(weights, len(forecast.targets)), forecast.targets
+    if isinstance(forecast, GaussianForecast):
+        levels = np.arange(1, 20) / 20
+        error = np.abs(y - forecast.mean)
+        inside = [error <= float(ndtri((1 + level) / 2)) * forecast.std for level in levels]
+    else:
+        pairs, q = _central_pairs(forecast.levels), forecast.quantiles
+        levels = np.array(list(pairs))
+        inside = [(q[:, low] <= y) & (y <= q[:, high]) for low, high in pairs.values()]
+    return levels, np.array([float(np.average(each, weights=w)) for each in inside])
 
 
 @dataclass(frozen=True, eq=False)
-class _Gaussian:
+class GaussianForecast:
+    """Means, standard deviations and targets, checked."""
+
     mean: np.ndarray
     std: np.ndarray
     targets: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Gaussian:
-        return _Gaussian(self.mean[rows], self.std[rows], self.targets[rows])
+    def take(self, rows: np.ndarray) -> GaussianForecast:
+        """Some rows."""
+        return GaussianForecast(self.mean[rows], self.std[rows], self.targets[rows])
 
-    def to_quantiles(self, levels: np.ndarray) -> _Quantiles:
-        return _Quantiles(self.mean[:, None] + self.std[:, None] * ndtri(levels), levels, self.targets)
+    def to_quantiles(self, levels: np.ndarray) -> QuantileForecast:
+        """Its quantiles of these levels."""
+        return QuantileForecast(self.mean[:, None] + self.std[:, None] * ndtri(levels), levels, self.targets)
 
 
 @dataclass(frozen=True, eq=False)
-class _Quantiles:
+class QuantileForecast:
+    """Quantiles (n, m) with their levels in rising order, and targets, checked."""
+
     quantiles: np.ndarray
     levels: np.ndarray
     targets: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Quantiles:
-        return _Quantiles(self.quantiles[rows], self.levels, self.targets[rows])
+    def take(self, rows: np.ndarray) -> QuantileForecast:
+        """Some rows."""
+        return QuantileForecast(self.quantiles[rows], self.levels, self.targets[rows])
 
 
-def check_forecast(mean: Any, std: Any, targets: Any) -> _Gaussian | _Quantiles:
+def check_forecast(mean: Any, std: Any, targets: Any) -> GaussianForecast | QuantileForecast:
     """Check a forecast: vectors (mean, std, targets), or a matrix of quantiles with its levels and targets."""
     if np.ndim(mean) == 2 and np.ndim(std) == 1:
         return _check_quantiles(mean, std, targets)
@@ -316,10 +390,10 @@ def check_forecast(mean: Any, std: Any, targets: Any) -> _Gaussian | _Quantiles:
     if s.min() < 0:
         at = int(s.argmin())
         raise InputError("std", "not be negative", f"{s[at]:g} in row {at}")
-    return _Gaussian(m, s, as_vector(targets, "targets", length=len(m)).numpy())
+    return GaussianForecast(m, s, as_vector(targets, "targets", length=len(m)).numpy())
 
 
-def _check_quantiles(quantiles: Any, levels: Any, targets: Any) -> _Quantiles:
+def _check_quantiles(quantiles: Any, levels: Any, targets: Any) -> QuantileForecast:
     tau = as_vector(levels, "levels").numpy()
     y = as_vector(targets, "targets").numpy()
     q = as_matrix(quantiles, "quantiles", rows=len(y)).double().cpu().numpy()
@@ -334,10 +408,10 @@ def _check_quantiles(quantiles: Any, levels: Any, targets: Any) -> _Quantiles:
     tau = tau[order]
     if (np.diff(tau) <= 0).any():
         raise InputError("levels", "differ from each other", f"{tau[int(np.argmin(np.diff(tau)))]:g} twice")
-    return _Quantiles(q[:, order], tau, y)
+    return QuantileForecast(q[:, order], tau, y)
 
 
-def _check(name: str, triple: Any) -> _Gaussian | _Quantiles:
+def _check(name: str, triple: Any) -> GaussianForecast | QuantileForecast:
     try:
         mean, std, targets = triple
     except (TypeError, ValueError):
@@ -351,10 +425,10 @@ def _check(name: str, triple: Any) -> _Gaussian | _Quantiles:
         raise ValueError(f"{name}: {error}" if name else str(error)) from None
 
 
-def _common_levels(checked: Mapping[str, _Gaussian | _Quantiles]) -> np.ndarray | None:
+def _common_levels(checked: Mapping[str, GaussianForecast | QuantileForecast]) -> np.ndarray | None:
     found: tuple[str, np.ndarray] | None = None
     for name, forecast in checked.items():
-        if isinstance(forecast, _Gaussian):
+        if isinstance(forecast, GaussianForecast):
             continue
         if found is not None and not np.array_equal(found[1], forecast.levels):
             raise InputError(
@@ -377,7 +451,8 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
         )
 
 
-class _Groups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Groups:
     """Rows gathered at random into at most a thousand groups, whose sums show how sums over all rows vary."""
 
     index: np.ndarray
@@ -446,13 +521,13 @@ class _Scored:
     @classmethod
     def of(
         cls,
-        forecast: _Gaussian | _Quantiles,
+        forecast: GaussianForecast | QuantileForecast,
         coverage: Sequence[float] | None,
         groups: _Groups,
         n_resamples: int,
         seed: int,
     ) -> _Scored:
-        if isinstance(forecast, _Gaussian):
+        if isinstance(forecast, GaussianForecast):
             return _score_gaussian(forecast, _coverage_levels(coverage), groups, n_resamples, seed)
         return _score_quantiles(forecast, coverage, groups, n_resamples, seed)
 
@@ -513,7 +588,8 @@ def _test(scored: _Scored, n_resamples: int, seed: int) -> ForecastTest:
         (float(np.average(x, weights=w)) - expected) / math.sqrt(variance / n) if variance > 1e-12 else 0.0
         for x, expected, variance in known
     ]
-    return ForecastTest(p_value, float(errors.mean()), float(np.average(scored.pit, weights=w)), *z, n_resamples)
+    mean_pit = float(np.average(scored.pit, weights=w))
+    return ForecastTest(p_value, float(errors.mean()), mean_pit, z[0], z[1], n_resamples)
 
 
 def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
@@ -525,7 +601,7 @@ def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def _score_gaussian(
-    forecast: _Gaussian, coverage: tuple[float, ...], groups: _Groups, n_resamples: int, seed: int
+    forecast: GaussianForecast, coverage: tuple[float, ...], groups: _Groups, n_resamples: int, seed: int
 ) -> _Scored:
     m, s, y = forecast.mean, forecast.std, forecast.targets
     error = y - m
@@ -544,10 +620,10 @@ def _score_gaussian(
         means["nll"] = nll
     else:
         zero, several = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
-        what = f"std is 0 in {zero:,} rows" if zero else f"std is too small beside the error in {several:,} rows"
+        what = f"std is 0 in {_rows(zero)}" if zero else f"std is too small beside the error in {_rows(several)}"
         remarks.append(f"nll is not defined: {what}, where a density has no finite value. The other numbers hold.")
         means["nll"] = np.full(len(y), math.nan)
-    means["mae"], means["pinball"] = np.abs(error), _gaussian_pinball(error, s, near, sure)
+    means["mae"], means["pinball"] = np.abs(error), scaled_pinball(error, s, LEVELS, ndtri(LEVELS))
     names = []
     for level in coverage:
         half = float(ndtri((1 + level) / 2))
@@ -567,18 +643,24 @@ def _score_gaussian(
     return _Scored(metrics, means, squares, shares, pit, np.linspace(0, 1, 10_001), groups, tuple(remarks))
 
 
-def _gaussian_pinball(error: np.ndarray, s: np.ndarray, z: np.ndarray, sure: np.ndarray) -> np.ndarray:
-    """The mean over LEVELS of the pinball loss, straight in z between the quantiles: sums of those above are enough."""
-    bound, mean_level = ndtri(LEVELS), float(LEVELS.mean())
-    above = len(bound) - np.searchsorted(bound, z, side="right")
-    totals = np.concatenate([[0.0], np.cumsum(bound[::-1])])
-    scaled = z * LEVELS.sum() - float(LEVELS @ bound) - (above * z - totals[above])
+def scaled_pinball(error: np.ndarray, std: np.ndarray, levels: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The mean over levels of the pinball loss of the quantiles μ + σ·bound, from y − μ and σ, one a row.
+
+    It is straight in z = (y − μ)/σ between the bounds, so that sums of those above z are enough.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        z = np.where(error == 0, 0.0, error / std)
+    sure, mean_level = ~(np.abs(z) < _CERTAIN), float(levels.mean())
+    z = np.where(sure, 0.0, z)
+    above = len(bounds) - np.searchsorted(bounds, z, side="right")
+    totals = np.concatenate([[0.0], np.cumsum(bounds[::-1])])
+    scaled = z * levels.sum() - float(levels @ bounds) - (above * z - totals[above])
     point = np.where(error > 0, mean_level * error, (mean_level - 1) * error)
-    return np.where(sure | (s == 0), point, s * scaled / len(bound))
+    return np.where(sure | (std == 0), point, std * scaled / len(bounds))
 
 
 def _score_quantiles(
-    forecast: _Quantiles, coverage: Sequence[float] | None, groups: _Groups, n_resamples: int, seed: int
+    forecast: QuantileForecast, coverage: Sequence[float] | None, groups: _Groups, n_resamples: int, seed: int
 ) -> _Scored:
     q, tau, y = forecast.quantiles, forecast.levels, forecast.targets
     ends = np.concatenate([[0.0], (tau[1:] + tau[:-1]) / 2, [1.0]])
@@ -645,6 +727,10 @@ def _chosen_pairs(pairs: Mapping[float, tuple[int, int]], coverage: Sequence[flo
         got = f"{missing[0]:g}, whose ends would be the levels {(1 - missing[0]) / 2:g} and {(1 + missing[0]) / 2:g}"
         raise InputError("coverage", f"be among {_list(there) or 'none'}, as the levels have them", got)
     return wanted
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _percent_of(metric: str) -> float:

@@ -36,6 +36,7 @@ from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
@@ -43,7 +44,7 @@ from trueup.metrics.resampling import (
 )
 
 if TYPE_CHECKING:
-    from trueup.metrics.clustered import ClusteredPoints
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -132,7 +133,6 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
-        from trueup.metrics.clustered import gap_noise
 
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
@@ -156,9 +156,9 @@ class Scored(NamedTuple):
         place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
         place = np.unique(place, return_inverse=True)[1]
         cells = Points.from_cells(place, score, odds, outcome, weights)
-        from trueup.metrics.clustered import ClusteredPoints  # few tables have clusters
+        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
 
-        return ClusteredPoints.of(cells, place, outcome, self.clusters.block[some], weights)
+        return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
@@ -251,7 +251,7 @@ def intervals(
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
-            low, high = Classwise.of(tally).interval(tail)
+            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
             low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
@@ -336,6 +336,8 @@ def differences(
     return found
 
 
+_EVENT_BLOCKS = 200
+"""Into how many blocks of clusters an event's metrics are divided: each has an isotonic regression without it."""
 _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
 
@@ -347,8 +349,6 @@ def _cluster_bins(
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    from trueup.metrics.clustered import gap_noise
-
     noise = gap_noise(sums, sums.weight, n_resamples, seed)
     found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-STUDIES = Lazy(
+STUDIES: Lazy[Study] = Lazy(
     "study",
     {
         "neural-clamping": "trueup.study.papers.neural_clamping.clamping_study:STUDY",
@@ -86,6 +86,8 @@ class Options:
     """These alone; every one if empty."""
     oracle: bool = False
     """Choose on the test half, as some papers did."""
+    retrain: bool = False
+    """Train also the networks that come with the package."""
     threads: int = 1
     """Of one cell. Another number than one may change the last digits."""
 

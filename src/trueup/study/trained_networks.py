@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from filelock import FileLock
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
@@ -34,6 +35,8 @@ VERSION = 1
 """Raised whenever the same settings would train other weights: those kept no longer count then."""
 BATCH = 500
 """Images that a trained network is asked about at a time."""
+SHIPPED = "networks"
+"""The folder of the package with the small networks of default settings, so that these give the same on every CPU."""
 SETTINGS = ("data", "network", "how", "network_seed")
 """What of a cell's settings its network depends on."""
 
@@ -84,6 +87,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
     file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
     either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
+    Small networks of default settings come with the package, unless `how` says `retrain`.
     `folder` is that of data, `cache` that of weights, both of the machine. Of several processes that want the
     same network one trains it, and the others wait.
 
@@ -115,6 +119,13 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     return TrainedNetwork(model.eval(), Loader(data.val, normalise), Loader(data.test, normalise))
 
 
+def shipped_name(settings: Mapping[str, Any]) -> str:
+    """The file of a network that comes with the package: its settings, whatever the version of torch."""
+    how = {name: value for name, value in settings["how"].items() if name != "retrain"}
+    known = [VERSION, *({**settings, "how": how}[name] for name in SETTINGS)]
+    return f"{digest(as_json(known, sort_keys=True).encode())}.safetensors"
+
+
 def cache_folder(settings: Mapping[str, Any]) -> Path:
     """The folder in which this machine keeps weights: the one named, else one in the user's cache."""
     named = settings.get("cache") or os.environ.get("TRUEUP_NETWORKS")
@@ -122,7 +133,11 @@ def cache_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Load the weights from the cache into the network, or train it and keep them there."""
+    """Load the weights that come with the package, or from the cache; else train the network and keep them there."""
+    shipped = files("trueup.study").joinpath(SHIPPED, shipped_name(settings))
+    if not settings["how"].get("retrain") and shipped.is_file():
+        model.cpu().load_state_dict(load(shipped.read_bytes()))
+        return
     folder = cache_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     known = [VERSION, torch.__version__, *(settings[name] for name in SETTINGS)]
@@ -131,7 +146,7 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
     with FileLock(folder / f"{key}.lock"):  # the system opens it if its owner is killed
         if not path.exists():
             how = {**settings["how"]}
-            for name in ("options", "sizes", "weights"):
+            for name in ("options", "sizes", "weights", "retrain"):
                 how.pop(name, None)
             how = with_current_names(how)
             loss = LOSSES[how.pop("loss", "cross_entropy")](**how.pop("loss_options", {}))

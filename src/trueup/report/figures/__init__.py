@@ -95,6 +95,10 @@ def _of_classes(audit: Audit) -> bool:
     return not audit.scores.is_event
 
 
+def _of_independent_rows(audit: Audit) -> bool:
+    return audit.clusters is None
+
+
 FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
     {
         "reliability": _always,
@@ -104,12 +108,17 @@ FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
         "method_choice": _always,
         "temperature_sweep": _always,
         "risk_coverage": _of_classes,
-        "promise": lambda audit: _of_classes(audit) and audit.clusters is None,  # it counts independent rows
+        "promise": lambda audit: _of_classes(audit) and _of_independent_rows(audit) and audit.weights is None,
+        "net_benefit": lambda audit: audit.scores.is_event and _of_independent_rows(audit),
         "class_errors": _of_classes,
     }
 )
 """Module with a record, its `section`, `chart`, `draw`, `summary` and `numbers` → whether an audit has something to
 show, in the order of the page."""
+
+
+FORECAST_FIGURES = ("pit_histogram", "coverage_curve")
+"""The same of forecasts of a number, which have a page of their own."""
 
 
 def sections(audit: Audit, names: Sequence[str] | None) -> Iterator[Section]:
@@ -169,6 +178,6 @@ def numbers(record: Any) -> Table:
 def _figure_of(record: Any) -> ModuleType:
     """The module of a record, which has imported it."""
     package, _, name = type(record).__module__.rpartition(".")
-    if package != __name__ or name not in FIGURES:
+    if package != __name__ or name not in (*FIGURES, *FORECAST_FIGURES):
         raise TypeError(f"record must be one of trueup.report's records, got {type(record).__name__}")
     return import_module(f"{package}.{name}")

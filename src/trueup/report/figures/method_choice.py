@@ -82,7 +82,7 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
     tried = tuple(name for name in choice.scores if not name.startswith(_MIXED))
     if tried == CANDIDATES["few rows, two classes"] and classes == 2:
         more = CANDIDATES["two classes"]
-    elif tried == CANDIDATES["few rows"] and classes > 2:
+    elif tried in (CANDIDATES["few rows"], CANDIDATES["few rows, many classes"]) and classes > 2:
         sizes = ("up to 30 classes", "up to 200 classes", "more classes")
         more = CANDIDATES[sizes[(classes > 30) + (classes > 200)]]
     else:

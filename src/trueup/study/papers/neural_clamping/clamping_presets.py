@@ -87,4 +87,4 @@ def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any
         return {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
     if "weights" in how:
         raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")
-    return dict(how)
+    return {**how, "retrain": True} if options.retrain else dict(how)

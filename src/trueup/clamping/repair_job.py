@@ -1,0 +1,239 @@
+"""What a repair is made of: its record, the network it returns, and the work that its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.compose import Chain
+from trueup.calibrators.temperature import Temperature
+from trueup.clamping.batch_norm import Augment, batch_norms, share_copy
+from trueup.clamping.head import features_noted
+from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
+from trueup.clamping.natural_gradient import ChannelsLast
+from trueup.clamping.network import Network
+from trueup.clamping.repair_maps import Composition, PixelSpace
+from trueup.core.distributed import all_gather_rows
+from trueup.models.calibrated import Calibrated, device_of
+
+
+@dataclass(frozen=True)
+class RungRecord:
+    """One step of the ladder and what it gave on samples left out."""
+
+    name: str
+    title: str
+    parameters: int
+    loss: float
+    """Held-out cross-entropy."""
+    gain: float
+    """Below the rung it was compared with."""
+    error: float
+    """Standard error of the gain."""
+    kept: bool
+    p_value: float | None
+    """Of the score test that chose it, if one did."""
+
+
+@dataclass(frozen=True)
+class RepairRecord:
+    """What was wrong, what was done about it, what it gained and what it cost."""
+
+    verdict: str
+    """In words."""
+    causes: tuple[str, ...]
+    """What was wrong with the inputs, such as "white balance"."""
+    words: tuple[str, ...]
+    """What the input map does, such as "red gain 0.82"."""
+    parts: tuple[str, ...]
+    """What was repaired: some of "input", "batch_norm", "head"."""
+    rungs: tuple[RungRecord, ...]
+    """All that was tried, in order; the first is temperature alone, or the network as it is."""
+    temperature: float
+    batch_norm_weight: float
+    """Of the new statistics; 0 where the old ones stay."""
+    ridge: float | None
+    """Penalty of the last layer's correction."""
+    baseline: float
+    """Held-out loss of temperature alone; 0, as all that follows, where there are no labels to tell."""
+    held_out: float
+    """Held-out loss of the repaired network, chosen without the samples it is judged on."""
+    gain: float
+    error: float
+    """Standard error of the gain."""
+    p_values: Mapping[str, float]
+    """Of each family's score test on the inputs as they are."""
+    samples: int
+    labelled: bool
+    forwards: float
+    """Forward passes over all samples."""
+    backwards: float
+    equivalents: float
+    """All passes, counted in forward passes."""
+    seed: int
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    """What was left out and why."""
+    moved: float | None = None
+    """Without labels: the p-value of the test whether inputs have moved."""
+    last: str = "temperature"
+    """What follows the last layer."""
+
+
+class Repaired(Calibrated):
+    """A network with an input map before it and a temperature after it, and the record of the repair.
+
+    Where batch norm or the last layer was repaired, the network inside is a copy that shares every other tensor with
+    the caller's; `changed` holds the tensors that are new, by the names of `state_dict`.
+    """
+
+    repair_record: RepairRecord
+    changed: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The samples, what may be repaired, and how."""
+
+    network: Network
+    parts: tuple[str, ...]
+    low: Tensor
+    high: Tensor
+    families: tuple[str, ...]
+    augment: Augment | None
+    seed: int
+    budget: float
+    progress: Callable[[str], None]
+    last: str = "temperature"
+    notes: list[str] = field(default_factory=list)
+
+    def climb(self, targets: Tensor, temperature: float | None = None) -> Climb:
+        """A ladder for these targets."""
+        return Climb(
+            self.network, targets, self.low, self.high, self.families, self.seed, self.budget, self.progress,
+            temperature,
+        )  # fmt: skip
+
+    def space(self, composition: Composition) -> PixelSpace | None:
+        """A map before the network, if it is one."""
+        return PixelSpace(composition, self.low, self.high) if len(composition.theta) else None
+
+
+def forward(
+    job: Job, before: nn.Module | None, changed: Mapping[str, Tensor], head: str | None
+) -> tuple[Tensor, np.ndarray | None]:
+    """Logits of all samples, and what goes into the last layer."""
+    model = share_copy(job.network.model, changed) if changed or head else job.network.model
+    network = job.network.with_model(model)
+    if head is None:
+        return network.logits(ChannelsLast(before)), None
+    layer = model.get_submodule(head)
+    assert isinstance(layer, nn.Linear)
+    with features_noted(layer) as seen:
+        logits = network.logits(ChannelsLast(before))
+    features = torch.cat(seen) if seen else torch.empty(0, layer.in_features)
+    return logits, all_gather_rows(features).double().numpy()
+
+
+def assemble(
+    job: Job,
+    model: nn.Module,
+    ladder: Ladder,
+    before: PixelSpace | None,
+    changed: dict[str, Tensor],
+    temperature: float,
+    weight: float,
+    ridge: float | None,
+    *,
+    labelled: bool,
+    moved: float | None = None,
+    last: Calibrator | None = None,
+) -> Repaired:
+    """The repaired network and its record."""
+    inside = share_copy(job.network.model, changed) if changed else model
+    device = device_of(job.network.model)
+    after: Calibrator = Temperature(temperature)
+    after = after if last is None else Chain([after, last])
+    repaired = Repaired(inside, before=before, after=after.to(device))
+    repaired.changed = changed
+    cost = job.network.cost()
+    rungs = ladder.rungs
+    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if ladder.current else rungs[0].losses
+    gain, error = paired_gain(rungs[0].losses, losses)
+    composition = before.inner if before is not None else Composition([])
+    assert isinstance(composition, Composition)
+    found = (("input", before is not None), ("batch_norm", weight > 0), ("head", ridge is not None))
+    parts = tuple(name for name, was in found if was)
+    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
+    words = tuple(before.words()) if before is not None else ()
+    repaired.repair_record = RepairRecord(
+        verdict=_verdict(ladder, parts, causes, words, (float(rungs[0].losses.mean()), gain, error), labelled),
+        causes=causes,
+        words=words,
+        parts=parts,
+        rungs=tuple(
+            RungRecord(r.name, r.title, r.size, float(r.losses.mean()), r.gain, r.error, r.kept, r.p_value)
+            for r in rungs
+        ),
+        temperature=temperature,
+        batch_norm_weight=weight,
+        ridge=ridge,
+        baseline=float(rungs[0].losses.mean()),
+        held_out=float(losses.mean()),
+        gain=gain,
+        error=error,
+        p_values=ladder.p_values,
+        samples=len(job.network.labels),
+        labelled=labelled,
+        forwards=cost.forwards,
+        backwards=cost.backwards,
+        equivalents=cost.equivalents,
+        seed=job.seed,
+        notes=tuple(job.notes),
+        moved=moved,
+        last="temperature" if last is None else job.last,
+    )
+    return repaired
+
+
+def _verdict(
+    ladder: Ladder,
+    parts: Sequence[str],
+    causes: Sequence[str],
+    words: Sequence[str],
+    gained: tuple[float, float, float],
+    labelled: bool,
+) -> str:
+    if not parts:
+        alone = ladder.rungs[0].name == "temperature"
+        first = "No: temperature is enough" if alone else "No: the network stays as it is"
+        return f"{first}; {ladder.stopped or 'nothing was asked for'}."
+    done = []
+    if "input" in parts:
+        done.append(f"{', '.join(words) or 'an input map too small to see'} ({' and '.join(causes)})")
+    if "batch_norm" in parts:
+        done.append("new batch-norm statistics")
+    if "head" in parts:
+        done.append("a corrected last layer")
+    before, gain, error = gained
+    if not labelled:
+        return f"Repaired without labels: {'; '.join(done)}. What it gained cannot be known without labels."
+    return (
+        f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
+        f"(standard error of the gain {error:.4f})."
+    )
+
+
+def no_batch_norm(model: nn.Module) -> str:
+    """Why batch norm cannot be repaired, or nothing."""
+    if not batch_norms(model):
+        return "batch norm is left as it is: the network has no layers with running statistics"
+    try:
+        share_copy(model, {})
+    except Exception as error:
+        return f"batch norm is left as it is: the network cannot be copied ({type(error).__name__})"
+    return ""
