@@ -115,6 +115,7 @@ def evaluate(
     if of_labels is not None:
         print()
         print_table(of_labels.table())
+        print_remarks(of_labels.note(), quiet=quiet)
 
 
 def compare(

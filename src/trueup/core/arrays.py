@@ -256,6 +256,20 @@ def _find_padding(z: Tensor) -> Tensor:
     return padding
 
 
+def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
+    """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
+    filled, padded, number = z, 0, 0.0
+    for some in chunks.row_chunks(len(z), z.shape[1]):
+        padding = _find_padding(z[some])
+        if not bool(padding.any()):
+            continue
+        if filled is z:
+            filled, number = z.clone(), float(z[some][padding][0])
+        padded += int(padding.sum())
+        filled[some] = filled[some].masked_fill(padding, -torch.inf)
+    return filled, padded, number
+
+
 class PaddedOptions(UserWarning):
     """Finite logits were read as absent options."""
 
@@ -274,15 +288,16 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
         return z, False
     if not high < torch.inf:
         _check_finite(torch.where(z == -torch.inf, 0.0, z), name)
-    if padding and bool((found := _find_padding(z)).any()):
-        number = float(z[found][0])
+    # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
+    z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
+    if padded:
         warn_users(
-            f"{int(found.sum()):,} {name} are {number:g} or another number that code pads with; they are read as "
-            "absent options, as -inf is",
+            f"{padded:,} {name} are {number:g} or another number that code pads with; they are read as absent options, "
+            "as -inf is",
             PaddedOptions,
         )
-        z = z.masked_fill(found, -torch.inf)
-    options = (z > -torch.inf).sum(dim=1)
+    rows = chunks.row_chunks(len(z), z.shape[1])
+    options = torch.cat([(z[some] > -torch.inf).sum(dim=1) for some in rows])
     if bool((options < 2).any()):
         row = int((options < 2).nonzero()[0])
         got = f"{int(options[row])} in row {row} (an absent one is -inf, or empty in a table)"
@@ -300,11 +315,14 @@ class LooksLikeProbabilities(UserWarning):
 
 def _look_like_probabilities(z: Tensor) -> bool:
     """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    between = False
     for few in (z[:3], z[:1000]):
-        rows = few.cpu().double()
-        if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
-            return False
-    return bool(((rows > 0) & (rows < 1)).any())
+        for some in chunks.row_chunks(len(few), z.shape[1]):
+            rows = few[some].cpu().double()
+            if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
+                return False
+            between = between or bool(((rows > 0) & (rows < 1)).any())
+    return between
 
 
 def _lies_in_unit_interval(x: Tensor) -> bool:

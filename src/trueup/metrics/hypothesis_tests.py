@@ -185,7 +185,7 @@ def spiegelhalter(
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
-    if tally.clusters is not None:
+    if tally.clusters is not None and tally.n:
         sums = tally.clusters.filled()
         check_clusters(sums)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)
