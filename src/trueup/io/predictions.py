@@ -527,7 +527,7 @@ class PredictionFile:
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
+        z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -724,7 +724,7 @@ def save(
     2.5,0.1,0
     """
     _, write = _format(path)
-    z, y = as_tensors(*predictions, doubt=False)
+    z, y = as_tensors(*predictions, doubt=False, padding=False)
     chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
@@ -774,7 +774,7 @@ def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: M
 
 
 def _plain(logits: Any) -> np.ndarray:
-    z = as_logits(logits)
+    z = as_logits(logits, padding=False)
     z = z.float() if z.dtype == torch.bfloat16 else z
     return np.ascontiguousarray(z.cpu().numpy())
 
