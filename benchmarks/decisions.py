@@ -303,11 +303,7 @@ def shift(small: bool) -> None:
             prior = np.maximum(prior, 0) / prior.sum()
             order = rng.permutation(len(y))
             val, rest = (z[order[:5000]], y[order[:5000]]), order[5000:]
-            by_class = [rest[y[rest] == k] for k in range(10)]
-            # No row twice: the most rows that the rarest class in the pool allows.
-            fits = min(len(by_class[k]) / prior[k] for k in range(10) if prior[k] > 0)
-            counts = rng.multinomial(int(min(rows, 0.9 * fits)), prior)
-            at = np.concatenate([by_class[k][: counts[k]] for k in range(10)])
+            at = shifted_rows(rng, rest, y, prior, rows)
             new, truth = z[at], y[at]
             plain = METHODS["bias_corrected_temperature"](*val)
             found = estimate_prior(new, val=val, n_resamples=resamples, seed=number, progress=False)
@@ -322,6 +318,14 @@ def shift(small: bool) -> None:
         )
 
 
+def shifted_rows(rng: np.random.Generator, pool: np.ndarray, y: np.ndarray, prior: np.ndarray, rows: int) -> np.ndarray:
+    """Rows of the pool with these class frequencies, none twice: as many as the rarest class in the pool allows."""
+    by_class = [pool[y[pool] == k] for k in range(len(prior))]
+    fits = min(len(members) / share for members, share in zip(by_class, prior, strict=True) if share > 0)
+    counts = rng.multinomial(int(min(rows, 0.9 * fits)), prior)
+    return np.concatenate([members[:count] for members, count in zip(by_class, counts, strict=True)])
+
+
 def unlabelled(small: bool) -> None:
     """How often intervals hold the realised accuracy, and CBPE's point estimate."""
     from trueup.decisions import estimate_performance
@@ -332,7 +336,7 @@ def unlabelled(small: bool) -> None:
     z, y = pair
     rng = np.random.default_rng(0)
     for title, splits, resamples, shifted in (
-        ("in distribution", 500, 60, False), ("label shift, corrected", 200, 60, True),
+        ("in distribution", 500, 60, False), ("label shift, corrected", 300, 60, True),
     ):  # fmt: skip
         splits = 3 if small else splits
         held, width = 0, []
@@ -341,9 +345,7 @@ def unlabelled(small: bool) -> None:
             val, rest = order[:3000], order[3000:]
             rows = rest[:3000]
             if shifted:
-                prior = rng.dirichlet(np.ones(10))
-                chance = prior[y[rest]] / np.bincount(y[rest], minlength=10)[y[rest]]
-                rows = rng.choice(rest, size=3000, p=chance / chance.sum())
+                rows = shifted_rows(rng, rest, y, rng.dirichlet(np.ones(10)), 3000)
             found = estimate_performance(
                 z[rows], val=(z[val], y[val]), shift=shifted, n_resamples=resamples, seed=number, progress=False
             )

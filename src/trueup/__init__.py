@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
     from trueup.monitor import Monitor
+    from trueup.report.figures.reliability import plot_reliability
 
 _PACKAGES = (
     "calibrators",
@@ -92,6 +93,7 @@ _NAMES = {
     "load_repaired": "clamping",
     "on_model": "models.calibrated",
     "one_vs_rest": "calibrators.compose",
+    "plot_reliability": "report.figures.reliability",
     "position_bias": "calibrators.prompt_bias",
     "refinement": "calibrators.compose",
     "repair": "clamping",
@@ -153,6 +155,7 @@ __all__ = [
     "monitor",
     "on_model",
     "one_vs_rest",
+    "plot_reliability",
     "position_bias",
     "refinement",
     "repair",
@@ -167,10 +170,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"trueup.{name}")
-    return lazy_attribute(__name__, name, _NAMES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"trueup.{name}")
+        return lazy_attribute(__name__, name, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial, reduce
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:  # for checkers alone: this module imports nothing heavy, and nothing above it
+    from torch import nn
+
+    from trueup.calibrators.base import Calibrator
+
+T = TypeVar("T")
 
 
-class Lazy(Mapping[str, Any]):
+class Lazy(Mapping[str, T]):
     """A read-only mapping from names to objects that are imported when they are first asked for."""
 
     def __init__(self, kind: str, where: Mapping[str, str]) -> None:
         self._kind = kind
         self._where = dict(where)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> T:
         try:
             module, attribute = self._where[name].split(":")
-        except KeyError:
-            raise KeyError(f"no {self._kind} is called {name!r}; there are: {', '.join(self)}") from None
-        return reduce(getattr, attribute.split("."), import_module(module))
+        except (KeyError, TypeError):
+            raise KeyError(self._unknown(name)) from None
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return cast(T, found)
+
+    def _unknown(self, name: object) -> str:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self, n=3, cutoff=0.6) if isinstance(name, str) else []
+        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        return f"no {self._kind} is called {name!r}; {meant}there are: {', '.join(self)}"
 
     def classes(self) -> dict[str, str]:
         """The classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""
@@ -52,7 +69,7 @@ def _in(module: str, *names: str) -> dict[str, str]:
     return {name: f"trueup.metrics.{module}:{name}" for name in names}
 
 
-METRICS = Lazy(
+METRICS: Lazy[Callable[..., float]] = Lazy(
     "metric",
     {
         **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
@@ -86,7 +103,7 @@ def _fits(module: str, **names: str) -> dict[str, str]:
     return {name: f"trueup.calibrators.{module}:{attribute}" for name, attribute in names.items()}
 
 
-METHODS = Lazy(
+METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
     "method",
     {
         **_fits("base", identity="Identity.fit"),
@@ -147,7 +164,7 @@ METHODS = Lazy(
 )
 """Method → `fit(logits, labels) -> Calibrator`."""
 
-CALIBRATORS = Lazy(
+CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
     "calibrator",
     {
         **METHODS.classes(),
@@ -167,7 +184,7 @@ def _losses(module: str, **names: str) -> dict[str, str]:
     return {name: f"trueup.losses.{module}:{attribute}" for name, attribute in names.items()}
 
 
-LOSSES = Lazy(
+LOSSES: Lazy[type[nn.Module]] = Lazy(
     "loss",
     {
         **_losses("cross_entropy", cross_entropy="CrossEntropy"),
@@ -187,10 +204,10 @@ LOSSES = Lazy(
 """Loss → Module class; its `.function` gives the loss of each row."""
 
 
-class _Networks(Lazy):
+class _Networks(Lazy[Callable[..., "nn.Module"]]):
     """With every network of timm besides, under `timm:` and its name there."""
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Callable[..., nn.Module]:
         if isinstance(name, str) and name.startswith("timm:"):
             return partial(import_module("trueup.models.timm_networks").timm_network, name.removeprefix("timm:"))
         return super().__getitem__(name)
@@ -214,7 +231,7 @@ NETWORKS = _Networks(
 )
 """Network → its maker, which takes the number of outputs first; `timm:resnet18` is timm's."""
 
-RECALIBRATIONS = Lazy(
+RECALIBRATIONS: Lazy[Callable[..., Any]] = Lazy(
     "recalibration",
     {
         "variance": "trueup.calibrators.regression:VarianceScaling.fit",

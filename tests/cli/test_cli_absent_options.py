@@ -45,7 +45,7 @@ def test_shards(choice, tmp_path):
     shards = trueup.Shards.of(tmp_path / "part*.parquet")
     assert trueup.evaluate_shards(shards)["nll"].value == pytest.approx(trueup.metrics.nll(z, y))
     for method in ("temperature", "vector", "sms", "histogram_ovr"):
-        apart, whole = trueup.fit_shards(method, shards)(z), trueup.METHODS[method](z, y)(z)
+        apart, whole = trueup.fit_shards(method, shards).calibrator(z), trueup.METHODS[method](z, y)(z)
         here = np.isfinite(z)
         assert np.array_equal(np.isfinite(apart), here)
         centred = [

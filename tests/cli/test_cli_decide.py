@@ -33,7 +33,7 @@ def test_decide_of_stated_confidences(larger, command):
     lines = [f"{claim},{int(came)}" for claim, came in zip(stated, right, strict=True)]
     (larger / "answers.csv").write_text("stated,correct\n" + "\n".join(lines) + "\n")
     text = command("decide", "answers.csv", "--confidence", "stated", "--at-most", 0.15).stdout
-    assert "at most 15 % of the rows flagged as the event are not the event" in text
+    assert "at most 15 % of the answers are wrong" in text
 
 
 def test_decide_without_labels(larger, command, asked):
@@ -59,7 +59,52 @@ def test_sets(larger, command, asked):
 
 
 def test_plan(larger, command, asked):
-    assert "With 1,000 rows nothing below" in command("plan", "val.npz", "--rows", 1000).stdout
+    assert "With 1,000 rows a calibration error below" in command("plan", "val.npz", "--rows", 1000).stdout
     found = asked("plan", "val.npz", "--precision", 0.01, "--beside", "val.npz")
     assert found["plan"]["rows_for_ece"] > 100
     assert found["plan"]["rows_for_comparison"] is None
+
+
+@pytest.fixture
+def grouped(larger, draw):
+    for name, seed in (("val.csv", 3), ("test.csv", 4)):
+        z, y = draw(1500, seed)
+        rows = [",".join([*(f"{x:.5f}" for x in z[i]), str(y[i]), "abc"[i % 3]]) for i in range(len(y))]
+        (larger / name).write_text("\n".join(["logit_0,logit_1,logit_2,label,region", *rows]))
+    return larger
+
+
+def test_groups(grouped, command, asked):
+    text = command("decide", "val.csv", "--at-most", 0.3, "--by", "region").stdout
+    assert "All promises hold together with 95 % certainty" in text
+    assert [line[:3] for line in text.splitlines()[1:]] == ["a: ", "b: ", "c: "]
+    assert set(asked("decide", "val.csv", "--at-most", 0.3, "--by", "region")["threshold"]["groups"]) == set("abc")
+    text = command("sets", "val.csv", "test.csv", "--by", "region").stdout
+    assert "a limit for each group" in text
+    found = asked("sets", "val.csv", "test.csv", "--by", "region")
+    assert set(found["groups"]) == set("abc")
+    assert len(found["limit"]) == 3
+    assert all(0.8 < one["coverage"]["value"] < 1 for one in found["groups"].values())
+    command("sets", "val.csv", "--by", "region", "--by-class", code=2)
+
+
+def test_an_event_by_name(grouped, command, asked):
+    text = command("decide", "val.csv", "--event", "bee", "--classes", "ant,bee,cat", "--at-most", 0.5).stdout
+    assert "Flag when the probability of class 1" in text
+    assert "treat all" in text
+    found = asked("decide", "val.csv", "test.csv", "--event", 1, "--at-most", 0.3)
+    assert found["threshold"]["risk"] == "false_discovery_rate"
+    assert found["net_benefit"]["event"] == 1
+    assert set(found["performance"]["metrics"]) == {"accuracy", "f1", "roc_auc"}
+    command("decide", "val.csv", "--event", 1, "--risk", "error", code=2)
+    command("decide", "val.csv", "--event", 7, code=2)
+
+
+def test_stated_confidences(larger, command):
+    rng = np.random.default_rng(0)
+    stated = rng.choice([0.6, 0.8, 0.9, 1.0], 2000)
+    right = rng.random(2000) < np.where(stated == 1, 0.97, stated - 0.1)
+    rows = "\n".join(f"{c},{int(r)}" for c, r in zip(stated, right, strict=True))
+    (larger / "stated.csv").write_text(f"stated,correct\n{rows}")
+    text = command("decide", "stated.csv", "--confidence", "stated", "--at-most", 0.06).stdout
+    assert text.startswith("Answer when the confidence is at least 0.9999: at most 6 % of the answers are wrong")

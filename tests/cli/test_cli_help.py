@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from trueup.cli import app
+from trueup.core import __version__
 
 VERBS = (
     *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
@@ -71,7 +72,7 @@ LIBRARY = {
         "trueup.training.data:load_data": {"data": "name"},
     },
     "decide": {
-        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty", "event")},
+        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty")},
         "trueup.decisions:estimate_prior": {"seed": "seed"},
     },
     "sets": {"trueup.decisions:PredictionSets.fit": {name: name for name in ("score", "alpha", "seed")}},
@@ -141,7 +142,7 @@ def test_help_is_quick():
 
 
 def test_version():
-    assert CliRunner().invoke(app, ["--version"]).output == "trueup 0.1.0\n"
+    assert CliRunner().invoke(app, ["--version"]).output.startswith(f"trueup {__version__}, ")
 
 
 @pytest.mark.parametrize(

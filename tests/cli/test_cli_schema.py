@@ -74,6 +74,128 @@ APPLY = {
     "summary": {"method": str, "fitted to": str, "rows": int},
 }
 
+CURVE = {"threshold": list, "coverage": list, "risk": list, "low": list, "high": list}
+DECIDE = {
+    "schema": int,
+    "verb": str,
+    "val": str,
+    "new": str,
+    "output": None,
+    "text": str,
+    "threshold": {
+        "schema": int,
+        "promised": bool,
+        "threshold": float,
+        "risk": str,
+        "event": int,
+        "at_most": float,
+        "certainty": float,
+        "rows": int,
+        "answered": int,
+        "coverage": float,
+        "review": float,
+        "observed": float,
+        "bound": float,
+        "labels_needed": None,
+        "calibrator": None,
+        "note": str,
+        "curve": CURVE,
+    },
+    "prior": {
+        "schema": int,
+        "method": str,
+        "rows": int,
+        "level": float,
+        "p_value": float,
+        "prior": list,
+        "low": list,
+        "high": list,
+        "old": list,
+    },
+    "performance": {
+        "schema": int,
+        "rows": int,
+        "level": float,
+        "calibration_rows": int,
+        "shifted": bool,
+        "metrics": {"accuracy": {"value": float, "low": float, "high": float, "level": float}, "f1": {}, "roc_auc": {}},
+    },
+    "net_benefit": {
+        "schema": int,
+        "rows": int,
+        "event": int,
+        "prevalence": float,
+        "level": float,
+        "useful": list,
+        **dict.fromkeys(("threshold", "value", "low", "high", "treat_all", "gain_low"), list),
+    },
+}
+COVERAGE = {"value": float, "low": float, "high": float, "rows": int}
+SETS = {
+    "schema": int,
+    "verb": str,
+    "val": str,
+    "test": str,
+    "output": None,
+    "score": str,
+    "alpha": float,
+    "rows": int,
+    "limit": list,
+    "mean_size": float,
+    "scores": {
+        "schema": int,
+        "coverage": COVERAGE,
+        "size": float,
+        "empty": float,
+        "by_size": {"1": COVERAGE},
+        "by_class": list,
+    },
+}
+PLAN = {
+    "schema": int,
+    "verb": str,
+    "file": str,
+    "split": None,
+    "text": str,
+    "plan": {
+        "schema": int,
+        "detectable": {"rows": int, "error": float, "overconfident": float, "underconfident": float, "power": float},
+        "rows_to_detect": None,
+        "error": None,
+        "rows_for_ece": int,
+        "precision": float,
+        "rows_for_promise": int,
+        "at_most": float,
+        "coverage": None,
+        "certainty": float,
+        "rows_for_comparison": None,
+        "difference": None,
+    },
+}
+MONITOR = {
+    "schema": int,
+    "verb": str,
+    "files": list,
+    "state": None,
+    "status": {
+        "rows": int,
+        "accuracy": float,
+        "evidence": float,
+        "p_value": float,
+        "alarm": None,
+        "unlabelled": None,
+        "promise": {
+            **dict.fromkeys(("threshold", "at_most", "certainty", "coverage", "observed", "low", "high"), float),
+            "risk": str,
+            "answered": int,
+            "wrong": int,
+            "evidence": float,
+            "broken": bool,
+            "text": str,
+        },
+    },
+}
+
 
 def check(found, wanted, where=""):
     if wanted is None:
@@ -93,6 +215,10 @@ def test_the_schema_of_each_verb(folder, asked):
         (("compare", "val.npz", "test.npz", "-m", "temperature"), COMPARE),
         (fitted, FIT),
         (("apply", "cal.safetensors", "test.npz", "-o", "after.npz"), APPLY),
+        (("decide", "val.npz", "test.npz", "--event", "1", "--at-most", "0.6"), DECIDE),
+        (("sets", "val.npz", "test.npz"), SETS),
+        (("plan", "val.npz", "--precision", "0.05", "--at-most", "0.6"), PLAN),
+        (("monitor", "after.npz", "--threshold", "0.3", "--at-most", "0.9"), MONITOR),
     ):
         found = asked(*words)
         check(found, wanted, words[0])

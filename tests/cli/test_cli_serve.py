@@ -17,8 +17,11 @@ def started(monkeypatch):
         room.run = run
         monkeypatch.setitem(sys.modules, name, room)
 
-    def serve(host="127.0.0.1", port=8000, *, hosts=(), open_browser=False, on_listening=None):
+    tokens = []
+
+    def serve(host="127.0.0.1", port=8000, *, hosts=(), settings, open_browser=False, on_listening=None):
         calls.append((host, port, hosts, open_browser))
+        tokens.append(settings.token)
         if on_listening is not None:
             on_listening(f"http://{host}:{port}/")
 
@@ -26,6 +29,7 @@ def started(monkeypatch):
         calls.append((folder, seed, quiet))
         return Path(folder) / "report.html"
 
+    serve.tokens = tokens
     put("trueup.serve.server", serve)
     put("trueup.demo", demo)
     return calls
@@ -42,3 +46,17 @@ def test_demo(command, asked, started):
     assert asked("demo", "-o", "first", "--seed", 3)["output"] == "first/report.html"
     command("demo", "--quiet")
     assert started == [("demo", 0, False), (Path("first"), 3, True), ("demo", 0, True)]
+
+
+def test_a_token_is_made_when_it_is_asked_for_and_shown_even_in_quiet(command, started, monkeypatch):
+    tokens = sys.modules["trueup.serve.server"].run.tokens
+    monkeypatch.delenv("TRUEUP_TOKEN", raising=False)
+    assert command("serve", "-q").stderr == ""
+    assert "serving" in command("serve", "--token", "-q").stderr
+    monkeypatch.setenv("TRUEUP_TOKEN", "a secret of my own")
+    assert command("serve", "--token", "-q").stderr == ""
+    assert tokens[0] is None
+    assert len(tokens[1]) >= 32
+    assert tokens[2] == "a secret of my own"
+    monkeypatch.setenv("TRUEUP_TOKEN", "short")
+    assert "TRUEUP_TOKEN must have at least 16 characters, got 5" in command("serve", code=2).stderr

@@ -51,7 +51,7 @@ def slowly(clock, seconds, **options):
 
 def test_the_line_appears_after_two_seconds_and_goes_at_the_end(clock, terminal):
     assert list(slowly(clock, [1.0, 1.5, 1.0], label="collecting")) == [0, 1, 2]
-    assert terminal.lines() == ["collecting 2/3", "collecting 3/3", ""]
+    assert terminal.lines() == ["collecting 2/3  about 1 s left", "collecting 3/3", ""]
 
 
 def test_what_is_over_in_two_seconds_draws_nothing(clock, terminal):
@@ -72,7 +72,7 @@ def test_a_note_is_asked_for_when_it_is_drawn(clock, terminal):
         return f"loss {len(asked)}"
 
     list(slowly(clock, [0.5, 2.0, 0.01, 0.5], label="fitting", note=note))
-    assert terminal.lines() == ["fitting 2/4  loss 1", "fitting 4/4  loss 2", ""]
+    assert terminal.lines() == ["fitting 2/4  loss 1  about 2 s left", "fitting 4/4  loss 2", ""]
     assert len(asked) == 2
 
 
@@ -85,7 +85,7 @@ def test_without_a_length_it_counts(clock, terminal):
 def test_a_total_that_is_given_is_believed(clock, terminal):
     for _ in track(iter("ab"), total=9, label="reading"):
         clock.now += 2.0
-    assert terminal.lines() == ["reading 1/9", "reading 2/9", ""]
+    assert terminal.lines() == ["reading 1/9  about 16 s left", "reading 2/9  about 14 s left", ""]
 
 
 def test_a_length_that_is_not_known_is_no_error(clock, terminal):
@@ -109,7 +109,7 @@ def test_an_exception_in_the_loop_clears_the_line(clock, terminal, error):
 
     with pytest.raises(error):
         work()
-    assert terminal.lines() == ["work 1/9", "work 2/9", ""]
+    assert terminal.lines() == ["work 1/9  about 20 s left", "work 2/9  about 18 s left", ""]
 
 
 def test_an_exception_in_the_iterable_clears_the_line(clock, terminal):
@@ -131,7 +131,7 @@ def test_leaving_the_loop_clears_the_line(clock, terminal):
         clock.now += 3
         if item == 1:
             break
-    assert terminal.lines() == ["work 1/9", ""]
+    assert terminal.lines() == ["work 1/9  about 24 s left", ""]
 
 
 def test_a_long_line_is_cut_to_the_terminal(clock, terminal, monkeypatch):
@@ -162,3 +162,15 @@ def test_the_environment_can_ask_for_it(clock, monkeypatch):
 def test_it_needs_no_torch():
     code = "import sys, trueup.core.progress; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}, check=False).returncode == 0
+
+
+def test_a_log_has_a_plain_line_every_ten_seconds_of_a_command(clock, monkeypatch):
+    log = io.StringIO()
+    attach(monkeypatch, log)
+    monkeypatch.delenv("TRUEUP_PROGRESS", raising=False)
+    assert list(slowly(clock, [20.0] * 3, label="fitting")) == [0, 1, 2]
+    assert log.getvalue() == ""  # a library says nothing
+    with progress.log_lines():
+        list(slowly(clock, [6.0] * 5, label="fitting"))
+        list(slowly(clock, [6.0] * 5, label="silent", enabled=False))
+    assert log.getvalue() == "fitting 2/5  about 18 s left\nfitting 4/5  about 6 s left\n"

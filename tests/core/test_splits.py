@@ -3,10 +3,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trueup.calibrators.identity import Identity
 
 from strategies import images
-from trueup.calibrators import Identity
+from trueup.calibrators.base import Identity
 from trueup.calibrators.compose import choose, cross_fit, standard_error
 from trueup.core.clusters import Clusters
 from trueup.core.splits import (

@@ -52,7 +52,7 @@ def test_every_question_has_its_rows():
     assert found.rows_for_comparison < 1500  # twice too sure is plain to see
     assert found.rows_for_promise > 30
     text = str(found)
-    assert "With 500 rows nothing below" in text
+    assert "With 500 rows a calibration error below" in text
     assert text.count("takes about") == 4
     json.dumps(found.to_dict(), allow_nan=False)
     hopeless = plan(z, y, at_most=0.001, coverage=1.0 - 1e-9)

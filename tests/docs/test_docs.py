@@ -89,6 +89,11 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
         mean, sold = rng.normal(size=200), 3 * rng.normal(size=200)
         columns = {"mu": mean, "sigma": np.ones(200), "sold": mean + sold}
         save_columns(name, columns | {"q05": mean - 1.6, "q50": mean, "q95": mean + 1.6})
+    np.savez("pixels.npz", logits=z.reshape(30, 5, 4, 3).transpose(0, 3, 1, 2), labels=y.reshape(30, 5, 4))
+    visits = "\n".join(
+        f"{a},{b},{label % 2},p{i // 20}" for i, (a, b, label) in enumerate(zip(*z.T[:2], y, strict=True))
+    )
+    Path("visits.csv").write_text(f"logit_0,logit_1,label,patient\n{visits}\n")
     for command in commands(page):
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, f"{command}\n{result.output}"

@@ -60,3 +60,24 @@ def die_soon(seconds):
     """The end of a worker that was at work."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve_monitors(folder, port, descriptors):
+    """A server of monitors that may open so many files, and tells its port."""
+    import resource
+    import threading
+    import time
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    from trueup.serve.server import make_server
+    from trueup.serve.settings import Settings
+
+    server = make_server(port=0, settings=Settings(monitors_folder=folder))
+
+    def tell():
+        while not server.started:
+            time.sleep(0.01)
+        port.value = server.servers[0].sockets[0].getsockname()[1]
+
+    threading.Thread(target=tell, daemon=True).start()
+    server.run()

@@ -196,7 +196,7 @@ def test_settings_are_all_that_another_needs():
         "fold": True,
     }
     monitor = Monitor(3, **options)
-    assert monitor.settings() == {"classes": 3, **options, "event": None}
+    assert monitor.settings() == {"classes": 3, **options, "event": None, "promise": None}
     assert {*monitor.settings(), "names"} == set(inspect.signature(Monitor).parameters)
     named = Monitor(3, event="cat", names=["ant", "bee", "cat"])
     assert Monitor(**named.settings()).settings() == named.settings()

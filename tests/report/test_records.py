@@ -14,13 +14,18 @@ from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.metrics.table import compare
 from trueup.report import (
+    chart,
     class_errors,
     comparison,
     confidence_histogram,
+    draw,
     reliability,
     risk_coverage,
+    summary,
     temperature_sweep,
 )
+from trueup.report.audit import audit
+from trueup.report.figures import sections
 
 NOTHING = np.zeros((0, 3)), np.zeros(0, dtype=np.int64)
 
@@ -245,3 +250,38 @@ def test_a_real_network_is_overconfident(data):
     sweep = temperature_sweep(logits, labels)
     assert sweep.best_nll > 2
     assert sweep.ece.min() < 0.2 * record.ece
+
+
+def test_the_sweep_tells_the_tables_numbers_at_a_temperature_of_one():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(400, 5)) * 4
+    y = (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    record = temperature_sweep(z, y, temperatures=[0.7, 1.3, 3.0], fitted=2.5)
+    assert record.at_one == pytest.approx((metrics.nll(z, y), metrics.ece(z, y)), abs=1e-9)
+    words = summary(record)
+    assert f"they are {metrics.nll(z, y):.4f} and {metrics.ece(z, y):.4f}" in words
+    assert "is 2.500" in words
+
+
+def test_bins_outside_the_band_are_marked_and_every_bin_shows_its_rows():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(400, 5)) * 4
+    record = reliability(z, (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1))
+    assert record.outside.any()
+    full = record.count > 0
+    dots = next(trace for trace in chart(record).data if trace.name == "accuracy")
+    assert [symbol == "diamond" for symbol in dots.marker.symbol] == record.outside[full].tolist()
+    strip = next(trace for trace in chart(record).data if trace.name.startswith("rows"))
+    assert [int(text) for text in strip.text] == record.count[full].astype(int).tolist()
+    assert "outside the band" in [text.get_text() for text in draw(record).get_legend().get_texts()]
+
+
+def test_classes_stand_in_one_order_before_and_after():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(400, 5)) * 4
+    y = (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    found = sections(audit((z, y), methods=["vector"], progress=False), None)
+    section = next(section for section in found if section.name == "classes")
+    names = [chart(panel.record, **panel.options).layout.yaxis.ticktext for panel in section.panels]
+    assert len(names) == 2
+    assert names[0] == names[1]

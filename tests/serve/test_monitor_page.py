@@ -109,7 +109,9 @@ def test_what_looks_like_probabilities_is_asked_for(page, said, tmp_path):
 
 def test_a_long_log_tells_how_far_it_is(page, monkeypatch, tmp_path):
     whole = Monitor.update
-    monkeypatch.setattr(Monitor, "update", lambda self, *pair: (time.sleep(0.3), whole(self, *pair))[1])
+    monkeypatch.setattr(
+        Monitor, "update", lambda self, *pair, **options: (time.sleep(0.3), whole(self, *pair, **options))[1]
+    )
     made(page, "long")
     (tmp_path / "log.npz").write_bytes(npz(**stream()))
     page.set_input_files("#file", tmp_path / "log.npz")

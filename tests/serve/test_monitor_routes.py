@@ -185,3 +185,20 @@ def test_the_command_gives_the_folder(monkeypatch, tmp_path):
         assert CliRunner().invoke(app, ["serve", "-q", *arguments]).exit_code == 0
     assert "settings" not in asked[0]
     assert asked[1]["settings"] == Settings(monitors_folder=tmp_path)
+
+
+def test_a_promise_and_rows_without_labels(client):
+    promise = {"threshold": 0.6, "at_most": 0.3, "certainty": 0.9, "risk": "error"}
+    id = made(client, "promised", promise=promise)
+    monitor, rows = Monitor(3, promise=promise), stream(400)
+    expected = client.post(f"/api/monitors/{id}/expect", json={"logits": rows.logits.tolist()}).json()
+    assert expected["status"] == monitor.expect(rows.logits).to_dict()
+    body = {"logits": rows.logits.tolist(), "labels": rows.labels.tolist(), "awaited": True}
+    found = client.post(f"/api/monitors/{id}/update", json=body).json()
+    assert found["status"] == monitor.update(*rows, awaited=True).to_dict()
+    assert found["status"]["promise"]["answered"] > 0
+    assert found["status"]["unlabelled"] is None
+    assert "wait" in error(client.post(f"/api/monitors/{id}/update", json=body), 422)
+    restored = client.post("/api/monitors/restore?name=again", content=client.get(f"/api/monitors/{id}/file").content)
+    assert restored.json()["status"] == found["status"]
+    assert 'trueup_promise_broken{monitor="promised"}' in client.get("/metrics").text

@@ -52,8 +52,8 @@ def tiny(tmp_path_factory):
 
 def test_a_small_run_ends_in_tables(tiny):
     options, rows = tiny
-    # Eleven pairs of loss and coefficient (cross-entropy to the end and stopped, 2 smoothings, a norm, focal and inverse
-    # focal 1, 2, 3) twice;
+    # Eleven pairs of loss and coefficient (cross-entropy to the end and stopped, 2 smoothings, a norm, focal 1, 2, 3,
+    # inverse focal 1, 2, 3) twice;
     # then one run each: a smoothing more at the whole size, and three of half the size; a negative norm twice.
     assert len(rows) == 11 * 2 + 1 + 3 + 2
     found = STUDY.tables(rows, options)

@@ -22,12 +22,15 @@ from trueup.clamping.ladder import (
     climb,
     fit_to_teacher,
     judge,
+    nested_rows,
+    paired_gain,
     refit,
 )
 from trueup.clamping.network import Network, extent
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
-from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Shape
+from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition, Shape
+from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.clamping.unlabelled_repair import repair_without_labels
 from trueup.core.errors import InputError
 from trueup.models.batches import LABELS, Batch, Device
@@ -168,6 +171,13 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
     taught = _taught_rung(job, ladder, head) if weight and job.families and afford else None
     states, weight = (states, weight) if taught is None else (taught, 1.0)
     ridge = _head_rung(job, ladder, head, states)
+    if not _holds(ladder):
+        # Choosing among rungs is a fit too. Where it does not help samples that had no say, temperature stays alone.
+        ladder.stopped = "what seemed to help did not help samples that had no part in choosing it"
+        identity = [FoldState(fold.out, Composition([]), 1.0) for fold in ladder.folds]
+        first, *others = ladder.rungs
+        ladder.rungs, ladder.current, ladder.folds = [first, *(replace(r, kept=False) for r in others)], 0, identity
+        weight, ridge, taught = 0.0, None, None
     composition, temperature = refit(problem, ladder) if taught is None else (ladder.folds[0].composition, 1.0)
     before = job.space(composition)
     changed: dict[str, Tensor] = {}
@@ -186,6 +196,14 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
             temperature = Loss().temperature(torch.from_numpy(ladder.rungs[ladder.current].logits), labels)
     after = _last_rung(job, ladder)
     return assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True, last=after)
+
+
+def _holds(ladder: Ladder) -> bool:
+    """Whether what the other folds choose is better than temperature for the samples of each fold."""
+    if not ladder.current:
+        return True
+    gain, error = paired_gain(ladder.rungs[0].losses, nested_rows(ladder.rungs, [f.out for f in ladder.folds])[0])
+    return gain > STANDARD_ERRORS * error
 
 
 def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:
@@ -221,7 +239,7 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
         states = _fold_logits(job, ladder.folds, head, weight)
         logits = _scaled(states, labels)
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
-        title = f"new batch-norm statistics, weight {weight:g}"
+        title = f"batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
         rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
         ladder.rungs.append(rung)

@@ -162,7 +162,7 @@ def assemble(
     repaired.changed = changed
     cost = job.network.cost()
     rungs = ladder.rungs
-    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if len(rungs) > 1 else rungs[0].losses
+    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if ladder.current else rungs[0].losses
     gain, error = paired_gain(rungs[0].losses, losses)
     composition = before.inner if before is not None else Composition([])
     assert isinstance(composition, Composition)

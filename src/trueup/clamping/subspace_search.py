@@ -112,10 +112,11 @@ def subspace(
         return _temperature_alone(
             context,
             validation.candidates(),
-            f"No: temperature is enough, for the mean input gradient is what noise gives (p = {evidence:.2g})."
+            "No: temperature is enough. A test of the mean input gradient finds no more than noise "
+            f"(p = {evidence:.2g}, it takes {significance:g} or less)."
             if evidence > significance
-            else "No: temperature is enough, for no input map is better by "
-            f"{STANDARD_ERRORS} standard errors (p = {evidence:.2g}).",
+            else f"No: temperature is enough. On folds left out, the best input map changes the loss by {-gain:+.2g} "
+            f"with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} standard errors.",
         )
     return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 
@@ -186,8 +187,8 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
         return _temperature_alone(
             context,
             validation.candidates(),
-            "No: temperature is enough, for the input map that promised something did not keep it on a fifth of the "
-            f"samples that was left out (though the mean input gradient has p = {context.evidence:.2g}).",
+            "No: temperature is enough. An input map that promised something did not lower the loss on a fifth of the "
+            f"samples, left out until the end, by {STANDARD_ERRORS:g} standard errors.",
         )
     if passes - result.used >= WORTHWHILE:
         result = refit_on_all(result, passes=passes - result.used)

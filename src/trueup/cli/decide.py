@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader
+from trueup.cli.inputs import Reader, join_groups
 from trueup.cli.output import print_json, require_output
 from trueup.core.warning_capture import silence_warnings
 
@@ -37,7 +38,12 @@ def decide(
         float | None, typer.Option("--certainty", metavar="SHARE", help="Certainty of the promise (default 0.95).")
     ] = None,
     event: Annotated[
-        int | None, typer.Option("--event", metavar="CLASS", help="The class that is the event (default 1).")
+        str | None,
+        typer.Option("--event", metavar="CLASS", help="Decide by the probability of this class, a number or a name."),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="COLUMN", help="A threshold for each group of this column; all hold together."),
     ] = None,
     method: Annotated[
         str | None,
@@ -54,6 +60,7 @@ def decide(
     labels: o.Labels = None,
     confidence: o.Confidence = None,
     correct: o.Correct = None,
+    classes: o.Classes = None,
     split: o.Split = None,
     seed: o.Seed = None,
     as_json: o.Json = False,
@@ -62,8 +69,8 @@ def decide(
     """Find the confidence from which errors are bounded, with a stated certainty.
 
     The threshold is chosen so that, with the certainty, no more than the stated share of what is answered is wrong; the
-    rest is for review. With NEW, also estimate what its labels would show. Of stated confidences, what is bounded is
-    how many of the claims above the threshold are wrong (false_discovery_rate).
+    rest is for review. With --event, what is flagged counts instead, and the net benefit of acting on it is shown. With
+    NEW, also estimate what its labels would show.
     """
     from trueup.registry import METHODS
 
@@ -73,42 +80,72 @@ def decide(
         if new is None:
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
-    from trueup.decisions import threshold
-
-    reader = Reader(probs, logits, labels, confidence, correct)
-    if confidence is not None and risk is None:
-        risk = "false_discovery_rate"  # an answer that claims to be wrong is not given
+    reader = Reader(probs, logits, labels, confidence, correct, classes, by=by)
     with silence_warnings(enabled=quiet):
-        pair = reader.load(val, split) if split else reader.load_half(val, "val")
-        options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, event=event, method=method)
-        found = threshold(*pair, **options)
-        prior, performance = (None, None) if new is None else _without_labels(reader, new, pair, seed, quiet)
+        table = reader.load(val, split) if split else reader.load_half(val, "val")
+        number = reader.event_number(event, table.classes)
+        options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)
+        found = _threshold(table, confidence is not None, number, options)
+        benefit = _net_benefit(table, number) if number is not None else None
+        prior, performance = (None, None)
+        if new is not None:
+            prior, performance = _without_labels(reader, new, table.pair, number, seed, quiet)
         if out is not None and prior is not None:
             from trueup.io.artifacts import save_calibrator
 
-            save_calibrator(prior.calibrator, out, classes=pair.logits.shape[1], summary={"made for": new.name})  # type: ignore[union-attr]
+            save_calibrator(prior.calibrator, out, classes=table.logits.shape[1], summary={"made for": new.name})  # type: ignore[union-attr]
+    parts = {"prior": prior, "performance": performance, "net_benefit": benefit}
     if as_json:
         print_json(
             "decide", val=val, new=new, output=out, threshold=found.to_dict(), text=str(found),
-            prior=None if prior is None else prior.to_dict(),
-            performance=None if performance is None else performance.to_dict(),
+            **{name: None if part is None else part.to_dict() for name, part in parts.items()},
         )  # fmt: skip
         return
     print(found)
-    for part in (prior, performance):
+    for part in parts.values():
         if part is not None:
             print(f"\n{part}")
     if out is not None and not quiet:
         print(f"\nWritten: {out}")
 
 
-def _without_labels(reader: Reader, new: Path, pair: Any, seed: int | None, quiet: bool) -> tuple[Any, Any]:
+def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, Any]) -> Any:
+    from trueup.decisions import threshold
+
+    groups = join_groups(table.groups)
+    if stated:
+        if event is not None or options.get("risk", "error") != "error":
+            raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
+        # The event is that the answer is right; what is said of it is said of the answers.
+        found = threshold(*table.pair, groups=groups, **options | {"risk": "false_discovery_rate"}, event=1)
+        if groups is None:
+            return replace(found, risk="error", event=None)
+        return replace(found, groups={g: replace(one, risk="error", event=None) for g, one in found.groups.items()})
+    if event is not None:
+        options = {"risk": "false_discovery_rate"} | options | {"event": event}
+        if options["risk"] == "error":
+            raise ValueError("--event goes with --risk false_discovery_rate or false_positive_rate, got error")
+    return threshold(*table.pair, groups=groups, **options)
+
+
+def _net_benefit(table: Any, event: int) -> Any:
+    from trueup.decisions import net_benefit
+
+    return net_benefit(*table.pair, event=event)
+
+
+def _without_labels(
+    reader: Reader, new: Path, pair: Any, event: int | None, seed: int | None, quiet: bool
+) -> tuple[Any, Any]:
     from trueup.decisions import estimate_performance, estimate_prior
 
+    reader = replace(reader, by=None)
     unlabelled = reader.load_unlabelled(new)
     rows = reader.load_half(new, "test").logits if unlabelled is None else unlabelled
     options = o.drop_unset(seed=seed)
     prior = estimate_prior(rows, val=tuple(pair), **options, progress=not quiet)
+    if event is not None:
+        options |= {"metrics": ("accuracy", "f1", "roc_auc"), "event": event}
     performance = estimate_performance(rows, val=tuple(pair), shift=prior.moved, **options, progress=not quiet)
     return prior, performance
 
@@ -119,9 +156,10 @@ def register(app: typer.Typer) -> None:
         rich_help_panel="Decide",
         epilog=o.format_examples(
             "trueup decide val.npz --at-most 0.02",
+            "trueup decide risk.csv --event ill --classes well,ill --at-most 0.1",
             "trueup decide val.npz --risk false_positive_rate --at-most 0.01 --event 1",
+            "trueup decide answers.csv --confidence stated --at-most 0.1 --by category",
             "trueup decide val.npz --at-most 0.05 -m temperature",
             "trueup decide val.npz traffic.npz -o corrected.safetensors",
-            "trueup decide answers.csv --confidence stated --correct right --at-most 0.1",
         ),
     )(decide)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,6 +15,7 @@ from trueup.cli import options as o
 from trueup.cli.errors import print_stderr
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.formatting import Row, format_number
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SHOWN = 10
+"""So many methods a table shows at most, unless all were asked for."""
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
 """The metrics of a table of many methods, which fits a terminal of 80 columns."""
 NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
@@ -28,7 +34,7 @@ NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
 Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
-All = Annotated[bool, typer.Option("--all", help="Try every method; this may take long.")]
+All = Annotated[bool, typer.Option("--all", help="Try every method and show them all; this may take long.")]
 Val = Annotated[str, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
     str | None,
@@ -129,6 +135,7 @@ def evaluate(
     if of_labels is not None:
         print()
         print_table(of_labels.table())
+        print_remarks(of_labels.note(), quiet=quiet)
 
 
 def compare(
@@ -194,7 +201,7 @@ def compare(
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
-    print_audit(audit, metric, quiet=quiet)
+    print_audit(audit, metric, quiet=quiet, every=every or bool(method))
 
 
 def report(
@@ -261,6 +268,7 @@ def report(
         forecast_verbs.report(val, test, out, calibrator, title, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
     from trueup.report import report as make_report
+    from trueup.report.page import describe_file
 
     reader = Reader(
         probs, logits, labels, confidence, correct, classes, weight, by, storage,
@@ -277,14 +285,17 @@ def report(
         names = ("wrong", "right")
     elif multilabel:
         names = ("no", "yes")
-    make_report(audit, **o.drop_unset(title=title, names=names)).save(out)
+    origin = {"Calibration file": describe_file(val)}
+    origin |= {} if test is None else {"Test file": describe_file(test)}
+    origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
+    make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
     if calibrator is not None:
         _save_chosen(audit, calibrator, val, reader.event_number(event))
     if as_json:
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
     if not quiet:
-        print_audit(audit, None)
+        print_audit(audit, None, every=every or bool(method))
         written = str(out) if calibrator is None else f"{out} and {calibrator}"
         print_remarks(f"Written: {written}")
 
@@ -306,8 +317,11 @@ def _print_groups(scores: Scores, quiet: bool) -> None:
         print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
-def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False) -> None:
-    """Print the table of methods, the chosen one and the verdict."""
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, every: bool = False) -> None:
+    """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
+
+    At most `SHOWN` methods are in the table, unless `every` one is asked for.
+    """
     from trueup.metrics.table import default_metrics
     from trueup.report.audit import method_title
 
@@ -322,15 +336,30 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False)
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
         raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
-    print_table(select_metrics(scores, metrics).table())
-    legend = scores.notes()[0] if many else ""
+    table = select_metrics(scores, metrics).table()
+    hidden: list[str] = []
+    if many:
+        table, hidden = _best_first(table, audit, None if every else SHOWN)
+    print_table(table)
+    legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}." if hidden else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
     from trueup.report.figures.method_choice import method_choice, more_rows
 
-    print_remarks(legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
     _print_groups(scores, quiet)
+
+
+def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
+    """The chosen method on top, without calibration below it, the others by held-out loss; and those left out."""
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    rows = {row[0]: row for row in table[1:]}
+    order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
+    head, *cells = table[0]
+    shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
+    return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
 
 
 def select_metrics(scores: T, metrics: Any) -> T:

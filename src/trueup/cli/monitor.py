@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +12,13 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.formatting import format_number
+from trueup.core.formatting import format_evidence, format_number, format_p
 from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
 
+_OPTIONS = {"promise": "--threshold, --at-most"}
 FIGURES = ("accuracy", "confidence", "nll", "ece")
 
 
@@ -39,6 +42,14 @@ def monitor(
         int | None,
         typer.Option("--bins", metavar="N", help="Number of bins of the calibration errors (default 15)."),
     ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", metavar="SHARE", help="With --at-most: answers begin at this confidence."),
+    ] = None,
+    at_most: Annotated[
+        float | None,
+        typer.Option("--at-most", metavar="SHARE", help="The share of wrong answers that was promised, checked again."),
+    ] = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
@@ -48,6 +59,7 @@ def monitor(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
     storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -55,17 +67,26 @@ def monitor(
     """Replay logged predictions, and raise an alarm if calibration was lost.
 
     The test is valid at any time: a calibrated network ever raises the alarm with a probability of at most --alpha. The
-    exit code is 3 if the alarm was raised.
+    exit code is 3 if the alarm was raised, or if the promise of --threshold and --at-most was broken. With --clusters
+    each file holds whole clusters, and one counts as one bet.
     """
     from trueup.monitor import load_monitor, save_monitor
 
     if state is not None:
         require_output(state, ".safetensors")
+    if (threshold is None) != (at_most is None):
+        raise ValueError("--threshold and --at-most make a promise together: give both")
     settings = o.drop_unset(alpha=alpha, window=window, bins=bins)
+    if threshold is not None:
+        settings["promise"] = {"threshold": threshold, "at_most": at_most}
     running = load_monitor(state) if state is not None and state.exists() else None
     if running is not None and settings:
-        raise ValueError(f"--state {state} has its own settings: leave out {', '.join(f'--{s}' for s in settings)}")
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+        raise ValueError(
+            f"--state {state} has its own settings: leave out {', '.join(_OPTIONS.get(s, f'--{s}') for s in settings)}"
+        )
+    if clusters is not None and by:
+        raise ValueError("--by counts independent rows: give either --by or --clusters")
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage, clusters)
     number = reader.event_number(event)
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
@@ -81,7 +102,7 @@ def monitor(
         print_json("monitor", files=seen, state=state, status=status.to_dict(), **found)
     else:
         _print(status, running, quiet)
-    if status.alarm is not None:
+    if status.alarm is not None or (status.promise is not None and status.promise["broken"]):
         raise typer.Exit(3)
 
 
@@ -96,12 +117,14 @@ def _replay(
     seen: list[str] = []
     for source in sources:
         shards = reader.find_shards(source, None)
+        if reader.clusters is not None:  # a cluster must come whole
+            shards = replace(shards, rows=sys.maxsize)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
             for part in shards.read(path):
                 if running is None:
                     running = Monitor(part.logits.shape[1], event=event, **settings)
-                running.update(*part.pair, weights=part.weights, groups=part.groups or None)
+                running.update(*part.pair, weights=part.weights, groups=part.groups or None, clusters=part.clusters)
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
             seen.append(path)
@@ -119,11 +142,13 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
         what = f"{running.classes} classes" if running.event is None else event
         print(f"{status.rows:,} rows, {what}, {running.bins} bins\n")
     print_table(rows)
-    held = f"evidence against calibration {status.evidence:.3g}, p ≤ {status.p_value:.2g} at any time"
+    held = f"evidence against calibration {format_evidence(status.evidence)}, {format_p(status.p_value)} at any time"
     if status.alarm is None:
         print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
     else:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
+    if status.promise is not None:
+        print_remarks(status.promise["text"], quiet=quiet and not status.promise["broken"])
     if (groups := running.by_group()) is not None:
         print()
         print_table(groups.table())
@@ -139,5 +164,6 @@ def register(app: typer.Typer) -> None:
             "trueup monitor 'logs/*.parquet' --alpha 0.001",
             "trueup monitor today.npz --state watch.safetensors --json",
             "trueup monitor 'logs/*.parquet' --by region",
+            "trueup monitor today.npz --threshold 0.83 --at-most 0.02",
         ),
     )(monitor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
@@ -38,17 +39,50 @@ def to_json(value: Any) -> Any:
 
 
 def print_table(rows: list[Row], *, words: bool = False) -> None:
-    """Print a table whose first row is its head; numbers are aligned right, `words` left and wrapped."""
+    """Print a table whose first row is its head; numbers are aligned right, `words` left and wrapped.
+
+    On a terminal that is too narrow, a table of numbers goes on below itself, with its first column again.
+    """
     if not sys.stdout.isatty():
         print(text_table(_pad(rows, str.ljust) if words else rows))
         return
+    parts = [rows] if words else split_columns(rows, shutil.get_terminal_size().columns)
+    for part in parts:
+        if part is not parts[0]:
+            print()
+        _print_rich(part, words)
+
+
+def split_columns(rows: list[Row], width: int) -> list[list[Row]]:
+    """The columns of a table in parts that fit into a width, each with the first column.
+
+    >>> split_columns([["method", "accuracy", "nll"], ["raw", "0.91", "0.3"]], 18)
+    [[['method', 'accuracy'], ['raw', '0.91']], [['method', 'nll'], ['raw', '0.3']]]
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    parts: list[list[int]] = [[]]
+    used = widths[0]
+    for i in range(1, len(widths)):
+        if parts[-1] and used + _GAP + widths[i] > width:
+            parts.append([])
+            used = widths[0]
+        parts[-1].append(i)
+        used += _GAP + widths[i]
+    return [[[row[0], *(row[i] for i in part)] for row in rows] for part in parts]
+
+
+_GAP = 2
+"""Blanks between two columns."""
+
+
+def _print_rich(rows: list[Row], words: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     head, *body = rows if words else _pad(rows, str.rjust)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, name in enumerate(head):
         table.add_column(
             Text(name),

@@ -11,6 +11,8 @@ from trueup.cli import options as o
 from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json
 
+SHORTEST_TOKEN = 16
+
 
 def serve(
     host: Annotated[
@@ -29,19 +31,33 @@ def serve(
             help="Folder in which monitors survive a restart; without it, they are in memory.",
         ),
     ] = None,
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Ask for a token also on this machine, where others have accounts."),
+    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Serve a web page: drop a file on it, read the verdict, download the report and the calibrator.
 
     The page /monitor is for services that send their predictions, and /metrics for Prometheus. Nothing leaves this
-    machine, and only this machine can connect unless --host is given. Ctrl-C stops it.
+    machine, and only this machine can connect unless --host is given; then the address that is printed has a token,
+    which the server asks for (TRUEUP_TOKEN sets one). Ctrl-C stops it.
     """
-    from trueup.serve.server import run
-    from trueup.serve.settings import Settings
+    import os
+    import secrets
 
-    settings = Settings(monitors_folder=monitors) if monitors else None
-    on_listening = None if quiet else lambda address: print_stderr(f"serving {address} until Ctrl-C")
+    from trueup.serve.server import run
+    from trueup.serve.settings import LOCAL, Settings, is_loopback
+
+    own = os.environ.get("TRUEUP_TOKEN") or (secrets.token_urlsafe(24) if token else None)
+    if own is not None and len(own) < SHORTEST_TOKEN:
+        raise ValueError(f"TRUEUP_TOKEN must have at least {SHORTEST_TOKEN} characters, got {len(own)}")
+    settings = Settings(monitors_folder=monitors, token=own)
+    # Who asks for quiet still has to learn a token that is made now.
+    made_now = not os.environ.get("TRUEUP_TOKEN") and (token or not is_loopback(host or LOCAL[1]))
+    told = made_now or not quiet
+    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if told else None
     options = o.drop_unset(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
     run(**options, open_browser=open_browser, on_listening=on_listening)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader
-from trueup.cli.output import print_json, require_output
+from trueup.cli.inputs import Reader, join_groups
+from trueup.cli.output import print_json, print_table, require_output
+from trueup.core.formatting import format_interval, format_number
 from trueup.core.warning_capture import silence_warnings
 
 
@@ -31,6 +32,9 @@ def sets(
         float | None, typer.Option("--alpha", metavar="SHARE", help="How often a set may miss the truth (default 0.1).")
     ] = None,
     by_class: Annotated[bool, typer.Option("--by-class", help="Cover each class by itself.")] = False,
+    by: Annotated[
+        list[str] | None, typer.Option("--by", metavar="COLUMN", help="Cover each group of this column by itself.")
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="No random part in the scores: larger sets.")
     ] = False,
@@ -50,29 +54,50 @@ def sets(
         require_output(out, ".safetensors", reads=(val, test))
     from trueup.decisions import PredictionSets, evaluate_sets, save_prediction_sets
 
-    reader = Reader(probs, logits, labels)
+    reader = Reader(probs, logits, labels, by=by)
     with silence_warnings(enabled=quiet):
-        pair, held_out = reader.load_val_and_test(val, test)
+        val_table, test_table = reader.load_val_and_test(val, test)
+        groups = join_groups(val_table.groups)
         rule = PredictionSets.fit(
-            *pair, **o.drop_unset(score=score, alpha=alpha, seed=seed), by_class=by_class, randomised=not deterministic
-        )
-        scores = None if held_out is None else evaluate_sets(rule(held_out.logits), held_out.labels)
-        sizes = rule(pair.logits).sum(axis=1)
+            *val_table.pair, **o.drop_unset(score=score, alpha=alpha, seed=seed), by_class=by_class, groups=groups,
+            randomised=not deterministic,
+        )  # fmt: skip
+        own = rule(val_table.logits, groups=groups)
+        scores, by_group = None, {}
+        if test_table is not None:
+            members = join_groups(test_table.groups)
+            chosen = rule(test_table.logits, groups=members)
+            scores = evaluate_sets(chosen, test_table.labels)
+            for group in sorted(set(members or ())):
+                rows = [i for i, member in enumerate(members or ()) if member == group]
+                by_group[group] = evaluate_sets(chosen[rows], test_table.labels[rows])
         if out is not None:
-            save_prediction_sets(rule, out, summary={"fitted to": val.name, "rows": len(pair.labels)})
+            save_prediction_sets(rule, out, summary={"fitted to": val.name, "rows": len(val_table.labels)})
+    size, rows_of_val = float(own.sum(axis=1).mean()), len(val_table.labels)
     if as_json:
         print_json(
-            "sets", val=val, test=test, output=out, score=rule.score, alpha=rule.alpha, rows=len(pair.labels),
-            limit=[1 + x for x in rule.quantile.reshape(-1).tolist()], mean_size=float(sizes.mean()),
+            "sets", val=val, test=test, output=out, score=rule.score, alpha=rule.alpha, rows=rows_of_val,
+            limit=[1 + x for x in rule.quantile.reshape(-1).tolist()], mean_size=size,
             scores=None if scores is None else scores.to_dict(),
+            **({} if groups is None else {"groups": {g: one.to_dict() for g, one in by_group.items()}}),
         )  # fmt: skip
         return
-    kind = f"{rule.score.upper()}{', a limit for each class' if by_class else ''}"
+    each = ", a limit for each class" if by_class else ", a limit for each group" if groups is not None else ""
     share = f"at most {100 * rule.alpha:g} %"
-    print(f"{kind}: a set misses the truth in {share} of rows like the {len(pair.labels):,} of {val}.")
-    print(f"\n{scores}" if scores is not None else f"\nThey have {sizes.mean():.2f} classes on average on those rows.")
+    print(f"{rule.score.upper()}{each}: a set misses the truth in {share} of rows like the {rows_of_val:,} of {val}.")
+    print(f"\n{scores}" if scores is not None else f"\nThey have {size:.2f} classes on average on those rows.")
+    if by_group:
+        print()
+        head = ["group", "rows", "coverage", "95 % interval", "mean size"]
+        print_table([head, *(_row(group, one) for group, one in by_group.items())])
     if out is not None and not quiet:
         print(f"\nWritten: {out}")
+
+
+def _row(group: str, scores: Any) -> list[str]:
+    one = scores.coverage
+    interval = format_interval(one.low, one.high)
+    return [group, f"{one.rows:,}", format_number(one.value), interval, f"{scores.size:.2f}"]
 
 
 def register(app: typer.Typer) -> None:
@@ -83,5 +108,6 @@ def register(app: typer.Typer) -> None:
             "trueup sets val.npz test.npz",
             "trueup sets val.npz test.npz --score raps --alpha 0.05 -o sets.safetensors",
             "trueup sets both.npz --by-class",
+            "trueup sets val.csv test.csv --by region",
         ),
     )(sets)

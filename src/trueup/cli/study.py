@@ -73,6 +73,8 @@ def study(
     report_only, name = _parse(words)
     if workers is not None and cluster is not None:
         raise ValueError("give either --workers or --cluster")
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise FileNotFoundError(f"{data_dir}: no such folder; --data-dir names the folder of the study's data")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     from trueup.io.atomic import require_writable, require_writable_folder

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from typer.main import get_group
 from trueup.cli.errors import FAILED, INTERRUPTED, describe_error, print_stderr
 from trueup.cli.options import format_examples
 from trueup.core import __version__
+from trueup.core.progress import log_lines
 from trueup.core.warning_capture import write_warnings
 
 MODULES = {
@@ -71,7 +73,7 @@ class Verbs(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its code; return the code unless in standalone mode."""
         try:
-            with _warnings_on_stderr():
+            with _warnings_on_stderr(), log_lines():
                 result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -112,7 +114,8 @@ app = typer.Typer(name="trueup", cls=Verbs, context_settings={"help_option_names
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"trueup {__version__}")
+        fast = "compiled" if find_spec("trueup.core._native") else "not compiled: a C compiler would make it faster"
+        typer.echo(f"trueup {__version__}, {fast}")
         raise typer.Exit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 Row = list[str]
@@ -38,6 +38,24 @@ def format_number(x: float, *, sign: bool = False, digits: int = 4) -> str:
     return f"{x:+.{digits}f}" if sign else f"{x:.{digits}f}"
 
 
+def format_p(p: float) -> str:
+    """A p-value, or the least that is worth telling.
+
+    >>> format_p(0.0312), format_p(0.0)
+    ('p ≤ 0.031', 'p < 0.0001')
+    """
+    return f"p ≤ {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+
+
+def format_evidence(wealth: float) -> str:
+    """How many times a bet has grown, or the most that is worth telling.
+
+    >>> format_evidence(12.34), format_evidence(1e304)
+    ('12.3', 'more than a million')
+    """
+    return f"{wealth:.3g}" if wealth < 1e6 else "more than a million"
+
+
 def format_interval(low: float, high: float, *, sign: bool = False, digits: int = 4) -> str:
     """An interval in brackets."""
     if math.isnan(low):
@@ -56,6 +74,16 @@ def text_table(rows: list[Row]) -> str:
         )
         lines.append("  ".join([first, *others]).rstrip())
     return "\n".join(lines)
+
+
+def html_summary(title: str, figures: Mapping[str, str], note: str = "") -> str:
+    """A small table for notebooks: what it is, its figures by name, and a sentence.
+
+    >>> html_summary("Tally", {"rows": "20"})
+    '<div class="trueup"><p>Tally</p><table><thead><tr><th scope="col">rows</th></tr></thead>...</table></div>'
+    """
+    table = html_table(list(figures), [list(figures.values())]) if figures else ""
+    return f'<div class="trueup"><p>{escape(title)}</p>{table}{f"<p>{escape(note)}</p>" if note else ""}</div>'
 
 
 def escape(text: object) -> str:

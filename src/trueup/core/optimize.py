@@ -25,6 +25,8 @@ class Certificate:
     """The objective at the end, per row."""
 
 
+_NEARLY = 1000
+"""So many tolerances of gradient are near enough to a minimum where no further step helps."""
 _HUGE = 1e10
 _TOO_LARGE = "; are some of the numbers too large?"
 
@@ -178,7 +180,7 @@ def lbfgs(
             if steps or precondition:  # the curvature collected may be stale: once more along the gradient
                 steps, changes, precondition = [], [], None
                 continue
-            if size <= 1000 * tolerance or size**2 <= 1000 * f_noise * abs(value):
+            if size <= _NEARLY * tolerance or size**2 <= 1000 * f_noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
             large = _TOO_LARGE if size > _HUGE else ""
             raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}{large}")
@@ -189,6 +191,8 @@ def lbfgs(
         if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
         x, value, gradient, last = x + step, trial.value, trial.gradient, _norm(step)
+    if size <= _NEARLY * tolerance:  # rows that can all but be told apart: the loss falls for ever, by next to nothing
+        return x, Certificate("converged", size, max_iter, passes, value)
     raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
 
 

@@ -1,4 +1,4 @@
-"""One line on a terminal that tells how far a long loop has come."""
+"""How far a long loop has come: one line on a terminal that is drawn anew, or now and then a line in a log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import TypeVar
 
@@ -13,6 +14,9 @@ PATIENCE = 2.0
 """Seconds before the line appears: what is shorter needs none."""
 PAUSE = 0.1
 """Seconds between two drawings of it."""
+LOG_PAUSE = 10.0
+"""Seconds before the first line in a log, and between two lines."""
+_logging: list[bool] = []
 
 T = TypeVar("T")
 
@@ -24,16 +28,19 @@ def track(
     enabled: bool = True,
     note: Callable[[], str] | None = None,
 ) -> Iterator[T]:
-    """Yield the items, telling how many are done in one line of stderr, `label 12/40  note`, from two seconds on.
+    """Yield the items, telling from two seconds on how many are done: `label 12/40  note  about 30 s left`.
 
-    It is drawn only on a terminal or with `TRUEUP_PROGRESS=1`, and gone when the loop ends, also by an exception.
+    On a terminal, or with `TRUEUP_PROGRESS=1`, it is one line of stderr that is gone when the loop ends, also by an
+    exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead.
 
     >>> [2 * i for i in track([1, 2, 3], label="doubling")]
     [2, 4, 6]
     """
-    if not (enabled and _visible()):
+    drawing = _visible()
+    if not enabled or not (drawing or _logging) or sys.stderr is None:
         yield from iterable
         return
+    patience, pause = (PATIENCE, PAUSE) if drawing else (LOG_PAUSE, LOG_PAUSE)
     total = _length(iterable) if total is None else total
     started = monotonic()
     drawn: float | None = None
@@ -41,13 +48,41 @@ def track(
         for done, item in enumerate(iterable, start=1):
             yield item
             now = monotonic()
-            if now - started >= PATIENCE and (drawn is None or now - drawn >= PAUSE):
+            if now - started >= patience and (drawn is None or now - drawn >= pause):
                 count = f"{done}" if total is None else f"{done}/{total}"
-                _draw(f"{label} {count}  {note() if note else ''}".strip())
+                left = "" if total is None or done >= total else _in_words((now - started) / done * (total - done))
+                text = "  ".join(filter(None, (f"{label} {count}".strip(), note() if note else "", left)))
+                (_draw if drawing else _log)(text)
                 drawn = now
     finally:
-        if drawn is not None:
+        if drawn is not None and drawing:
             _draw("")
+
+
+@contextmanager
+def log_lines() -> Iterator[None]:
+    """Tell of progress in plain lines inside, where stderr is no terminal: what a command does, a library does not."""
+    _logging.append(True)
+    try:
+        yield
+    finally:
+        _logging.pop()
+
+
+def _in_words(seconds: float) -> str:
+    """How long it will take still, roughly.
+
+    >>> _in_words(0.4), _in_words(42), _in_words(600), _in_words(9000)
+    ('about 1 s left', 'about 42 s left', 'about 10 min left', 'about 2.5 h left')
+    """
+    if seconds >= 5400:
+        return f"about {seconds / 3600:.1f} h left"
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {max(1, round(seconds))} s left"
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _draw(text: str) -> None:

@@ -137,6 +137,16 @@ def confidences(logits: Tensor, *, beta: float = 1.0, quick: bool = False) -> tu
     return scored.confidence, scored.predicted
 
 
+def score_and_class(logits: Tensor, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    confidence, predicted = confidences(logits)
+    if event is None:
+        return confidence, predicted
+    top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
+    chance = confidence * torch.exp(logits[:, event].double() - top).cpu().numpy()
+    return chance, predicted
+
+
 def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
     confidence, predicted = confidences(logits, quick=quick)
@@ -219,9 +229,13 @@ def _native_pass(
     y = None if labels is None else labels.contiguous()
 
     results = scored.confidence, scored.predicted, scored.nll, scored.brier, scored.entropy, scored.label_prob
+    unused = [sums]  # the first thread adds to what is returned
 
     def part(parts: Iterator[tuple[int, Tensor]]) -> _Sums:
-        own = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        try:  # once a thread: with many classes the sums are larger than a chunk
+            own = unused.pop()
+        except IndexError:
+            own = _Sums.zero(classes, cells)
         for at, chunk in parts:
             native.score_pass(
                 chunk,
@@ -239,7 +253,8 @@ def _native_pass(
 
     # Each thread has sums of its own: with many classes let few threads hold them.
     for own in map_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
-        sums.add(own)
+        if own is not sums:
+            sums.add(own)
 
 
 def _torch_pass(

@@ -21,6 +21,7 @@ from trueup.core.bins import (
     rounding_error,
 )
 from trueup.core.clusters import BLOCKS, as_clusters
+from trueup.core.formatting import format_number, html_summary
 from trueup.core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
 MEAN_METRICS = ("accuracy", "confidence", "predicted", "observed", "nll", "brier", "entropy")
@@ -296,6 +297,17 @@ class Tally:
     """Whether two classes were tallied by the predicted one instead of by class 1."""
     clusters: ClusterSums | None = None
     """Sums by block of clusters, where rows have them."""
+
+    def __repr__(self) -> str:
+        return f"Tally({', '.join(f'{name} {value}' for name, value in self._figures().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_summary("Tally", self._figures())
+
+    def _figures(self) -> dict[str, str]:
+        means = {"accuracy": self.accuracy.value, "confidence": self.confidence.value, "nll": self.nll.value}
+        means["ece"] = self.top.ece()
+        return {"rows": f"{self.n:,}", **{name: format_number(value) for name, value in means.items()}}
 
     @classmethod
     def of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,19 @@ GAUGES = {
     "evidence": "E-value against calibration; the alarm is at 1/alpha",
     "p_value": "Anytime-valid p-value of calibration",
 }
+PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any]]] = {
+    "promise_broken": ("promise", "1 if the promise on the answers was refuted, else 0", lambda p: p["broken"]),
+    "promise_errors": ("promise", "Share of the answers that were wrong", lambda p: p["observed"]),
+    "promise_errors_low": ("promise", "Anytime-valid lower bound of that share", lambda p: p["low"]),
+    "promise_errors_high": ("promise", "Anytime-valid upper bound of that share", lambda p: p["high"]),
+    "unlabelled_rows": ("unlabelled", "Predictions that wait for their labels", lambda u: u["rows"]),
+    "expected_accuracy": (
+        "unlabelled",
+        "Accuracy expected of them if calibration holds",
+        lambda u: u["accuracy"]["value"],
+    ),
+}
+"""Of monitors that have a promise or rows without labels."""
 SPANS = {"": "all", "recent_": "window", "fading_": "fading"}
 
 
@@ -41,6 +54,13 @@ class Collector:
                     if value is not None:
                         family.add_metric([name, span], value)
             yield family
+        for gauge, (part, text, read) in PARTS.items():
+            family = GaugeMetricFamily(f"trueup_{gauge}", text, labels=["monitor"])
+            for name, state in states.items():
+                if (found := getattr(state, part)) is not None and (value := read(found)) is not None:
+                    family.add_metric([name], float(value))
+            if family.samples:
+                yield family
         alarm = GaugeMetricFamily("trueup_alarm", "1 if the alarm was raised, else 0", labels=["monitor"])
         for name, state in states.items():
             alarm.add_metric([name], float(state.alarm is not None))

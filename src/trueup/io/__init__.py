@@ -72,8 +72,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -43,7 +43,7 @@ from trueup.registry import CALIBRATORS, RECALIBRATIONS, Lazy
 SCHEMA = 1
 """Raised when a file of this version could be misread by an older one."""
 
-RECALIBRATORS = Lazy("recalibrator", RECALIBRATIONS.classes())
+RECALIBRATORS: Lazy[Any] = Lazy("recalibrator", RECALIBRATIONS.classes())
 """Class → itself: every recalibrator that a file can hold."""
 
 KINDS: Mapping[str, tuple[str, Hint]] = {

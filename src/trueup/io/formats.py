@@ -79,12 +79,12 @@ def _gather(chunks: Iterator[Chunk]) -> Chunk:
         return parts[0]
     labels = None if parts[0].labels is None else np.concatenate([part.labels for part in parts])
     others = {name: simplify([v for part in parts for v in as_list(part.others[name])]) for name in parts[0].others}
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, parts[0].name)
 
 
 def _arrays_of(chunk: Chunk, suffix: str, kinds: str) -> dict[str, np.ndarray]:
     """Logits, labels and other columns by name; what the format cannot hold is left out with a warning."""
-    arrays = {"logits": np.ascontiguousarray(chunk.logits)}
+    arrays = {chunk.name: np.ascontiguousarray(chunk.logits)}
     if chunk.labels is not None:
         arrays["labels"] = np.ascontiguousarray(chunk.labels)
     left_out = []

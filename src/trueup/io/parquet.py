@@ -148,7 +148,7 @@ def _from_arrow(column: Any, name: str, absent: float | None = None) -> np.ndarr
     shape, missing, kind = [len(column)], column.null_count, column.type
     is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if missing and is_list:
-        raise InputError(name, "have no missing rows", str(missing))
+        raise InputError(name, "have no missing values", str(missing))
     if is_list:
         lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
         low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2
@@ -186,7 +186,7 @@ def _gather(parts: Sequence[Chunk]) -> Chunk:
     first = parts[0]
     others = {name: _arrow([value for part in parts for value in as_list(part.others[name])]) for name in first.others}
     labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others)
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, first.name)
 
 
 def _arrow(values: list[Any]) -> Any:
@@ -206,7 +206,7 @@ def _table(chunk: Chunk) -> Any:
         # Numbers that are said never to be missing, and are not put into a dictionary, are read in half the time.
         number = pa.field("element", pa.from_numpy_dtype(z.dtype), nullable=False)
         flat = pa.array(np.ascontiguousarray(z).reshape(-1))
-        columns["logits"] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))
+        columns[chunk.name] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))
     if y is not None:
         columns["label"] = pa.array(y)
     schema = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]

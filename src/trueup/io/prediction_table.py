@@ -154,7 +154,7 @@ def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
         for part, chunk in enumerate(chunks):
             z, y = chunk.logits, chunk.labels
             if not part:
-                names = [f"logit_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
+                names = [f"{chunk.name[:-1]}_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
                 out.writerow([*names, *([] if y is None else ["label"]), *chunk.others])
             # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
             columns = [*z.T.tolist()] if z.ndim == 2 and chunk.others else []
@@ -341,7 +341,7 @@ def write_jsonl(chunks: Iterator[Chunk], path: Path) -> None:
             columns: dict[str, list[Any]] = {}
             if chunk.logits.ndim == 2:
                 # JSON has no −∞; what an option that the row does not have reads as is null.
-                columns["logits"] = [
+                columns[chunk.name] = [
                     [None if x == -math.inf else float(x) for x in row] for row in chunk.logits.tolist()
                 ]
             if chunk.labels is not None:

@@ -36,8 +36,9 @@ from trueup.core.arrays import (
     warn_of_certain,
     warn_of_zeros,
 )
+from trueup.core.chunks import row_chunks
 from trueup.core.errors import InputError
-from trueup.core.multilabel import label_events
+from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
@@ -65,6 +66,20 @@ class Predictions(NamedTuple):
 
     logits: Array
     labels: Array
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self.labels):,} rows, {self.logits.shape[-1]:,} classes, {_kind_of(self.logits)})"
+
+    def _repr_html_(self) -> str:
+        hits = "–"
+        if len(self.labels) and self.logits.ndim == 2:
+            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+        figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
+        return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
+
+
+def _kind_of(array: Array) -> str:
+    return f"{type(array).__module__.partition('.')[0]} {str(array.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +193,7 @@ def load(
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
     ...     load(f"{folder}/net.npz", probs=True)
-    Predictions(logits=array([[-0.22314355, -1.60943791]]), labels=array([1]))
+    Predictions(1 rows, 2 classes, numpy float64)
     """
     fields = Fields(
         logits, labels, probs, confidence, correct, classes,
@@ -263,6 +278,8 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
+    from trueup.core.multilabel import label_events
+
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
     if len(known) != np.shape(logits)[1]:
@@ -273,7 +290,7 @@ def from_multilabel(
         groups={"label": known[events.label]},
         classes=("no", "yes"),
         clusters=events.row,
-        cluster_name="row",
+        cluster_name="sample",
     )
 
 
@@ -387,11 +404,11 @@ class PredictionFile:
         copied = not mmap and isinstance(whole.logits, np.memmap)
         return whole._replace(logits=np.array(whole.logits)) if copied else whole
 
-    def load_table(self, split: str | None = None) -> PredictionTable:
+    def load_table(self, split: str | None = None, *, mmap: bool = False) -> PredictionTable:
         """All rows of a split with their weights, groups and columns; see `load_table`."""
         table = concatenate(list(self.tables(sys.maxsize, split)))
         warn_of_skipped(table.skipped, self.name)
-        copied = isinstance(table.logits, np.memmap)
+        copied = not mmap and isinstance(table.logits, np.memmap)
         return replace(table, logits=np.array(table.logits)) if copied else table
 
     def load_logits(self, split: str | None = None) -> np.ndarray:
@@ -462,7 +479,7 @@ class PredictionFile:
                     ("no", "yes") if fields.multilabel else self.class_names,
                     skipped,
                     flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
-                    fields.clusters or ("row" if fields.multilabel else "sample"),
+                    fields.clusters or "sample",
                 )
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
@@ -510,7 +527,7 @@ class PredictionFile:
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
+        z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -540,6 +557,8 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
+        from trueup.core.multilabel import label_events
+
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
         if names is not None and len(names) != chunk.logits.shape[1]:
@@ -705,7 +724,7 @@ def save(
     2.5,0.1,0
     """
     _, write = _format(path)
-    z, y = as_tensors(*predictions, doubt=False)
+    z, y = as_tensors(*predictions, doubt=False, padding=False)
     chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
@@ -755,7 +774,7 @@ def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: M
 
 
 def _plain(logits: Any) -> np.ndarray:
-    z = as_logits(logits)
+    z = as_logits(logits, padding=False)
     z = z.float() if z.dtype == torch.bfloat16 else z
     return np.ascontiguousarray(z.cpu().numpy())
 
@@ -778,10 +797,12 @@ def looks_like_probabilities(logits: Array) -> str | None:
     >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
     True
     """
-    rows = np.asarray(logits[:ROWS_LOOKED_AT], dtype=np.float64)
-    if rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3:
-        return "each row sums to 1 like probabilities, but was read as logits"
-    return None
+    few = logits[:ROWS_LOOKED_AT]
+    for some in row_chunks(len(few), few.shape[1]):  # of a whole vocabulary they are many numbers
+        rows = np.asarray(few[some], dtype=np.float64)
+        if not (rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3):
+            return None
+    return "each row sums to 1 like probabilities, but was read as logits"
 
 
 def _format(path: str | os.PathLike[str]) -> Any:

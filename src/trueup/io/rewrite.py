@@ -27,11 +27,13 @@ def rewrite(
     function: Callable[[np.ndarray], np.ndarray],
     *,
     split: str | None = None,
+    probs: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
     """Write a file's rows with `function` of their logits and all their other columns; how many rows and classes.
 
-    Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, and of
+    Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, or
+    with `probs` their softmax `probs` or `prob_0` …, and of
     a stated confidence the column stays, with the new one beside it as `<name>_calibrated`. A format of arrays holds
     what it can of the columns, and a warning names the rest. The file is either complete or not there.
     """
@@ -40,7 +42,7 @@ def rewrite(
     counts = _Counts()
     label = _label_column(file, split)
     with errors_name_file(file.name):
-        chunks = _chunks(file, function, split, label, arrays, counts)
+        chunks = _chunks(file, function, split, label, arrays, counts, probs)
         first = next(chunks)
         with draft_files(target, storage_options, labels=first.labels is not None) as drafts:
             write(_chain(first, chunks), *drafts)
@@ -70,6 +72,7 @@ def _chunks(
     label: str | None,
     arrays: bool,
     counts: _Counts,
+    probs: bool,
 ) -> Iterator[Chunk]:
     fields = file.fields
     plan = file.plan(split, labelled=False, others=())
@@ -91,8 +94,17 @@ def _chunks(
             elif name in ("label", "labels"):
                 columns = {"label" if key == name else key: column for key, column in columns.items()}
         counts.rows += len(chunk.logits)
-        counts.classes = after.shape[1]
-        yield Chunk(after if fields.confidence is None or arrays else np.empty(len(after)), labels, columns)
+        axis = -1 if fields.class_axis == "last" else 1
+        counts.classes = after.shape[axis]
+        numbers = _softmax(after, axis) if probs else after
+        kept = numbers if fields.confidence is None or arrays else np.empty(len(after))
+        yield Chunk(kept, labels, columns, "probs" if probs else "logits")
+
+
+def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
+    """Probabilities of the logits' type, from double."""
+    odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
+    return (odds / odds.sum(axis=axis, keepdims=True)).astype(logits.dtype)
 
 
 def _calibrated_confidence(

@@ -128,6 +128,8 @@ class Chunk(NamedTuple):
     logits: np.ndarray
     labels: np.ndarray | None
     others: Mapping[str, Any]
+    name: str = "logits"
+    """How the numbers are called in a file that is written: `logits`, or `probs`."""
 
 
 class Source(NamedTuple):

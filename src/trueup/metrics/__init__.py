@@ -190,8 +190,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
+from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration
+from trueup.metrics.resampling import normal_draws
 
 NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
 """What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
@@ -159,3 +163,79 @@ def _first_at_least(rising: np.ndarray, value: np.ndarray, target: float) -> flo
 def _last_at_most(rising: np.ndarray, value: np.ndarray, target: float) -> float:
     """The greatest true value under which what is seen can stay as low as the target."""
     return float(value[0] if rising[0] > target else np.interp(target, rising, value))
+
+
+class ClusteredPoints(NamedTuple):
+    """An event's scores gathered into cells, with the rows of each block of clusters."""
+
+    cells: Points
+    rows: np.ndarray
+    """(blocks, 2, points): how many rows, or their weight, without and with the event."""
+
+    @classmethod
+    def of(
+        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, weights: np.ndarray
+    ) -> ClusteredPoints:
+        """Count rows by block, outcome and cell."""
+        size = len(cells.score)
+        blocks = int(block.max()) + 1
+        index = (block * 2 + outcome.astype(np.int64)) * size + place
+        rows = np.bincount(index, weights, blocks * 2 * size).reshape(blocks, 2, size)
+        return cls(cells, rows[rows.sum(axis=(1, 2)) > 0])
+
+    @property
+    def weight(self) -> np.ndarray:
+        """Of each block."""
+        weight: np.ndarray = self.rows.sum(axis=(1, 2))
+        return weight
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom."""
+        return degrees_of_freedom(self.weight)
+
+    def without(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Metrics that leave out each block in turn, (blocks,)."""
+        return values_of_resamples(self.cells, self.cells.rows - self.rows, list(names))
+
+    def intervals(
+        self, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
+    ) -> dict[str, tuple[float, float]]:
+        """Intervals of an event's metrics."""
+        noisy = [name for name in values if name in NOISE_ADDS]
+        names = [name for name in values if name != "kuiper"]
+        found = dict.fromkeys(values, (math.nan, math.nan))
+        if noisy:
+            found |= invert_noise(self.cells, noisy, tail, n_resamples, seed, self._draw(seed))
+        here = event_values(self.cells, names)
+        reach = t_quantile(tail, self.df)
+        without = self.without(names)
+        for name in names:
+            error = _error(here[name], without[name])
+            low, high = values[name] - reach * error, values[name] + reach * error
+            if name in noisy:  # noise may also have come from which scores the clusters have
+                low, high = max(min(low, found[name][0]), 0.0), max(high, found[name][1])
+            found[name] = low, high
+        return found
+
+    def error(self, name: str) -> float:
+        """The standard error of a smooth metric."""
+        return _error(event_values(self.cells, [name])[name], self.without([name])[name])
+
+    def _draw(self, seed: int) -> Callable[[np.ndarray, int], np.ndarray]:
+        """Draws the rows of the cells and what happens in them, given their true rates, with the clusters' noise."""
+        count, factor = self.rows.sum(axis=1), math.sqrt(len(self.rows) / (len(self.rows) - 1))
+        spread = factor * (count - (self.weight / self.weight.sum())[:, None] * self.cells.count)
+        residual = factor * (self.rows[:, 1] - count * self.cells.recalibrated)
+
+        def draw(truth: np.ndarray, draws: int) -> np.ndarray:
+            each = normal_draws(len(residual), self.df, draws, seed)
+            drawn = np.maximum(self.cells.count + each @ spread, 0.0)
+            hits = np.clip(drawn * truth + each @ residual, 0.0, drawn)
+            return np.stack([drawn - hits, hits], axis=1)
+
+        return draw
+
+
+def _error(whole: float, without: np.ndarray) -> float:
+    return float(np.sqrt((jackknife(whole, without) ** 2).sum())) if len(without) > 1 else math.nan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, gammaln, ndtr, ndtri
@@ -14,17 +14,21 @@ from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
 from trueup.core.errors import InputError
 from trueup.core.tally import ClusterSums, Tally
-from trueup.metrics.clustered import ClusteredPoints, gap_noise, sign_flips
 from trueup.metrics.events import Points, fit_recalibration
 from trueup.metrics.intervals import Scored
 from trueup.metrics.resampling import (
     CELLS_PER_BIN,
     check_resamples,
     coarse_cells,
+    gap_noise,
     gather_cells,
     membership,
+    sign_flips,
     tail_share,
 )
+
+if TYPE_CHECKING:
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +133,7 @@ def _consistency_of_clusters(
     tally: Tally, sums: ClusterSums, metric: str, tail: float, n_resamples: int, seed: int
 ) -> Consistency:
     """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
+
     if metric == "aece":
         got = "aece, whose bins are not those of the tally"
         raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
@@ -180,7 +185,7 @@ def spiegelhalter(
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
-    if tally.clusters is not None:
+    if tally.clusters is not None and tally.n:
         sums = tally.clusters.filled()
         check_clusters(sums)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)

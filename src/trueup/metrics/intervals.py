@@ -36,6 +36,7 @@ from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     check_resamples,
+    gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
@@ -43,7 +44,7 @@ from trueup.metrics.resampling import (
 )
 
 if TYPE_CHECKING:
-    from trueup.metrics.clustered import ClusteredPoints
+    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -132,6 +133,7 @@ class Scored(NamedTuple):
 
     def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
+
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -141,8 +143,6 @@ class Scored(NamedTuple):
         blocks = int(block.max()) + 1
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
-        from trueup.metrics.clustered import gap_noise
-
         noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
         return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
 
@@ -156,7 +156,7 @@ class Scored(NamedTuple):
         place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
         place = np.unique(place, return_inverse=True)[1]
         cells = Points.from_cells(place, score, odds, outcome, weights)
-        from trueup.metrics.clustered import ClusteredPoints  # few tables have clusters
+        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
 
         return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
 
@@ -251,7 +251,7 @@ def intervals(
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
-            low, high = Classwise.of(tally).interval(tail)
+            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
             low, high = reach(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
@@ -349,8 +349,6 @@ def _cluster_bins(
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    from trueup.metrics.clustered import gap_noise
-
     noise = gap_noise(sums, sums.weight, n_resamples, seed)
     found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}

@@ -61,8 +61,14 @@ class LabelScores:
         labels = {label: plain(found) for label, found in self.labels.items()}
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
 
+    def note(self) -> str:
+        """What is said below the table; nothing as a rule."""
+        if not any(i.value > i.high for i in self.macro.values()):
+            return ""
+        return "Noise makes binned errors of few rows larger than they are; the interval is of the true mean error."
+
     def __str__(self) -> str:
-        return f"{self.micro}\n\n{text_table(self.table())}"
+        return "\n\n".join(filter(None, [str(self.micro), text_table(self.table()), self.note()]))
 
     __repr__ = __str__
 
@@ -116,7 +122,7 @@ def scores_of_labels(
     options: dict[str, Any] = {"bins": bins, "level": level, "n_resamples": n_resamples, "seed": seed}
     if table.clusters is None or "label" not in table.groups:
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
-    micro = evaluate(*table, **table.options(), **options)
+    micro = evaluate(table.logits, table.labels, **table.options(), **options)
     codes = table.groups["label"]
     parts: dict[str, Scored] = {}
     labels: dict[str, dict[str, Interval]] = {}
@@ -172,7 +178,10 @@ def _macro(
                 if some
             ]
         )
-        error = float(np.sqrt((jackknife(mean, np.nanmean(without, axis=0)) ** 2).sum()))
+        some = np.isfinite(without)  # a label may lack an outcome without a block
+        means = np.where(some, without, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+        enough = some.any(axis=0).all() and blocks > 1
+        error = float(np.sqrt((jackknife(mean, means) ** 2).sum())) if enough else math.nan
         low, high = max(mean - reach * error, 0.0), mean + reach * error
         found[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
     return found
@@ -209,4 +218,7 @@ def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int
     off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
     influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
     sigma = np.sqrt((off**2).sum(axis=0))
-    return Classwise(gap, sigma, float(len(parts)), influence, math.inf, float(blocks - 1)).interval(tail)
+    size = float(len(parts))
+    seen = float(np.abs(gap).sum() / size)
+    noise = Classwise(gap, sigma, size, influence, limit=math.inf, observed=seen, df=float(blocks - 1))
+    return noise.interval(tail)

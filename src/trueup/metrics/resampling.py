@@ -18,9 +18,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.bins import BINNED_ERRORS, folded_mean
-from trueup.core.clusters import degrees_of_freedom, t_quantile
+from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
 from trueup.core.errors import InputError
-from trueup.core.tally import Grid, Tally
+from trueup.core.tally import ClusterSums, Grid, Tally
 
 CELLS_PER_BIN = 8
 _NOTHING = np.zeros(1)  # errors are of gaps: hits beside no confidence are gaps
@@ -117,6 +117,27 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     return low, solve_difference(seen(tail), observed, starts[0], last=True)
 
 
+def gap_noise(sums: ClusterSums | np.ndarray, weight: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+    """What sampling clusters adds to the sums of outcome − score in the bins, (n_resamples, bins)."""
+    gap = sums.gap if isinstance(sums, ClusterSums) else sums
+    whole, total = gap.sum(axis=0), weight.sum()
+    parts = total * jackknife(whole / total, (whole - gap) / (total - weight)[:, None])
+    return normal_draws(len(weight), degrees_of_freedom(weight), n_resamples, seed) @ parts
+
+
+def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
+    """A factor for each cluster in each resample, (n_resamples, clusters): together they have Student's tails."""
+    rng = np.random.default_rng(seed)
+    draws: np.ndarray = rng.standard_normal((n_resamples, clusters))
+    return draws * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
+
+
+def sign_flips(clusters: int, n_resamples: int, seed: int) -> np.ndarray:
+    """A sign for each cluster in each resample: under calibration what a cluster shows is as likely turned over."""
+    signs: np.ndarray = np.random.default_rng(seed).integers(0, 2, (n_resamples, clusters)) * 2.0 - 1.0
+    return signs
+
+
 class Classwise(NamedTuple):
     """The class-wise error's sums over cells (class, bin) with rows, their noise, and what groups of rows add to it."""
 
@@ -146,7 +167,7 @@ class Classwise(NamedTuple):
         scale = tally.effective_rows * gap.shape[0]
         rows = tally.weight_of_group
         groups = int((rows > 0).sum())
-        shares = unit * (tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel())
+        shares = unit * np.einsum("gkb,kb->g", tally.gap, np.sign(gap))
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.

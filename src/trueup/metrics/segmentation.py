@@ -87,8 +87,8 @@ class SegmentationTally:
             pixels.append(len(rows))
             correct.append(int((rows.argmax(dim=1) == truth).sum()))
         errors = {name: np.stack(each) if each else np.zeros((0, k)) for name, each in found.items()}
-        counts = (np.array(each, dtype=np.int64) for each in (pixels, correct))
-        return cls(errors, *counts, Bins(equal_width(bins), *whole), background)
+        seen, right = np.array(pixels, dtype=np.int64), np.array(correct, dtype=np.int64)
+        return cls(errors, seen, right, Bins(equal_width(bins), *whole), background)
 
     def __add__(self, other: SegmentationTally) -> SegmentationTally:
         if not isinstance(other, SegmentationTally):

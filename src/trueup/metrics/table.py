@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +99,13 @@ class Scores(ScoreTable):
         shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05 and (self.effective_rows or self.rows) < (enough := _enough_rows(self.means[name][0])):
+            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            mean = "predicted rate" if self.is_event else "confidence"
+            return (
+                f"{says}{told} too few to tell whether it is calibrated (consistency test {chance}): with about "
+                f"{enough:,} a mean {mean} that is 10 points off would be found in four of five cases."
+            )
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
         if self.is_event:
@@ -129,6 +137,16 @@ class Scores(ScoreTable):
                 for name in self.methods
             },
         }
+
+    def plot(self, metric: str = "ece", ax: Any = None, *, title: str | None = None) -> Any:
+        """Draw one metric of each method with its interval, on matplotlib Axes that are given or new; return them.
+
+        >>> scores = evaluate([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 0])
+        >>> scores.plot("nll").get_xlabel()
+        'NLL (nats), 95 % interval'
+        """
+        figure = import_module("trueup.report.figures.comparison")  # drawing is a higher layer, for users alone
+        return figure.draw(figure.comparison(self, metric), ax, title=title)
 
     def caption(self) -> str:
         """How much was scored."""
@@ -302,8 +320,20 @@ def compare(
     assert first is not None
     worth = None if first.weights is None else first.tally.effective_rows
     found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
-    by = () if first.clusters is None else (first.clusters.count, first.clusters.name)
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *by)
+    together = () if first.clusters is None else (first.clusters.count, first.clusters.name)
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *together)
+
+
+def _enough_rows(mean: float) -> int:
+    """With how many rows a test at 5 % finds a mean that is 10 points too high or too low in four of five cases.
+
+    >>> _enough_rows(0.7), _enough_rows(0.99)
+    (190, 80)
+    """
+    off = 0.1
+    rates = [rate for rate in (mean - off, mean, mean + off) if 0 <= rate <= 1]
+    rows = ((1.96 + 0.84) / off) ** 2 * max(rate * (1 - rate) for rate in rates)
+    return math.ceil(rows / 10) * 10
 
 
 def has_interval(metric: str) -> bool:

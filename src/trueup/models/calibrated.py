@@ -111,9 +111,7 @@ def collect(
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
-    Predictions(logits=tensor([[1., 0., 0.],
-            [0., 1., 0.],
-            [0., 0., 1.]]), labels=tensor([0, 1, 1]))
+    Predictions(3 rows, 3 classes, torch float32)
     >>> x, y = torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]])
     >>> table = collect(nn.Identity(), [(x, y)], classes="first")
     >>> table.labels, table.clusters

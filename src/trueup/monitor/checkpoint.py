@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from trueup.io.atomic import shorten
 from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import Evidence
 from trueup.monitor.monitor import MOST_GROUPS, Alarm, Monitor
+from trueup.monitor.promise import PromiseCheck, Unlabelled
 from trueup.monitor.windows import WeightedTally, Window
 
 
@@ -46,6 +47,16 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
         "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
     }
+    if monitor.promise is not None:
+        check = monitor.promise.check
+        header["promise"] = {
+            "seen": monitor.promise.seen,
+            "answered": check.rows,
+            "wrong": check.wrong,
+            "broken": check.refuted,
+        }
+    if monitor.unlabelled.rows:
+        header["unlabelled"] = asdict(monitor.unlabelled)
     if monitor.groups is not None:
         header["groups"], arrays["group_cells"], arrays["group_sums"] = monitor.groups.pack()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
@@ -93,6 +104,10 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         monitor.recent = Window(monitor.recent.size, tuple(pieces))
         monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
         monitor.peak = float(arrays["peak"][0])
+        if monitor.promise is not None:
+            monitor.promise = _promise(monitor.promise, _plain(header, "promise"), seen["rows"])
+        if "unlabelled" in header:
+            monitor.unlabelled = Unlabelled(**_plain(header, "unlabelled")).check()
         if "groups" in header:
             if len(header["groups"]) > MOST_GROUPS:
                 raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
@@ -100,6 +115,16 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no whole monitor ({error})") from None
     return monitor
+
+
+def _promise(promise: PromiseCheck, counts: dict[str, Any], rows: int) -> PromiseCheck:
+    """Refuse counts of answers that no rows could have given."""
+    wrong, answered, seen = (counts[name] for name in ("wrong", "answered", "seen"))
+    whole = all(type(number) is int for number in (wrong, answered, seen))
+    if not whole or not 0 <= wrong <= answered <= seen <= rows or type(counts["broken"]) is not bool:
+        raise ValueError(f"the counts of its promise contradict each other, got {shorten(str(counts), 300)}")
+    check = replace(promise.check, rows=answered, wrong=wrong, refuted=counts["broken"])
+    return replace(promise, check=check, seen=seen)
 
 
 def _alarm(fields: dict[str, Any], rows: int) -> Alarm:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from trueup.core.arrays import as_tensors, as_weights
+from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters
 from trueup.core.errors import InputError
 from trueup.core.events import as_event, event_class
+from trueup.core.formatting import format_evidence, format_number, html_summary
 from trueup.core.row_scores import score_rows
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
@@ -31,6 +32,7 @@ from trueup.monitor.betting import (
     log_payoffs_of_clusters,
     log_payoffs_of_rows,
 )
+from trueup.monitor.promise import PromiseCheck, Unlabelled, promise_scores
 from trueup.monitor.windows import WeightedTally, Window
 
 MOST_CLASSES = 100
@@ -78,6 +80,32 @@ class Status:
     """1 / the most that it ever was: valid whenever it is looked at."""
     alarm: Alarm | None
     event: bool = False
+    promise: dict[str, Any] | None = None
+    """What became of the promise: answers, wrong ones, bounds of the risk that are valid whenever one looks."""
+    unlabelled: dict[str, Any] | None = None
+    """Rows that wait for labels: the accuracy (of an event, the frequency) expected of them as long as calibration
+    holds, and the error among those that would be answered. What was realised stands beside: `accuracy`, `promise`."""
+
+    def __repr__(self) -> str:
+        return f"Status({', '.join(f'{name} {value}' for name, value in self._figures().items())}; {self._alarm()})"
+
+    def _repr_html_(self) -> str:
+        return html_summary("Status", self._figures(), self._alarm())
+
+    def _figures(self) -> dict[str, str]:
+        shown = {
+            "accuracy": self.accuracy,
+            "confidence": self.confidence,
+            "ece": self.ece,
+            "recent ece": self.recent_ece,
+        }
+        if self.event:
+            shown = {"observed": self.accuracy, "predicted": self.confidence, "ece": self.ece}
+        figures = {name: format_number(value) for name, value in shown.items()}
+        return {"rows": f"{self.rows:,}", **figures, "evidence": format_evidence(self.evidence)}
+
+    def _alarm(self) -> str:
+        return "no alarm" if self.alarm is None else f"ALARM at row {self.alarm.row:,}: {self.alarm.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -92,7 +120,8 @@ class Monitor:
     probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of the
     predicted class where there are more, or with `fold`, and with `classwise` of every class. `event`, a class or with
     `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in whole,
-    one after the other.
+    one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and `at_most`, is checked
+    again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows before they do.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -118,6 +147,7 @@ class Monitor:
         fold: bool = False,
         event: int | str | None = None,
         names: Sequence[str] | None = None,
+        promise: Any = None,
     ) -> None:
         for name, value, least in (
             ("classes", classes, 2),
@@ -136,6 +166,14 @@ class Monitor:
         self.event = None if event is None else event_class(event, self.classes, names)
         self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
         self.fold = bool(fold)
+        self.promise = None if promise is None else PromiseCheck.of(promise)
+        if self.promise is not None and self.promise.risk != "error":
+            if not self.is_event:
+                raise InputError("promise", "bound the error, unless an event is watched", repr(self.promise.risk))
+            watched, promised = 1 if self.event is None else self.event, getattr(promise, "event", None)
+            if promised not in (None, watched):
+                raise InputError("promise", f"be about the event that is watched, class {watched}", f"class {promised}")
+        self.unlabelled = Unlabelled()
         self.evidence = Evidence.initial(len(self.shares), int(block))
         self.total = WeightedTally.empty(self.bins)
         self.recent = Window(int(window), ())
@@ -192,6 +230,7 @@ class Monitor:
             "classwise": self.classwise,
             "fold": self.fold,
             "event": self.event,
+            "promise": None if self.promise is None else self.promise.settings(),
         }
 
     @property
@@ -204,8 +243,44 @@ class Monitor:
         """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
         return self.judged_classes == 2 and not self.fold
 
+    def expect(self, logits: Any) -> Status:
+        """Take in predictions whose labels have not arrived: `status().unlabelled` says what to expect of them.
+
+        The expected accuracy is the mean confidence, which is right as long as calibration is: the alarm says when it
+        is not, from labelled rows alone. When their labels arrive, `update(…, awaited=True)` takes them out again.
+
+        >>> monitor = Monitor(2, fold=True)
+        >>> round(monitor.expect([[0.0, 2.0], [1.0, 0.0]]).unlabelled["accuracy"]["value"], 3)
+        0.806
+        >>> monitor.update([[0.0, 2.0]], [1], awaited=True).unlabelled["rows"]
+        1
+        """
+        z = as_logits(logits)
+        if z.shape[1] != self.classes:
+            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        waiting = self._unlabelled(z)
+        with self._lock:
+            self.unlabelled = self.unlabelled + waiting
+            return self._status()
+
+    def _unlabelled(self, z: torch.Tensor) -> Unlabelled:
+        nobody = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+        watched = z if self.event is None else as_event(z, nobody, self.event)[0]
+        score = score_rows(watched, nobody, fold=self.fold).score
+        if self.promise is None:
+            return Unlabelled.of(score, None, math.inf)
+        promised = promise_scores(self.promise.risk, z, nobody.numpy(force=True), self.event)[0]
+        return Unlabelled.of(score, promised, self.promise.threshold)
+
     def update(
-        self, logits: Any, labels: Any, *, weights: Any = None, groups: Any = None, clusters: Any = None
+        self,
+        logits: Any,
+        labels: Any,
+        *,
+        weights: Any = None,
+        groups: Any = None,
+        clusters: Any = None,
+        awaited: bool = False,
     ) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
@@ -214,33 +289,44 @@ class Monitor:
         is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
         `by_group` tells apart. `clusters`, one value a row, say which rows are correlated, such as tokens of one text:
         the evidence then counts a cluster as one bet, the mean of what its rows would pay, since rows that err together
-        would raise false alarms. All rows of a cluster must come in one batch. What is wrong raises a `ValueError` and
-        changes nothing.
+        would raise false alarms. All rows of a cluster must come in one batch. `awaited` says that `expect` has seen
+        these rows before. What is wrong raises a `ValueError` and changes nothing.
         """
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        waited = self._unlabelled(z) if awaited else Unlabelled()
         w = as_weights(weights, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
         together = as_clusters(clusters, len(z))
         if together is not None and columns is not None:
             raise InputError("groups", "be left out with clusters", "both", "by_group counts independent rows")
+        if together is not None and self.promise is not None:
+            raise InputError("clusters", "be left out where a promise is checked", "both", "it counts independent rows")
         if w is not None and together is not None:
             together = together.take(w > 0)
         if w is not None and not w.all():
             some = torch.from_numpy(w > 0).to(z.device)
             columns = columns and {name: values[w > 0] for name, values in columns.items()}
             z, y, w = z[some], y[some], w[w > 0]
+        whole, true = z, y
         if self.event is not None:
             z, y = as_event(z, y, self.event)
         if together is not None:
-            return self._update_clusters(z, y, w, together)
+            return self._update_clusters(z, y, w, together, waited)
         rows = score_rows(z, y, fold=self.fold)
         at, n = 0, len(y)
         found = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
+        promised = None
+        if self.promise is not None:
+            promised = promise_scores(self.promise.risk, whole, true.cpu().numpy(), self.event)
         with self._lock:
+            waiting = self.unlabelled - waited
             if found is not None:
                 self.groups = _add_groups(self.groups, found)
+            self.unlabelled = waiting
+            if self.promise is not None and promised is not None:
+                self.promise = self.promise.update(*promised)
             while at < n:
                 step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
                 part = slice(at, at + step)
@@ -249,7 +335,9 @@ class Monitor:
                 at += step
             return self._status()
 
-    def _update_clusters(self, z: torch.Tensor, y: torch.Tensor, w: np.ndarray | None, together: Clusters) -> Status:
+    def _update_clusters(
+        self, z: torch.Tensor, y: torch.Tensor, w: np.ndarray | None, together: Clusters, waited: Unlabelled
+    ) -> Status:
         """Take in whole clusters, in the order in which they begin."""
         first = np.full(together.count, len(y))
         np.minimum.at(first, together.code, np.arange(len(y)))
@@ -263,6 +351,7 @@ class Monitor:
         with self._lock:
             if again := sorted(map(str, names & self._last_clusters)):
                 raise InputError("clusters", "come whole in one batch", f"{again[0]} in this one and the one before")
+            self.unlabelled = self.unlabelled - waited
             self._last_clusters = names
             while done < len(start):
                 room = min(self.evidence.rows_left_in_block(), self.recent.free_rows())
@@ -288,6 +377,12 @@ class Monitor:
         groups = self.groups
         return None if groups is None else groups.table(level=level)
 
+    def __repr__(self) -> str:
+        return f"Monitor({self.classes} classes, alpha {self.alpha:g}; {self.status()!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>Monitor of {self.classes} classes, alpha {self.alpha:g}</p>{self.status()._repr_html_()}"
+
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""
         return copy(self)._status()
@@ -306,6 +401,8 @@ class Monitor:
             p_value=math.exp(-max(self.peak, 0.0)),
             alarm=self.alarm,
             event=self.is_event,
+            promise=None if self.promise is None else self.promise.to_dict(),
+            unlabelled=self.unlabelled.to_dict() if self.unlabelled.rows else None,
         )
 
     def __add__(self, other: Monitor) -> Monitor:
@@ -316,7 +413,8 @@ class Monitor:
         if not isinstance(other, Monitor):
             return NotImplemented
         mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life, m.fold, m.event) for m in (self, other))
-        if mine != theirs:
+        promises = [None if m.promise is None else m.promise.settings() for m in (self, other)]
+        if mine != theirs or promises[0] != promises[1]:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
         merged = Monitor(**self.settings())
@@ -325,6 +423,9 @@ class Monitor:
         merged.recent = replace(one.recent, pieces=())
         merged.fading = one.fading + two.fading
         merged.groups = one.groups if two.groups is None else _add_groups(one.groups, two.groups)
+        merged.unlabelled = one.unlabelled + two.unlabelled
+        if one.promise is not None and two.promise is not None:
+            merged.promise = one.promise + two.promise
         merged._check_alarm()
         return merged
 

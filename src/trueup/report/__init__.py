@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from trueup.report.figures.coverage_curve import coverage_curve
     from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
+    from trueup.report.figures.net_benefit import decision_curve
     from trueup.report.figures.pit_histogram import pit_histogram
     from trueup.report.figures.promise import promise
-    from trueup.report.figures.reliability import reliability
+    from trueup.report.figures.reliability import plot_reliability, reliability
     from trueup.report.figures.risk_coverage import risk_coverage
     from trueup.report.figures.temperature_sweep import temperature_sweep
     from trueup.report.forecast_audit import ForecastAudit, audit_forecasts
@@ -35,12 +36,14 @@ _MODULES = {
     "comparison": "figures.comparison",
     "confidence_histogram": "figures.confidence_histogram",
     "coverage_curve": "figures.coverage_curve",
+    "decision_curve": "figures.net_benefit",
     "draw": "figures",
     "group_errors": "figures.groups",
     "method_choice": "figures.method_choice",
     "method_title": "audit",
     "numbers": "figures",
     "pit_histogram": "figures.pit_histogram",
+    "plot_reliability": "figures.reliability",
     "promise": "figures.promise",
     "reliability": "figures.reliability",
     "report": "page",
@@ -61,12 +64,14 @@ __all__ = [
     "comparison",
     "confidence_histogram",
     "coverage_curve",
+    "decision_curve",
     "draw",
     "group_errors",
     "method_choice",
     "method_title",
     "numbers",
     "pit_histogram",
+    "plot_reliability",
     "promise",
     "reliability",
     "report",
@@ -77,8 +82,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return lazy_attribute(__name__, name, _MODULES)
+if not TYPE_CHECKING:  # a checker is to find what is misspelt
+
+    def __getattr__(name: str) -> Any:
+        return lazy_attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_t
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
 from trueup.core.errors import InputError
-from trueup.core.formatting import format_percent
+from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
 from trueup.core.warning_capture import record_warnings
@@ -125,6 +125,12 @@ class Audit:
     def verdict(self) -> str:
         """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
         return _verdict(self)
+
+    def __repr__(self) -> str:
+        return f"Audit({len(self.scores.methods)} methods, chosen {self.chosen!r}: {self.verdict()})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.verdict())}</p>{self.scores._repr_html_()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from trueup.core import __version__
 from trueup.core.formatting import format_percent
 from trueup.io.atomic import atomic_write
+from trueup.io.source import file_list, is_address
 from trueup.report import html as markup
 from trueup.report.audit import RAW, Audit, method_title
 from trueup.report.figures import Panel, Section, chart, numbers, sections, summary
@@ -33,10 +35,19 @@ class Report:
     title: str
     sections: tuple[tuple[str, str], ...]
     names: tuple[str, ...] | None
+    origin: tuple[tuple[str, str], ...] = ()
+    """What it was made from, term by term: the files, the command."""
+    made: datetime | None = None
 
     def html(self) -> str:
         """The whole page, which loads nothing."""
         return _Page(self).html()
+
+    def __repr__(self) -> str:
+        return f"Report({self.title!r}: {self.audit.verdict()})"
+
+    def _repr_html_(self) -> str:
+        return f"{markup.paragraph(self.title)}{self.audit._repr_html_()}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file that is either complete or not there."""
@@ -51,10 +62,13 @@ def report(
     title: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
     names: Sequence[str] | None = None,
+    origin: Mapping[str, str] | None = None,
+    made: datetime | None = None,
 ) -> Report:
     """Make the page about an audit; `.save("report.html")` writes it.
 
     `sections` are further headings with HTML, which is trusted, for the end of the page; `names` those of the classes.
+    `origin` says what it was made from, term by term, such as files and the command; `made` is its date, or else now.
 
     >>> import numpy as np
     >>> from trueup.report.audit import audit
@@ -69,7 +83,25 @@ def report(
     if names is not None and len(names) != classes:
         raise ValueError(f"names must have {classes} entries, one a class, got {len(names)}")
     named = None if names is None else tuple(map(str, names))
-    return Report(audit, DEFAULT_TITLE if title is None else title, tuple(sections), named)
+    heading = DEFAULT_TITLE if title is None else title
+    when = datetime.now(UTC) if made is None else made
+    return Report(audit, heading, tuple(sections), named, tuple((origin or {}).items()), when)
+
+
+def describe_file(path: str | os.PathLike[str]) -> str:
+    """A file by its name, size and SHA-256, so that a reader can tell which it was; an address by its name alone."""
+    name = os.fspath(path)
+    if is_address(name):
+        return name
+    parts = [part for part in file_list(Path(name)) if part.is_file()]
+    return (
+        "; ".join(f"{part.name}, {part.stat().st_size:,} bytes, SHA-256 {_file_digest(part)}" for part in parts) or name
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Page:
@@ -126,7 +158,7 @@ class _Page(Page):
 
     def __init__(self, report: Report) -> None:
         super().__init__(report.title)
-        self.audit = report.audit
+        self.audit, self.origin, self.made = report.audit, report.origin, report.made
         evidence = [self.section(section) for section in sections(report.audit, report.names)]
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
@@ -150,6 +182,8 @@ class _Page(Page):
             facts.append(("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}"))
         else:
             facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
+            if (fitted := getattr(self.audit.calibrators.get("temperature"), "temperature", None)) is not None:
+                facts.append(("Fitted temperature", f"{float(fitted):.3f}"))
         worth = ""
         if scores.effective_rows is not None:
             worth = paragraph(
@@ -213,10 +247,13 @@ class _Page(Page):
              f"least log-loss over {audit.folds} folds; of those within one standard error of it, the simplest."),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
             ("Bands", f"from 1,000 resamples in which {drawn}"),
+            *(() if (fitted := audit.calibrators.get(audit.chosen)) is None else (("Calibrator", repr(fitted)),)),
             ("Seed", str(audit.seed)),
             ("Seconds of fitting", f"{sum(audit.seconds.values()):.1f} in total"),
             ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),
         ]  # fmt: skip
+        made = () if self.made is None else (("Made", f"{self.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"),)
+        items = [*made, *self.origin, *items]
         items += [(f"Could not be fitted: {method_title(name)}", why) for name, why in audit.failures.items()]
         items += [(f"Warning: {method_title(name)}", "; ".join(each)) for name, each in audit.warnings.items()]
         return markup.section("how", "How it was computed", definition_list(items, "how"))

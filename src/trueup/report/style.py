@@ -297,6 +297,18 @@ def second_axis(ax: Axes, other: Axes, name: str) -> None:
     legend(ax, other=other, loc="upper center", ncols=3 if len(ax.lines + other.lines) == 3 else 1)
 
 
+def split_axes(ax: Axes) -> Axes:
+    """Give the lower half of these axes' place to new ones with the same x-axis, and return those."""
+    figure, cell = ax.figure, ax.get_subplotspec()
+    if cell is None:  # placed by hand
+        x, y, width, height = ax.get_position(original=True).bounds
+        ax.set_position((x, y + 0.55 * height, width, 0.45 * height))
+        return figure.add_axes((x, y, width, 0.45 * height), sharex=ax)
+    halves = cell.subgridspec(2, 1, hspace=0.1)
+    ax.set_subplotspec(halves[0])
+    return figure.add_subplot(halves[1], sharex=ax)
+
+
 def plain_log_ticks(ax: Axes, values: np.ndarray) -> None:
     """Set ticks at 1, 2 and 5 times the powers of ten, in plain numbers, on a logarithmic x-axis over these values."""
     low, high = float(values.min()), float(values.max())

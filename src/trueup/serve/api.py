@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Semaphore
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -29,6 +29,7 @@ from trueup.serve.example import example
 from trueup.serve.jobs import Job, Jobs
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
+from trueup.serve.temporary import temporary_prefix
 from trueup.serve.uploads import UploadedData
 
 READERS = 2
@@ -46,7 +47,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
+def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """All verbs, over one store and one queue."""
     api = APIRouter(prefix="/api", responses=ERRORS)
     arriving, reading = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(READERS)
@@ -88,9 +89,9 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         options = uploads.Options(probs, logits, labels)
         async with arriving:
-            with TemporaryDirectory(prefix="trueup-upload-") as folder:
+            with disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("upload")) as folder:
                 path = Path(folder, f"upload{suffix}")
-                await uploads.receive(aiter(request.stream()), path, settings)
+                await uploads.receive(aiter(request.stream()), path, settings, take)
                 async with reading:
                     data = await run_in_threadpool(uploads.read, path, shown_name, options, settings)
         return keep(data)
@@ -174,6 +175,33 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         with answering:
             return diagrams.side_by_side(pairs, bins=bins)
 
+    @api.get("/jobs/{id}/promise", tags=["decide"])
+    def promise(
+        id: str,
+        method: Method = None,
+        certainty: Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")] = 0.95,
+    ) -> models.Promises:
+        """From which confidence on to answer, for each allowed error rate."""
+        result = _result(store.get(id, Job))
+        name = method or result.chosen
+        pair = _predictions_of(result.predictions, name)
+        with answering:
+            return diagrams.promises(pair, method=name, certainty=certainty, cross_fitted=result.cross_fitted)
+
+    @api.get("/jobs/{id}/sets", tags=["decide"])
+    def prediction_sets(
+        id: str,
+        method: Method = None,
+        score: Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")] = "aps",
+        alpha: Annotated[float, Query(gt=0, lt=1, description="how often a set may miss the truth")] = 0.1,
+    ) -> models.SetsInfo:
+        """Sets of classes that hold the truth with a stated probability."""
+        result = _result(store.get(id, Job))
+        name = method or result.chosen
+        pair = _predictions_of(result.predictions, name)
+        with answering:
+            return diagrams.sets(pair, method=name, score=score, alpha=alpha)
+
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
@@ -192,7 +220,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         job = store.get(id, Job)
         result = _result(job)
         with answering:
-            page = write_report(result, title=job.name).html()
+            origin = {"Calibration file": job.val.name} | ({} if job.test is None else {"Test file": job.test.name})
+            page = write_report(result, title=job.name, origin=origin).html()
         return _attachment(page.encode(), "report.html", "text/html; charset=utf-8")
 
     @api.get(
@@ -207,7 +236,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings) -> APIRouter:
         result = _result(job)
         name = method or result.chosen
         fitted = _calibrator(result, name)
-        with TemporaryDirectory(prefix="trueup-calibrator-") as folder:
+        with TemporaryDirectory(prefix=temporary_prefix("calibrator")) as folder:
             path = Path(folder, "calibrator.safetensors")
             save_calibrator(fitted, path, classes=job.val.classes, summary={"method": name, "fitted to": job.val.name})
             return _attachment(path.read_bytes(), f"{name}.safetensors", "application/octet-stream")

@@ -30,7 +30,8 @@ from trueup.serve.jobs import Busy, Jobs
 from trueup.serve.monitors import MonitorStore
 from trueup.serve.session_store import Missing, Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import HINTS
+from trueup.serve.temporary import sweep_temporary
+from trueup.serve.uploads import HINTS, DiskBudget
 
 STATIC = Path(str(files("trueup.serve"))) / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -51,7 +52,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     store = Store(seconds=settings.seconds, most_bytes=settings.memory_bytes, clock=settings.clock)
     jobs = Jobs(store, settings)
+    sweep_temporary()
     monitors = MonitorStore(settings)
+    disk = DiskBudget(settings.disk_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -82,9 +85,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.store, app.state.monitors = store, monitors
-    app.add_middleware(Guard, hosts=settings.hosts, json_bytes=settings.json_bytes, uploads=UPLOADS)
-    app.include_router(routes(store, jobs, settings))
-    app.include_router(monitor_routes.routes(monitors, settings))
+    app.add_middleware(
+        Guard,
+        hosts=settings.hosts,
+        json_bytes=settings.json_bytes,
+        uploads=UPLOADS,
+        patience=settings.patience,
+        token=settings.token,
+    )
+    app.include_router(routes(store, jobs, settings, disk))
+    app.include_router(monitor_routes.routes(monitors, settings, disk))
     _pages(app)
     _explain_errors(app)
     return app

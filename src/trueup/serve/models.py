@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -79,6 +79,34 @@ class Difference(BaseModel):
     scores: dict[str, Any] = Field(description="metrics of both, with the paired change and its interval")
 
 
+class Promises(BaseModel):
+    """What can be promised at each allowed error rate, on rows that did not fit the method."""
+
+    method: str
+    rows: int
+    certainty: float
+    allowed: list[float]
+    threshold: list[float | None] = Field(
+        description="answer from this confidence on; null where nothing can be promised"
+    )
+    coverage: list[float] = Field(description="the share of rows that are answered")
+    observed: list[float | None] = Field(description="the error rate seen among them")
+    text: list[str] = Field(description="the promise, in a sentence")
+    note: str
+    chart: dict[str, Any]
+
+
+class SetsInfo(BaseModel):
+    """Prediction sets: half of the rows set the limit, on the other half they are judged."""
+
+    method: str
+    score: str
+    alpha: float
+    rows: int
+    text: str
+    scores: dict[str, Any] = Field(description="coverage with interval, sizes, coverage by size and by class")
+
+
 class ApplyRequest(Strict):
     """Logits to be calibrated."""
 
@@ -123,6 +151,15 @@ def _show(name: str) -> str:
 MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_show)]
 
 
+class PromiseRequest(Strict):
+    """A promise on what is answered, which the monitor checks again as labels arrive."""
+
+    threshold: float = Field(ge=0, le=1, description="rows whose confidence is at least this are answered")
+    at_most: float = Field(gt=0, lt=1, description="the largest share of wrong answers")
+    certainty: float = Field(0.95, gt=0, lt=1)
+    risk: Literal["error", "false_discovery_rate"] = Field("error", description="the latter for a monitor of an event")
+
+
 class MonitorRequest(Strict):
     """A monitor to be made; what is left out is as in `trueup.Monitor`."""
 
@@ -136,6 +173,7 @@ class MonitorRequest(Strict):
     classwise: bool | None = Field(None, description="whether each class is watched; up to 100 classes by default")
     fold: bool | None = Field(None, description="whether two classes are read by the predicted one, not as an event")
     event: int | None = Field(None, ge=0, description="the class whose probability is watched, alone")
+    promise: PromiseRequest | None = Field(None, description="a threshold and the errors it allows")
 
     def settings(self) -> dict[str, Any]:
         """What was asked for, as `Monitor` takes it."""
@@ -149,6 +187,19 @@ class UpdateRequest(Strict):
         description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
     )
     labels: list[int] = Field(description="what was true, 0 to classes - 1")
+    awaited: bool = Field(False, description="whether these rows were sent to /expect before")
+
+    def rows(self) -> list[list[float]]:
+        """The logits, −∞ for absent options."""
+        return fill_options(self.logits)
+
+
+class ExpectRequest(Strict):
+    """Predictions whose labels have not arrived."""
+
+    logits: list[list[float | None]] = Field(
+        description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
+    )
 
     def rows(self) -> list[list[float]]:
         """The logits, −∞ for absent options."""
@@ -177,7 +228,9 @@ class MonitorInfo(BaseModel):
     id: str
     name: str
     settings: dict[str, Any]
-    status: dict[str, Any] = Field(description="rows, figures of all, recent and fading rows, evidence, p_value, alarm")
+    status: dict[str, Any] = Field(
+        description="rows, figures of all, recent and fading rows, evidence, p_value, alarm, promise, unlabelled"
+    )
     updated: float | None = Field(description="when rows last came, in seconds since 1970; unknown after a restart")
     replaying: Progress | None = Field(description="the rows that are being taken in now, not yet in the status")
     saved_rows: int | None = Field(description="rows that would survive a crash; null if monitors live in memory")

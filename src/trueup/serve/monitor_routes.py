@@ -6,7 +6,8 @@ import asyncio
 import copy
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from trueup.serve.example import DRIFT_CLASSES, drifting
 from trueup.serve.jobs import Busy
 from trueup.serve.monitors import MonitorSession, MonitorStore
 from trueup.serve.settings import Settings
+from trueup.serve.temporary import temporary_prefix
 
 REPLAYS = 2
 """Logs read and replayed at a time: each takes memory."""
@@ -44,21 +46,22 @@ TAKEN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
+def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """All verbs of monitors, over those the server keeps."""
     router = APIRouter(responses=ERRORS, tags=["monitors"])
     arriving, replaying = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(REPLAYS)
 
-    async def update(
-        session: MonitorSession, logits: Any, labels: Any, notes: tuple[str, ...] = ()
+    async def change(
+        session: MonitorSession, action: Callable[[], None], notes: tuple[str, ...] = ()
     ) -> models.MonitorInfo:
+        """Do something to a monitor, in its turn."""
         if session.waiting >= settings.waiting:
             raise Busy("too many updates of this monitor are waiting; please try again in a minute")
         session.waiting += 1
         try:
             async with session.update_lock:
                 monitors.get(session.id)  # it may have been deleted meanwhile
-                await run_in_threadpool(session.update, logits, labels)
+                await run_in_threadpool(action)
                 if settings.checkpoint_seconds <= 0:
                     await run_in_threadpool(monitors.write, session)
         except ValueError:
@@ -68,6 +71,11 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
             session.waiting -= 1
         monitors.counts["updates"] += 1
         return monitor_info(session, notes)
+
+    async def update(
+        session: MonitorSession, logits: Any, labels: Any, notes: tuple[str, ...] = (), awaited: bool = False
+    ) -> models.MonitorInfo:
+        return await change(session, partial(session.update, logits, labels, awaited=awaited), notes)
 
     @router.get("/api/monitors")
     def list_monitors() -> list[models.MonitorInfo]:
@@ -115,7 +123,13 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
     @router.post("/api/monitors/{id}/update", responses={503: {"model": models.Error}})
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
-        return await update(monitors.get(id), rows.rows(), rows.labels)
+        return await update(monitors.get(id), rows.rows(), rows.labels, awaited=rows.awaited)
+
+    @router.post("/api/monitors/{id}/expect", responses={503: {"model": models.Error}})
+    async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
+        """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
+        session = monitors.get(id)
+        return await change(session, partial(session.expect, rows.rows()))
 
     @router.post("/api/monitors/{id}/replay", responses={code: {"model": models.Error} for code in (413, 503)})
     async def replay(
@@ -136,9 +150,9 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
         if arriving.locked():
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         async with arriving:
-            with TemporaryDirectory(prefix="trueup-replay-") as folder:
+            with disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("replay")) as folder:
                 path = Path(folder, f"upload{suffix}")
-                await uploads.receive(aiter(request.stream()), path, settings)
+                await uploads.receive(aiter(request.stream()), path, settings, take)
                 async with replaying:
                     data = await run_in_threadpool(
                         uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS
@@ -161,7 +175,7 @@ def routes(monitors: MonitorStore, settings: Settings) -> APIRouter:
     def checkpoint(id: str) -> Response:
         """A monitor's checkpoint as a .safetensors file, for `load_monitor`, `trueup monitor --state` and restore."""
         session = monitors.get(id)
-        with TemporaryDirectory(prefix="trueup-monitor-") as folder:
+        with TemporaryDirectory(prefix=temporary_prefix("monitor")) as folder:
             path = Path(folder, "monitor.safetensors")
             save_monitor(session.monitor, path)
             content = path.read_bytes()
@@ -201,7 +215,7 @@ def _require_classes(wanted: models.MonitorRequest, settings: Settings) -> None:
 
 def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
     """A monitor from a checkpoint that may be hostile: its header is checked before anything is made of it."""
-    with TemporaryDirectory(prefix="trueup-restore-") as folder:
+    with TemporaryDirectory(prefix=temporary_prefix("restore")) as folder:
         path = Path(folder, "checkpoint.safetensors")
         path.write_bytes(content)
         try:

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.exceptions import HTTPException
 
 from trueup.core.arrays import as_tensors
-from trueup.io.atomic import atomic_write, errors_name_file
+from trueup.io.atomic import atomic_write
 from trueup.monitor import Monitor, Status, load_monitor, save_monitor
 from trueup.serve.settings import Settings
 
@@ -33,8 +33,13 @@ SERVER = {
     "updates": "Updates and logs that monitors took in",
     "refused_updates": "Updates and logs that did not fit their monitor, and changed nothing",
     "failed_checkpoints": "Checkpoints that could not be written",
+    "damaged_monitors": "Checkpoints that were damaged at the start, and set aside",
 }
 """What the server counts."""
+DAMAGED = ".damaged"
+"""What the name of a damaged checkpoint gets at its end."""
+_GROWTH = 64 << 10
+"""Bytes that a new monitor takes at least."""
 
 
 class History:
@@ -92,7 +97,13 @@ class MonitorSession:
     deleted: bool = False
     write_lock: Lock = field(default_factory=Lock)
 
-    def update(self, logits: Any, labels: Any) -> None:
+    def expect(self, logits: Any) -> None:
+        """Take in rows whose labels have not arrived."""
+        draft = copy.copy(self.monitor)
+        draft.expect(logits)
+        self.monitor, self.updated = draft, time.time()
+
+    def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
         """Take in rows: all of them, or none if something is wrong."""
         z, y = as_tensors(logits, labels, doubt=False)
         draft = copy.copy(self.monitor)  # its parts are frozen
@@ -104,7 +115,7 @@ class MonitorSession:
         try:
             for start, end in pairwise([0, *ends]):
                 self.replaying = (start, total)
-                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False)))
+                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False), awaited=awaited))
         finally:
             self.replaying = None
         self.monitor, self.updated = draft, time.time()
@@ -122,8 +133,12 @@ class MonitorStore:
         self.counts: Counter[str] = Counter(dict.fromkeys(SERVER, 0))
         self._release = _lock_folder(self._folder) if self._folder else None
         try:
+            for draft in self._folder.glob(".*.tmp*") if self._folder else ():
+                draft.unlink(
+                    missing_ok=True
+                )  # of a server that was killed while it wrote: the folder is ours alone now
             for file in sorted(self._folder.glob("*.safetensors")) if self._folder else ():
-                self._load(file)
+                self._load_or_set_aside(file)
         except Exception:
             self.close()
             raise
@@ -193,11 +208,30 @@ class MonitorStore:
         assert self._folder is not None
         return self._folder / f"{id}.safetensors", self._folder / f"{id}.json"
 
+    def _load_or_set_aside(self, file: Path) -> None:
+        """Load a checkpoint; a damaged one is renamed, told by name, and the others go on."""
+        try:
+            self._load(file)
+        except PermissionError as error:
+            self._tell_damaged(file, f"it cannot be read ({error.strerror}) and was left out")
+        except Exception as error:
+            aside = file.with_name(f"{file.name}{DAMAGED}")
+            file.replace(aside)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._tell_damaged(file, f"it is damaged and was renamed to {aside.name}: {reason}")
+
+    def _tell_damaged(self, file: Path, what: str) -> None:
+        self.counts["damaged_monitors"] += 1
+        log.warning("the monitor %s was not loaded: %s", file, what)
+
     def _load(self, file: Path) -> None:
         """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
         monitor, about = load_monitor(file), file.with_suffix(".json")
-        with errors_name_file(about):
+        try:
             name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
+        except (OSError, ValueError, KeyError, TypeError):
+            log.warning("%s is damaged: the monitor is called %r now", about, file.stem)
+            name = file.stem
         while any(session.name == name for session in self._sessions.values()):
             name += "′"
         session = self._new_session(file.stem, name, monitor)
@@ -212,6 +246,7 @@ class MonitorStore:
                 return
             checkpoint, about = self._files(session.id)
             try:
+                self._require_space(session)
                 if session.saved is None:
                     with atomic_write(about) as (draft,):
                         draft.write_text(json.dumps({"name": session.name}), encoding="utf-8")
@@ -223,6 +258,16 @@ class MonitorStore:
                 log.warning("the monitor %r cannot be written: %s", session.name, session.problem)
             else:
                 session.saved, session.problem = monitor, None
+
+    def _require_space(self, session: MonitorSession) -> None:
+        """A monitor keeps its size, so it is asked once, before it is first written."""
+        assert self._folder is not None
+        if session.saved is not None:
+            return
+        taken = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
+        if taken + _GROWTH > self._settings.monitors_bytes:
+            most = f"{self._settings.monitors_bytes / 2**20:,.0f} MB"
+            raise ValueError(f"the monitors take the {most} that they may have on disk; delete one")
 
 
 def _figures(status: Status) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from trueup.serve.settings import LOCAL, Settings
+from trueup.serve.connections import BACKLOG, limited_protocol, most_connections
+from trueup.serve.settings import LOCAL, Settings, is_loopback
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""Every address of this machine."""
 
 
 def run(
@@ -23,8 +28,12 @@ def run(
 ) -> None:
     """Serve the page until interrupted; `on_listening` is told its address.
 
-    Only this machine can reach it, unless `host` says otherwise; then `hosts` are the names under which it answers.
+    Only this machine can reach it, unless `host` says otherwise; then `hosts` are the names under which it answers, and
+    requests must show a token: that of the settings, or a new one. The address that is told has it.
     """
+    settings = settings or Settings()
+    if settings.token is None and not is_loopback(host):
+        settings = replace(settings, token=secrets.token_urlsafe(24))
     if not 0 <= port <= 65535:
         raise ValueError(f"port must lie in 0..65535, got {port}")
     server = make_server(host, port, hosts=hosts, settings=settings, log_level=log_level)
@@ -32,7 +41,9 @@ def run(
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ValueError(f"cannot listen on port {port} of {host}: {error.strerror}; choose another port") from None
-    address = f"http://{_in_url(host)}:{listening.getsockname()[1]}/"
+    shown = socket.gethostname() if host in EVERYWHERE else _in_url(host)
+    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    address += "" if settings.token is None else f"?token={settings.token}"
     if on_listening is not None:
         on_listening(address)
     if open_browser:
@@ -61,13 +72,23 @@ def make_server(
     names = dict.fromkeys((*settings.hosts, *_names(host), *hosts))
     app = create_app(replace(settings, hosts=tuple(name.lower() for name in names)))
     return uvicorn.Server(
-        uvicorn.Config(app, host=host, port=port, log_level=log_level, server_header=False, timeout_keep_alive=30)
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level=log_level,
+            server_header=False,
+            access_log=False,  # a line of it would hold the token
+            timeout_keep_alive=30,
+            backlog=BACKLOG,
+            http=limited_protocol(most_connections(settings.connections), settings.idle_seconds),
+        )
     )
 
 
 def _names(host: str) -> tuple[str, ...]:
     """What a browser calls a server that listens there."""
-    if host in ("0.0.0.0", "::"):  # every address of this machine
+    if host in EVERYWHERE:
         return (*LOCAL, socket.gethostname())
     return (*LOCAL, _in_url(host))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 
@@ -51,6 +52,30 @@ class Settings:
     """How often monitors that saw rows are written there; at 0 before each answer, so that nothing answered is lost."""
     history: int = 500
     """Points of a monitor's charts."""
+    connections: int = 512
+    """How many connections may be open; fewer where the system allows few descriptors."""
+    idle_seconds: float = 30.0
+    """How long a connection may stay open without a request."""
+    disk_bytes: int = 4 << 30
+    """How much uploads that are arriving or being read may take on disk, all together."""
+    monitors_bytes: int = 1 << 30
+    """How much monitors may take in their folder, all together."""
+    token: str | None = None
+    """What a request must show, as a cookie, as `Authorization: Bearer …` or once as `?token=…`; None asks for none."""
     hosts: tuple[str, ...] = LOCAL
     """Names under which the server answers; "*" for any. A page elsewhere cannot reach it by a name of its own."""
     clock: Callable[[], float] = monotonic
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "10.1.2.3")]
+    [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

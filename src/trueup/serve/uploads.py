@@ -12,8 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions, looks_like_probabilities
 from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
+from trueup.serve.guard import SLOWEST
 from trueup.serve.settings import Settings
 
 HINTS = {
@@ -56,8 +57,6 @@ MONITOR_HINTS = HINTS | {
     Hint.NOT_PROBABILITIES: "choose “logits” under “What is in the file?” if they are logits",
 }
 """The same on the page of monitors."""
-SLOWEST = 1024
-"""Bytes a second that an upload must make, after some patience: a trickle must not hold its place for ever."""
 NO_SPACE = "there is no space left here for an upload"
 WATCH_SECONDS = 0.1
 """How often the reader's memory is looked at where the system does not limit it."""
@@ -116,17 +115,47 @@ def require_suffix(name: str) -> str:
     return suffix
 
 
-async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
+class DiskBudget:
+    """Bytes on disk that all uploads may take together.
+
+    >>> budget = DiskBudget(100)
+    >>> with budget.share() as take:
+    ...     take(60)
+    >>> budget.used
+    0
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.used = most, 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """What one upload takes, until its files are gone: a function that takes bytes, or refuses."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            if self.used + size > self._most:
+                raise HTTPException(503, "other uploads take all the space that is left; please try again in a minute")
+            self.used, mine = self.used + size, mine + size
+
+        try:
+            yield take
+        finally:
+            self.used -= mine
+
+
+async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings, take: Callable[[int], None]) -> None:
     """Write what arrives to a file, as long as it arrives and is not too much."""
     try:
-        await _write(chunks, path, settings)
+        await _write(chunks, path, settings, take)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise HTTPException(507, NO_SPACE) from None
 
 
-async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -> None:
+async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings, take: Callable[[int], None]) -> None:
     total, began = 0, monotonic()
     with open(path, "wb") as file:
         while True:
@@ -142,6 +171,7 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings) -
                 raise HTTPException(413, too_large(settings))
             if monotonic() - began > settings.patience + total / SLOWEST:
                 raise HTTPException(408, f"the upload came too slowly: {SLOWEST:,} bytes a second are the least")
+            take(len(chunk))
             file.write(chunk)
 
 

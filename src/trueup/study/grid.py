@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-STUDIES = Lazy(
+STUDIES: Lazy[Study] = Lazy(
     "study",
     {
         "neural-clamping": "trueup.study.papers.neural_clamping.clamping_study:STUDY",

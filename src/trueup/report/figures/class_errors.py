@@ -63,12 +63,17 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The classes before and after calibration, on the same scale."""
     how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
     records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
-    options = {"top": max(float(record.error.max()) for record in records), "legend": False}
+    options = {
+        "top": max(float(record.error.max()) for record in records),
+        "legend": False,
+        "order": np.argsort(-records[0].error, kind="stable"),
+    }
     return Section(
         name="classes",
         title="Which classes are miscalibrated?",
         text="Every class has a probability in every row, whether it is predicted or not. The error of a class is how "
-        "far that probability is from how often the class occurs, bin by bin.",
+        "far that probability is from how often the class occurs, bin by bin. The classes stand in the order of their "
+        "errors without calibration.",
         legend=(("over", _HIGH), ("under", _LOW)),
         panels=tuple(
             Panel(f"classes-{stage.name}", stage.title, record, options)
@@ -77,9 +82,19 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
     )
 
 
-def chart(record: ClassErrors, *, most: int = 20, top: float | None = None, legend: bool = True) -> Figure:
-    """A bar for each of the `most` worst classes, the worst on top; the x-axis ends above `top`."""
-    order = np.argsort(-record.error, kind="stable")[:most]
+def chart(
+    record: ClassErrors,
+    *,
+    most: int = 20,
+    top: float | None = None,
+    legend: bool = True,
+    order: np.ndarray | None = None,
+) -> Figure:
+    """A bar for each of the `most` worst classes, the worst on top; the x-axis ends above `top`.
+
+    `order` gives the classes of another record's order instead, so that the two can be compared line by line.
+    """
+    order = (np.argsort(-record.error, kind="stable") if order is None else order)[:most]
     names = [style.plain_text(record.names[k], 24) for k in order]
     high = (record.probability > record.frequency)[order]
     traces: list[dict[str, Any]] = []

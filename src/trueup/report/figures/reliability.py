@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _STRIP = (-0.25, -0.11)
 """Ends of the strip of counts, below the accuracies and its own caption."""
+_LABELLED = 20
+"""Up to so many bins have their number of rows written above its bar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,11 @@ class Reliability:
     rows: int
     event: bool = False
     """Whether it is the probability of class 1 and how often that happens, instead of confidence and accuracy."""
+
+    @property
+    def outside(self) -> np.ndarray:
+        """Which bins are further off than the band allows; none that are empty."""
+        return (self.count > 0) & ((self.accuracy < self.low) | (self.accuracy > self.high))
 
     @property
     def words(self) -> Words:
@@ -97,15 +104,31 @@ def reliability(
     return Reliability(equal_width(bins), *columns, level, top.ece(), tally.n, tally.is_event)
 
 
+def plot_reliability(
+    logits: Any, labels: Any, *, ax: Axes | None = None, title: str | None = None, **options: Any
+) -> Axes:
+    """Draw the reliability diagram in one line, on matplotlib Axes that are given or new; return them.
+
+    The options are those of `report.reliability`: `bins`, `fold`, `weights`, `level`. The figure is `.figure`, and
+    `figure.savefig("name.png")` writes it.
+
+    >>> plot_reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]).get_ylabel()
+    'Accuracy'
+    """
+    return draw(reliability(logits, labels, **options), ax, title=title)
+
+
 _TEXT = (
     "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
     "confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no further off "
-    "than chance would put a calibrated network."
+    "than chance would put a calibrated network; those outside are diamonds. The strip below shows the number of rows "
+    "in each bin."
 )
 _EVENT_TEXT = (
     "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
     "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
-    "the grey band are no further off than chance would put calibrated predictions."
+    "the grey band are no further off than chance would put calibrated predictions; those outside are diamonds. The "
+    "strip below shows the number of rows in each bin."
 )
 
 
@@ -126,6 +149,7 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
         text=_EVENT_TEXT.format(audit.scores.event_name) if event else _TEXT,
         legend=(
             ("dot", f"{words.outcome}; the larger, the more rows"),
+            ("outside", "outside the band"),
             ("over", words.over),
             ("under", words.under),
             ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
@@ -180,15 +204,19 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
             "x": confidence,
             "y": accuracy,
             "customdata": np.stack([count, record.low[full], record.high[full]], axis=1),
-            "marker": {"color": style.BLUE, "size": 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))}
-            | {"opacity": 1, "line": {"width": 1, "color": style.PAPER}},
+            "marker": {
+                "color": [style.VERMILION if off else style.BLUE for off in record.outside[full]],
+                "symbol": ["diamond" if off else "circle" for off in record.outside[full]],
+                "size": 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0)),
+                "opacity": 1,
+                "line": {"width": 1, "color": style.PAPER},
+            },
             "cliponaxis": False,
             "hovertemplate": f"{record.words.score} %{{x:.1%}}, {record.words.outcome} %{{y:.1%}}<br>"
             "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,.0f} rows<extra></extra>",
         }
     )
-    if record.event:
-        traces.append(_count_bars(record, full, middle, width))
+    traces.append(_count_bars(record, full, middle, width))
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     figure = style.plotly_figure(
         traces,
@@ -200,25 +228,42 @@ def chart(record: Reliability, *, height: int = 380, legend: bool = True) -> Fig
         legend=legend,
     )
     figure.update_xaxes(range=[0, 1.01], tickformat=".0%", dtick=0.2)
-    if record.event:
-        return figure.update_yaxes(range=[-0.16, 1.02], tickformat=".0%", tickvals=np.linspace(0, 1, 6))
-    return figure.update_yaxes(range=[0, 1.02], tickformat=".0%", dtick=0.2)
+    return figure.update_yaxes(range=[-0.21, 1.02], tickformat=".0%", tickvals=np.linspace(0, 1, 6))
 
 
 def _count_bars(record: Reliability, full: np.ndarray, middle: np.ndarray, width: np.ndarray) -> dict[str, Any]:
-    """How many rows each bin holds, on a log scale, below the diagram: rare events crowd next to 0."""
+    """How many rows each bin holds, on a log scale, below the diagram: nearly all lie in few bins."""
     count = record.count[full]
     return {
         "type": "bar",
         "name": "rows, log scale",
         "x": middle,
-        "y": 0.12 * np.log1p(count) / np.log1p(count.max(initial=1.0)),
-        "base": np.full(len(count), -0.15),
+        "y": 0.1 * np.log1p(count) / np.log1p(count.max(initial=1.0)),
+        "base": np.full(len(count), -0.2),
+        "text": [shorten_count(rows) for rows in count] if len(count) <= _LABELLED else None,
+        "textposition": "outside",
+        "textangle": 0,
+        "textfont": {"size": 10, "color": style.MUTED},
+        "cliponaxis": False,
         "width": 0.8 * width,
         "customdata": count,
         "marker": {"color": style.MUTED, "line": {"width": 0}},
         "hovertemplate": "%{customdata:,.0f} rows<extra></extra>",
     }
+
+
+def shorten_count(rows: float) -> str:
+    """A number of rows in few letters.
+
+    >>> [shorten_count(rows) for rows in (0.4, 7, 950, 12_345, 2_400_000)]
+    ['<1', '7', '950', '12k', '2.4M']
+    """
+    if rows < 1:
+        return "<1"
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if rows >= size:
+            return f"{rows / size:.2g}{unit}" if rows < 100 * size else f"{rows / size:.0f}{unit}"
+    return f"{rows:.0f}"
 
 
 def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -242,6 +287,10 @@ def draw(record: Reliability, ax: Axes | None = None, *, title: str | None = Non
     ends = left[full], left[full] + width[full]
     line: dict[str, Any] = {"color": style.text_color(ax), "linewidth": 1.4, "clip_on": False}
     ax.hlines(record.accuracy[full], *ends, label=record.words.outcome, **line)
+    if record.outside.any():
+        off: dict[str, Any] = {"color": style.VERMILION, "marker": "D", "markersize": 3.5, "linestyle": ""}
+        centre = (left + width / 2)[record.outside]
+        ax.plot(centre, record.accuracy[record.outside], label="outside the band", clip_on=False, zorder=4, **off)
     _draw_counts(ax, record, full)
     style.set_labels(ax, "Reliability" if title is None else title, *(word.capitalize() for word in record.words[:2]))
     ax.set(xlim=(0, 1), ylim=(_STRIP[0], 1))
@@ -268,15 +317,14 @@ def _draw_counts(ax: Axes, record: Reliability, full: np.ndarray) -> None:
 def summary(record: Reliability) -> str:
     """The ECE, the bins outside the band, and the bin that adds most to the ECE."""
     full = record.count > 0
-    outside = full & ((record.accuracy < record.low) | (record.accuracy > record.high))
     gap = np.where(full, record.confidence - record.accuracy, 0.0)
     most = int(np.argmax(np.abs(gap) * record.count))
     words = record.words
     side = words.over if gap[most] > 0 else words.under
     return (
         f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average (ECE). "
-        f"Outside the band of a calibrated network: {int(outside.sum()) or 'none'} of {int(full.sum())} bins. The bin "
-        f"that adds most to the ECE has {words.score} {percent(record.confidence[most])} and {words.outcome} "
+        f"Outside the band of a calibrated network: {int(record.outside.sum()) or 'none'} of {int(full.sum())} bins. "
+        f"The bin that adds most to the ECE has {words.score} {percent(record.confidence[most])} and {words.outcome} "
         f"{percent(record.accuracy[most])}: {side}."
     )
 

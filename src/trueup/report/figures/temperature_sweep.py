@@ -38,6 +38,10 @@ class TemperatureSweep:
     """The temperature of least NLL, of all positive numbers."""
     best_ece: float
     """The temperature of least ECE, of those swept."""
+    at_one: tuple[float, float]
+    """NLL and ECE at a temperature of 1, which is the network as it is."""
+    fitted: float | None = None
+    """The temperature that was fitted to other rows, if one was."""
 
 
 def temperature_sweep(
@@ -47,11 +51,12 @@ def temperature_sweep(
     temperatures: Sequence[float] | None = None,
     bins: int = BINS,
     weights: Any = None,
+    fitted: float | None = None,
 ) -> TemperatureSweep:
     """NLL and ECE of softmax(z/T) along a range of temperatures.
 
     By default they rise in equal ratios and reach from a third of the lesser of 1 and the best T to three times the
-    greater.
+    greater. `fitted` is a temperature from other rows, to be marked.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 10))
@@ -75,20 +80,28 @@ def temperature_sweep(
     odds = event_log_odds(z) if is_event(z, fold=False) else None
     edges, unit = equal_width(bins), rounding_error(z)
     each, total = (None, len(z)) if w is None else (w.cpu().numpy(), float(w.sum()))
-    nll, ece = np.empty(len(grid)), np.empty(len(grid))
-    for i, beta in enumerate((1 / grid).tolist()):
-        nll[i] = temperature_sums(z, y, beta, w, quick=True)[0] / total
+
+    def losses_at(beta: float, *, quick: bool) -> tuple[float, float]:
+        nll = temperature_sums(z, y, beta, w, quick=quick)[0] / total
         if odds is None:
-            score, _ = confidences(z, beta=beta, quick=True)
+            score, _ = confidences(z, beta=beta, quick=quick)
         else:
             score = as_float64(torch.sigmoid(beta * odds))
-        ece[i] = Bins.from_scores(score, hits, edges, rounding=unit, weights=each).ece()
-    return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]))
+        return nll, Bins.from_scores(score, hits, edges, rounding=unit, weights=each).ece()
+
+    nll, ece = np.array([losses_at(beta, quick=True) for beta in (1 / grid).tolist()]).T
+    return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]), losses_at(1.0, quick=False), fitted)
 
 
 def section(audit: Audit, names: Sequence[str] | None) -> Section:
     """The sweep of the uncalibrated network."""
-    record = temperature_sweep(*audit.pairs[RAW], bins=audit.bins, weights=audit.weights)
+    fitted = getattr(audit.calibrators.get("temperature"), "temperature", None)
+    record = temperature_sweep(
+        *audit.pairs[RAW],
+        bins=audit.bins,
+        weights=audit.weights,
+        fitted=None if fitted is None else float(fitted),
+    )
     above = "above 1 the network becomes less confident, below 1 more confident"
     if audit.scores.is_event:
         above = "above 1 every probability moves towards a half, below 1 away from it"
@@ -101,13 +114,17 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
     )
 
 
-def chart(record: TemperatureSweep, *, height: int = 320) -> Figure:
-    """NLL on the left and ECE on the right, with lines at 1 and at the best temperature."""
+def chart(record: TemperatureSweep, *, height: int = 440) -> Figure:
+    """NLL above ECE on one axis of temperatures, with lines at 1, at the best temperature and at the fitted one."""
     t = record.temperatures
     lines = [
         {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
         | {"line": {"color": colour, "width": 1.2, "dash": dash}}
-        for at, colour, dash in ((1.0, style.MUTED, "dot"), (record.best_nll, style.BLUE, "solid"))
+        for at, colour, dash in (
+            (1.0, style.MUTED, "dot"),
+            (record.best_nll, style.BLUE, "solid"),
+            *(() if record.fitted is None else ((record.fitted, style.INK, "dash"),)),
+        )
     ]
     traces: list[dict[str, Any]] = [
         {
@@ -121,49 +138,55 @@ def chart(record: TemperatureSweep, *, height: int = 320) -> Figure:
             "hovertemplate": f"T = %{{x:.2f}}<br>{name} %{{y:.4f}}<extra></extra>",
         }
         for name, values, axis, colour, dash in (
-            ("log-loss (left)", record.nll, "y", style.BLUE, "solid"),
-            ("ECE (right)", record.ece, "y2", style.VERMILION, "dash"),
+            ("log-loss", record.nll, "y", style.BLUE, "solid"),
+            ("ECE", record.ece, "y2", style.VERMILION, "dash"),
         )
     ]
     figure = style.plotly_figure(traces, x="Temperature", y="Log-loss (nats)", height=height, shapes=lines)
-    second = figure.layout.yaxis.to_plotly_json() | {"overlaying": "y", "side": "right", "showgrid": False}
-    figure.update_layout(yaxis2=second, margin_r=52)
+    figure.update_layout(yaxis2=figure.layout.yaxis.to_plotly_json(), yaxis_domain=[0.54, 1], yaxis2_domain=[0, 0.46])
     figure.layout.yaxis2.title.text = "ECE"
-    figure.update_layout(yaxis2_rangemode="tozero", yaxis2_tickmode="auto")
+    figure.update_layout(yaxis2_rangemode="tozero", yaxis2_tickmode="auto", xaxis_anchor="y2")
     ticks = [v for v in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if t.min() <= v <= t.max()]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{v:g}" for v in ticks])
     return figure.update_yaxes(nticks=6)
 
 
 def draw(record: TemperatureSweep, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """NLL on the left and ECE on the right, each with its least value marked."""
-    ax = style.axes_for(ax)
+    """NLL above ECE, each with its least value marked; the axes given are divided in two."""
+    ax = style.axes_for(ax, height=3.3)
     order = np.argsort(record.temperatures)
     t = record.temperatures[order]
-    other = ax.twinx()
-    for index, (axes, values, best, name) in enumerate(
-        ((ax, record.nll[order], record.best_nll, "NLL"), (other, record.ece[order], record.best_ece, "ECE"))
+    below = style.split_axes(ax)
+    style.set_labels(ax, "Temperature sweep" if title is None else title, "", "NLL (nats)")
+    style.set_labels(below, "", "Temperature T", "ECE")
+    for index, (axes, values, best) in enumerate(
+        ((ax, record.nll[order], record.best_nll), (below, record.ece[order], record.best_ece))
     ):
         line = {**style.line_style(index), "marker": ""}
-        axes.plot(t, values, **line, label=f"{name}, least at T = {best:.3g}")
+        axes.plot(t, values, **line, label=f"least at T = {best:.3g}")
         at = np.interp(np.log(best), np.log(t), values, left=np.nan, right=np.nan)
         axes.plot([best], [at], marker="os"[index], markersize=4, color=line["color"], linestyle="")
-        axes.tick_params(axis="y", labelcolor=line["color"])
-    ax.set_xscale("log")
-    ax.axvline(1, color=style.IDEAL, linewidth=0.8, linestyle=":")
-    style.set_labels(ax, "Temperature sweep" if title is None else title, "Temperature T", "NLL (nats)")
-    style.second_axis(ax, other, "ECE")
-    style.plain_log_ticks(ax, t)
+        axes.axvline(1, color=style.IDEAL, linewidth=0.8, linestyle=":")
+        if record.fitted is not None:
+            name = f"fitted to other rows: {record.fitted:.3g}" if index == 0 else None
+            axes.axvline(record.fitted, color=style.text_color(ax), linewidth=0.8, linestyle="--", label=name)
+        axes.set_xscale("log")
+        style.legend(axes)
+    ax.tick_params(labelbottom=False)
+    style.plain_log_ticks(below, t)
     return ax
 
 
 def summary(record: TemperatureSweep) -> str:
-    """The best temperatures, and what they gain."""
-    one = int(np.abs(np.log(record.temperatures)).argmin())
+    """The best temperatures and the fitted one, and what they gain."""
+    fitted = ""
+    if record.fitted is not None:
+        fitted = f" The temperature fitted to the calibration rows is {record.fitted:.3f} (dashed line)."
+    nll, ece = record.at_one
     return (
         f"The log-loss is least at temperature {record.best_nll:.2f} (line), the ECE at {record.best_ece:.2f}. "
-        f"At 1, without calibration, they are {record.nll[one]:.3f} and {record.ece[one]:.3f}; "
-        f"the least are {record.nll.min():.3f} and {record.ece.min():.3f}."
+        f"At 1, without calibration (dotted line), they are {nll:.4f} and {ece:.4f}; "
+        f"the least are {min(record.nll.min(), nll):.4f} and {min(record.ece.min(), ece):.4f}.{fitted}"
     )
 
 

@@ -11,8 +11,9 @@ const fixed = (number) => (number === null ? "–" : number.toFixed(4));
 const put = (element, text) => { if (element.textContent !== text) element.textContent = text; }; // a reader hears changes only
 const now = { list: [], shown: null, busy: false };
 
-// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters.
+// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters, and no more than is worth telling.
 function wealth(number) {
+  if (number >= 1e6) return "over a million";
   if (number >= 0.01 && number < 1e5) return number >= 100 ? whole(Math.round(number)) : String(Number(number.toPrecision(2)));
   const power = Math.floor(Math.log10(number));
   return `${(number / 10 ** power).toFixed(1)} · ${tenTo(power)}`;
@@ -70,6 +71,12 @@ function sentence({ status, settings }) {
   return `Calm: nothing seen so far proves its confidence wrong. The evidence is ${wealth(status.evidence)}; the alarm is at ${wealth(1 / settings.alpha)}.`;
 }
 
+function expected({ rows, accuracy, answered, error }, event) {
+  const span = ({ value, low, high }) => `${percent(value)} (${percent(low)} to ${percent(high)})`;
+  const errors = answered ? ` Of the ${whole(answered)} that are answered, ${span(error)} are expected to be wrong.` : "";
+  return `Estimated until labels arrive: of ${whole(rows)} rows ${span(accuracy)} ${event ? "will be the event" : "will be right"}.${errors} This holds as long as calibration does.`;
+}
+
 function show(one) {
   const { status, settings } = one;
   $("one").hidden = false;
@@ -84,6 +91,12 @@ function show(one) {
   for (const word of document.querySelectorAll(".w-right")) put(word, status.event ? "happens" : "is right");
   put($("n-confidence"), percent(status.recent_confidence));
   put($("n-accuracy"), percent(status.recent_accuracy));
+  const { promise, unlabelled } = status;
+  $("promise").hidden = !promise?.answered;
+  $("promise").className = `says ${promise?.broken ? "alarm" : "calm"}`;
+  put($("promise"), promise?.answered ? promise.text : "");
+  $("awaiting").hidden = !unlabelled;
+  put($("awaiting"), unlabelled ? expected(unlabelled, status.event) : "");
   put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * settings.alpha).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
   put($("kept"), one.problem ? `It cannot be written to its folder: ${one.problem}.` : one.saved_rows === null ? "It lives in memory until the server stops: trueup serve --monitors FOLDER keeps it." : "It is kept over a restart of the server.");
   $("kept").classList.toggle("warned", one.problem !== null);
@@ -214,7 +227,8 @@ function filled() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
   const fields = Object.fromEntries(["classes", "alpha", "window", "half_life", "block"].map((name) => [name, number(`new-${name}`)]));
   const each = $("new-classwise").value;
-  return { name: $("new-name").value, ...fields, classwise: each === "" ? null : each === "true" };
+  const promise = Object.fromEntries(["threshold", "at_most"].map((name) => [name, number(`new-${name}`)]).filter(([, value]) => value !== null));
+  return { name: $("new-name").value, ...fields, classwise: each === "" ? null : each === "true", promise: Object.keys(promise).length ? promise : null };
 }
 
 $("make").addEventListener("submit", async (event) => {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trueup.registry import Lazy
 from trueup.training.data.dataset import Data, Kind
@@ -11,7 +13,7 @@ from trueup.training.data.sources import FileSearch, folder_of, only_look
 
 __all__ = ["DATASETS", "Data", "Kind", "find_files", "load_data"]
 
-DATASETS = Lazy(
+DATASETS: Lazy[Callable[..., Any]] = Lazy(
     "data set",
     {
         **{

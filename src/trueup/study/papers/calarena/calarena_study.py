@@ -73,7 +73,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             "accuracy": float(scores.correct.mean()),
             "raw_nll": float(raw.nll.mean()),
             "raw_brier": float(raw.brier.mean()),
-            "chosen": calibrator.choice.chosen if hasattr(calibrator, "choice") else None,
+            "chosen": getattr(getattr(calibrator, "choice", None), "chosen", None),
             "warning": "; ".join(messages),
         }
     ]

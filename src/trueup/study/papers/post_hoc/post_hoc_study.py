@@ -72,7 +72,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             "test_rows": len(test.labels),
             **{column.name: getattr(metrics, column.name)(after, test.labels) for column in FIGURES},
             "temperature": None if temperature is None else float(temperature),
-            "chosen": calibrator.choice.chosen if hasattr(calibrator, "choice") else None,
+            "chosen": getattr(getattr(calibrator, "choice", None), "chosen", None),
             "warning": "; ".join(messages),
             "losses": pack(row_scores(*as_tensors(after, test.labels)).nll),
         }

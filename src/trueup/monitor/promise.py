@@ -1,0 +1,167 @@
+"""What a monitor knows of a promise and of rows whose labels have not arrived."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import ndtri
+from torch import Tensor
+
+from trueup.core.arrays import check_share
+from trueup.core.errors import InputError
+from trueup.core.row_scores import score_and_class
+from trueup.decisions.recheck import Recheck
+
+RISKS = ("error", "false_discovery_rate")
+
+
+@dataclass(frozen=True)
+class PromiseCheck:
+    """A promise on what is answered, checked again whenever labels arrive.
+
+    Rows whose confidence (of an event: whose probability) is at least `threshold` are answered, and at most the share
+    `at_most` of the answers is wrong. `check` holds the bounds, which are valid whenever one looks.
+    """
+
+    threshold: float
+    at_most: float
+    certainty: float = 0.95
+    risk: str = "error"
+    check: Recheck = field(default=Recheck(0.5), repr=False)
+    seen: int = 0
+    """Rows with labels, answered or not."""
+
+    @classmethod
+    def of(cls, promise: Any) -> Self:
+        """From a `decisions.Threshold` or a mapping with `threshold`, `at_most` and perhaps `certainty` and `risk`."""
+        names = ("threshold", "at_most", "certainty", "risk")
+        if isinstance(promise, Mapping):
+            if unknown := [name for name in promise if name not in names]:
+                raise InputError("promise", f"have the entries {', '.join(names)}", repr(unknown[0]))
+            if missing := [name for name in names[:2] if name not in promise]:
+                raise InputError("promise", f"say its {missing[0]}", "none")
+            given = dict(promise)
+        else:
+            try:
+                given = {name: getattr(promise, name) for name in names}
+            except AttributeError:
+                kind = type(promise).__name__
+                raise InputError("promise", "be a Threshold, or a mapping with threshold and at_most", kind) from None
+        number = given["threshold"]
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
+            raise InputError("promise", "have a threshold between 0 and 1", repr(number))
+        at_most, certainty = (
+            check_share(given.get(name, default), name) for name, default in (("at_most", 0.0), ("certainty", 0.95))
+        )
+        risk = given.get("risk", "error")
+        if risk not in RISKS:
+            raise InputError("promise", f"bound the risk {' or '.join(RISKS)}", repr(risk))
+        return cls(float(number), at_most, certainty, risk, Recheck(at_most, certainty))
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made of."""
+        return {name: getattr(self, name) for name in ("threshold", "at_most", "certainty", "risk")}
+
+    def update(self, score: np.ndarray, right: np.ndarray) -> PromiseCheck:
+        """Take in rows with labels."""
+        answered = score >= self.threshold
+        return replace(self, check=self.check.update(1.0 - right[answered]), seen=self.seen + len(score))
+
+    def __add__(self, other: PromiseCheck) -> PromiseCheck:
+        return replace(self, check=self.check + other.check, seen=self.seen + other.seen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        check = self.check
+        return {
+            **self.settings(),
+            "answered": check.rows,
+            "wrong": check.wrong,
+            "coverage": check.rows / self.seen if self.seen else None,
+            "observed": check.wrong / check.rows if check.rows else None,
+            "low": check.low,
+            "high": check.high,
+            "evidence": check.wealth,
+            "broken": check.refuted,
+            "text": str(check),
+        }
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Sums over the rows that have no labels yet; what they say holds as long as calibration does."""
+
+    rows: int = 0
+    confidence: float = 0.0
+    """Of what the monitor watches: Σ confidence, or Σ P(event)."""
+    variance: float = 0.0
+    """Σ c(1 − c)."""
+    answered: int = 0
+    """Rows at or above the promise's threshold."""
+    errors: float = 0.0
+    """Σ(1 − score) over them."""
+    error_variance: float = 0.0
+
+    @classmethod
+    def of(cls, watched: np.ndarray, promised: np.ndarray | None, threshold: float) -> Self:
+        """From probabilities of what is watched and, where there is a promise, the scores it is about."""
+        above = np.zeros(0) if promised is None else promised[promised >= threshold]
+        return cls(
+            len(watched),
+            float(watched.sum()),
+            float((watched * (1 - watched)).sum()),
+            len(above),
+            float((1 - above).sum()),
+            float((above * (1 - above)).sum()),
+        )
+
+    def __add__(self, other: Unlabelled) -> Unlabelled:
+        return Unlabelled(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Unlabelled) -> Unlabelled:
+        if other.rows > self.rows or other.answered > self.answered:
+            raise InputError("awaited", f"be for the {self.rows:,} rows that wait, at most", f"{other.rows:,}")
+        if other.rows == self.rows:
+            return Unlabelled()
+        return Unlabelled(*(max(getattr(self, f.name) - getattr(other, f.name), 0) for f in fields(self)))
+
+    def to_dict(self, level: float = 0.95) -> dict[str, Any]:
+        """The expected values, with intervals of what labels would show."""
+        return {
+            "rows": self.rows,
+            "accuracy": _estimate(self.rows, self.confidence, self.variance, level),
+            "answered": self.answered,
+            "error": _estimate(self.answered, self.errors, self.error_variance, level),
+        }
+
+    def check(self) -> Self:
+        """Refuse sums that no rows could have; those of a file may be anything."""
+        for name, value in asdict(self).items():
+            whole = name in ("rows", "answered")
+            most = 2**53 if whole else (self.rows if name in ("confidence", "variance") else self.answered)
+            kind = type(value) is int if whole else type(value) in (int, float)
+            if not kind or not (math.isfinite(value) and 0 <= value <= most):
+                raise ValueError(f"its sums over rows without labels contradict each other ({name})")
+        if self.answered > self.rows:
+            raise ValueError("its sums over rows without labels contradict each other (answered)")
+        return self
+
+
+def _estimate(rows: int, total: float, variance: float, level: float) -> dict[str, float | None]:
+    if not rows:
+        return dict.fromkeys(("value", "low", "high"))
+    value, reach = total / rows, float(-ndtri((1 - level) / 2)) * math.sqrt(variance) / rows
+    return {"value": value, "low": max(value - reach, 0.0), "high": min(value + reach, 1.0)}
+
+
+def promise_scores(risk: str, logits: Tensor, labels: np.ndarray, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The scores that a promise is about and what came true of them: of the prediction, or of the event."""
+    if risk == "error":
+        score, predicted = score_and_class(logits, None)
+        return score, (predicted == labels).astype(np.float64)
+    number = 1 if event is None else event
+    return score_and_class(logits, number)[0], (labels == number).astype(np.float64)

@@ -1,0 +1,44 @@
+"""Temporary folders by the process that made them, so that those of one that was killed can be told and removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+_OURS = re.compile(r"trueup-[a-z]+-(\d+)-\w+")
+
+
+def temporary_prefix(purpose: str) -> str:
+    """The beginning of the name of a temporary folder of this process."""
+    return f"trueup-{purpose}-{os.getpid()}-"
+
+
+def sweep_temporary() -> int:
+    """Remove what killed processes of this user left behind; how many folders that were."""
+    if os.name != "posix":  # elsewhere a process cannot be asked whether it lives
+        return 0
+    gone = 0
+    for folder in Path(tempfile.gettempdir()).glob("trueup-*"):
+        match = _OURS.fullmatch(folder.name)
+        try:
+            status = folder.lstat()
+        except OSError:  # somebody else was faster
+            continue
+        ours = match and folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid()
+        if match and ours and not _is_alive(int(match[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+            gone += 1
+    return gone
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,102 @@
+"""What a person reads on a terminal: whole tables, true sentences, exit codes that mean what they say."""
+
+import re
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import trueup
+from trueup.cli import evaluate, output
+from trueup.core.formatting import format_evidence, format_p
+from trueup.report.audit import audit
+
+
+def terminal(monkeypatch, columns):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_table_is_never_cut(columns, monkeypatch, capsys):
+    terminal(monkeypatch, columns)
+    rows = [["method", "accuracy", "nll", "brier", "calibration_slope"], ["bias_corrected", "0.9", "0.31", "0.1", "1"]]
+    output.print_table(rows)
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    words = " ".join(lines).split()
+    for cell in (*rows[0], *rows[1]):
+        assert cell in words
+
+
+def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, monkeypatch, capsys):
+    result = audit(draw(300, 0), draw(300, 1), methods=["vector", "ets", "temperature", "svs"], progress=False)
+    monkeypatch.setattr(evaluate, "SHOWN", 4)
+    evaluate.print_audit(result, None)
+    out = capsys.readouterr().out
+    table = out.split("\n\n")[1].splitlines()
+    names = [line.split()[0] for line in table[1:]]
+    assert names[:2] == [result.chosen, "raw"]
+    assert len(names) == 4
+    assert table[0].split()[:2] == ["method", "held-out"]
+    losses = [float(line.split()[1]) for line in table[3:]]
+    assert losses == sorted(losses)
+    (hidden,) = {*result.scores.methods} - {*names}
+    assert f"Not shown, with a larger held-out loss: {hidden}." in out
+    evaluate.print_audit(result, None, every=True)
+    assert hidden in capsys.readouterr().out.split("\n\n")[1]
+
+
+def test_few_rows_prove_nothing(tmp_path, command):
+    trueup.save(tmp_path / "one.npz", (np.array([[2.0, 0.0, 0.0]]), np.array([0])))
+    out = command("evaluate", tmp_path / "one.npz").stdout
+    assert "Nothing speaks against calibration" not in out
+    assert "1 row is too few to tell whether it is calibrated" in out
+    assert "with about 170 a mean confidence that is 10 points off would be found" in out
+
+
+def test_probabilities_are_written_and_read_again(folder, command):
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+    calibrated = trueup.load_calibrator("cal.safetensors")(trueup.load("test.npz").logits)
+    for suffix in ("npz", "npy", "csv", "jsonl", "parquet", "safetensors"):
+        command("apply", "cal.safetensors", "test.npz", "--output-probs", "-o", f"after.{suffix}")
+        logits, labels = trueup.load(f"after.{suffix}", probs=True)
+        assert np.allclose(np.exp(logits), np.exp(calibrated) / np.exp(calibrated).sum(1, keepdims=True), atol=1e-6)
+        assert np.array_equal(labels, trueup.load("test.npz").labels)
+    assert (folder / "after.csv").read_text().startswith("prob_0,prob_1,prob_2,label\n")
+
+
+def test_a_map_of_other_classes_is_refused(folder, command):
+    command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
+    trueup.save("wide.npz", (np.zeros((4, 100)), np.arange(4)))
+    result = command("apply", "cal.safetensors", "wide.npz", "-o", "after.npz", code=2)
+    assert "logits must have the 3 classes of the fit, got 100" in result.stderr
+    assert not (folder / "after.npz").exists()
+
+
+def test_a_study_whose_cells_all_fail_does_not_end_well(folder, command, monkeypatch):
+    words = "study", "post-hoc", "--data", "overconfident", "--seeds", 1, "-m", "temperature", "--workers", 1
+    module = import_module("trueup.study.run")
+    monkeypatch.setattr(module, "execute", lambda work, cell: module._CellResult([], "KeyError: broken", 0.0))
+    result = command(*words, code=1)
+    assert "failed: KeyError: broken" in result.stderr
+
+
+def test_a_study_looks_for_its_folder_first(folder, command):
+    assert "no such folder" in command("study", "rethinking", "--data-dir", "nowhere", code=2).stderr
+
+
+def test_evidence_beyond_telling_is_told_in_words():
+    assert format_evidence(1.01e304) == "more than a million"
+    assert format_p(0.0) == "p < 0.0001"
+
+
+def test_the_report_tells_what_it_was_made_from(folder, command):
+    command("report", "val.npz", "test.npz", "-m", "temperature", "-o", "page.html")
+    page = (folder / "page.html").read_text()
+    fitted = float(trueup.METHODS["temperature"](*trueup.load("val.npz")).temperature)
+    assert f"Temperature(temperature={fitted:.5f})" in page or f"Temperature(temperature={fitted:.6g})" in page
+    assert f"The temperature fitted to the calibration rows is {fitted:.3f}" in page
+    for words in ("UTC", "val.npz, ", "SHA-256", "trueup "):
+        assert words in page
