@@ -57,5 +57,5 @@ def evaluate_loader(
             raise ValueError(f"batch {number}: {error}") from None
     if tally is None:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
-    by = {} if classes is None else {"clusters": samples, "cluster_name": "sample"}
+    by: dict[str, Any] = {} if classes is None else {"clusters": samples, "cluster_name": "sample"}
     return scores_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed, **by)
