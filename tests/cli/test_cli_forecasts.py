@@ -48,6 +48,7 @@ def test_clusters_reach_every_verb(command, asked, files, tmp_path):
     assert asked("compare", files / "val.csv", files / "test.csv", *town)["audit"]["scores"]["clusters"] == 40
     assert asked("compare", files / "val.csv", *town)["audit"]["cross_fitted"]
     assert asked("fit", files / "val.csv", *town, "-o", tmp_path / "r.safetensors")["chosen"] == "variance"
+    command("fit", files / "val.csv", *town, "-m", "quantiles", "-o", tmp_path / "r.safetensors")
 
 
 def test_fit_and_apply(command, asked, files, tmp_path):

@@ -570,7 +570,8 @@ class _Scored:
         if metric in self.squares:
             mean = Mean.of(self.squares[metric], w)
             ends = _mean_interval(metric, mean, tail, self.groups.of_block(self.squares[metric]))
-            return (math.sqrt(mean.value), *(math.nan if math.isnan(end) else math.sqrt(max(end, 0.0)) for end in ends))
+            low, high = (end if math.isnan(end) else math.sqrt(max(end, 0.0)) for end in ends)
+            return math.sqrt(mean.value), low, high
         mean = Mean.of(self.means[metric], w)
         kind = "observed" if metric.startswith("coverage_") else metric
         low, high = _mean_interval(kind, mean, tail, self.groups.of_block(self.means[metric]))
