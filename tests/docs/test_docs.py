@@ -67,6 +67,7 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from trueup.cli import app
+    from trueup.io.forecasts import save_columns
 
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -84,6 +85,10 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     np.savez("both.npz", val_logits=z[:300], val_labels=y[:300], test_logits=z[300:], test_labels=y[300:])
     np.savez("probs.npz", probs=np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), labels=y)
     np.savez("odd.npz", scores=z, truth=y)
+    for name in ("demand.csv", "later.csv"):
+        mean, sold = rng.normal(size=200), 3 * rng.normal(size=200)
+        columns = {"mu": mean, "sigma": np.ones(200), "sold": mean + sold}
+        save_columns(name, columns | {"q05": mean - 1.6, "q50": mean, "q95": mean + 1.6})
     np.savez("pixels.npz", logits=z.reshape(30, 5, 4, 3).transpose(0, 3, 1, 2), labels=y.reshape(30, 5, 4))
     visits = "\n".join(
         f"{a},{b},{label % 2},p{i // 20}" for i, (a, b, label) in enumerate(zip(*z.T[:2], y, strict=True))
