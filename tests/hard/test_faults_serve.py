@@ -17,7 +17,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def wire_to(client):
-    return socket.create_connection(("127.0.0.1", client.base_url.port), timeout=200)
+    return socket.create_connection(("127.0.0.1", client.base_url.port), timeout=1200)
 
 
 def head(length, name="net.npz"):
