@@ -70,6 +70,20 @@ def test_from_the_example_to_the_calibrator(page, tmp_path):
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_promise_is_chosen_with_the_slider(page):
+    measured(page)
+    page.wait_for_selector("#sets-text[data-drawn='0.1']")
+    assert page.locator("#promise-chart .main-svg").count() > 0
+    last = page.locator("#allowed").get_attribute("max")
+    page.locator("#allowed").fill(last)
+    assert "At most 30\u00a0% wrong: answer from a confidence of" in page.inner_text("#promise-text")
+    page.locator("#allowed").fill("0")
+    assert "cannot be promised" in page.inner_text("#promise-text")
+    page.locator("#alpha").fill("20")
+    page.wait_for_selector("#sets-text[data-drawn='0.2']")
+    assert "they hold the truth in" in page.inner_text("#sets-text")
+
+
 def test_a_file_is_dropped_and_another_that_is_wrong(page, said, tmp_path):
     good, bad = tmp_path / "net.npz", tmp_path / "nan.npz"
     pair = overconfident(rows=200)

@@ -109,7 +109,7 @@ async function show(run, kept = null) {
   $("how").textContent = tested ? "Fitted on the calibration rows, scored on the test rows."
     : "Cross-fitted: each row is scored by a calibrator that has not seen it.";
   $("verdict").textContent = "Measuring…";
-  for (const id of ["compare", "take", "legend", "best"]) $(id).hidden = true;
+  for (const id of ["compare", "promise", "take", "legend", "best"]) $(id).hidden = true;
   $("temperature").value = 0;
   $("result").hidden = false;
   $("result").scrollIntoView();
@@ -159,6 +159,7 @@ function finish(job) {
   $("compare").hidden = methods.length < 2;
   if (methods.length > 1) compare();
   bestTemperature();
+  promises();
 }
 
 // The table: what is known of each method so far.
@@ -313,6 +314,55 @@ const compare = newest(async () => {
   }
 });
 
+// Promises: the server gives all of them, and the slider goes from one to the next.
+let promised;
+async function promises() {
+  const job = now.job;
+  try {
+    const found = await ask(`/api/jobs/${job}/promise`);
+    if (job !== now.job) return;
+    promised = found;
+    const possible = found.allowed.findIndex((share, place) => share >= 0.02 && found.threshold[place] !== null);
+    $("allowed").max = found.allowed.length - 1;
+    $("allowed").value = possible < 0 ? found.allowed.length - 1 : possible;
+    $("promise-note").textContent = found.note;
+    $("promise").hidden = false;
+    allow();
+    sets();
+  } catch (error) {
+    if (job === now.job) complain(error);
+  }
+}
+
+function allow() {
+  const place = Number($("allowed").value);
+  const share = percent(promised.allowed[place]);
+  $("allowed-out").textContent = share;
+  $("allowed").setAttribute("aria-valuetext", share);
+  $("promise-text").textContent = joined(promised.text[place]);
+  const [line, mark] = promised.chart.data;
+  const chart = { ...promised.chart, data: [line, { ...mark, x: [promised.allowed[place]], y: [promised.coverage[place]] }] };
+  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[place]}`).catch(complain);
+}
+
+const sets = newest(async () => {
+  const alpha = Number($("alpha").value) / 100;
+  $("alpha-out").textContent = percent(alpha, 0);
+  $("alpha").setAttribute("aria-valuetext", percent(alpha, 0));
+  const job = now.job;
+  try {
+    const found = await ask(query(`/api/jobs/${job}/sets`, { alpha }));
+    if (job !== now.job) return;
+    const { coverage, size, empty } = found.scores;
+    $("sets-text").textContent = `Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(coverage.value)} of ${coverage.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(coverage.low)} to ${percent(coverage.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
+    $("sets-text").dataset.drawn = String(alpha);
+  } catch (error) {
+    if (job === now.job) complain(error);
+  }
+});
+
+$("allowed").addEventListener("input", () => { if (promised) allow(); });
+$("alpha").addEventListener("input", () => sets());
 $("example").addEventListener("click", () => begin(async () => [await ask("/api/example", { method: "POST" })]));
 $("file").addEventListener("change", () => {
   const files = [...$("file").files];
