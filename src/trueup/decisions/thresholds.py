@@ -23,6 +23,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
 from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
 from trueup.core.bins import tie_ends
+from trueup.core.clusters import as_clusters
 from trueup.core.errors import InputError
 from trueup.core.events import event_class
 from trueup.core.formatting import format_percent
@@ -212,8 +213,10 @@ def threshold(
     event: int | str = 1,
     names: Sequence[str] | None = None,
     groups: Any = None,
+    clusters: Any = None,
     method: str | Callable[..., Calibrator] | None = None,
     folds: int | None = None,
+    seed: int = 0,
 ) -> Any:
     """The least confidence from which a risk is at most so large, with a stated certainty.
 
@@ -221,7 +224,8 @@ def threshold(
     `risk` may be "false_discovery_rate", P(not the event | flagged), or "false_positive_rate", P(flagged | not the
     event), flagged being P(class `event`) ≥ threshold, a class by its number or one of `names`; `costs` (K, K) holds
     the cost of predicting class j where i is true, and bounds its mean over the answers. `groups` (n,) gives each group
-    a threshold, and all promises hold together.
+    a threshold, and all promises hold together. `clusters` (n,) says which rows are correlated, such as the visits of a
+    patient: one row of each, drawn by the `seed`, then carries the promise, which is about such a row of a new cluster.
 
     The rows must not have fitted or chosen the calibrator. With `method` this is done here: half of the rows fit it and
     the other half carry the promise; with `folds` as well, each row is calibrated by a fit to the other folds, which
@@ -245,8 +249,15 @@ def threshold(
     number = event_class(event, z.shape[1], names) if of_event else None
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z))
+    together = as_clusters(clusters, len(z))
+    if together is not None:
+        kept = together.one_row_each(seed)
+        given = given if given is None else given[kept]
+        z, y = take_rows(z, y, torch.from_numpy(kept).to(z.device))
+        note = f"One row of each of {together.count:,} {together.name}s was used, since rows of one are correlated. "
     if method is not None:
-        z, y, rows, calibrator, note = _calibrate(z, y, method, folds)
+        z, y, rows, calibrator, words = _calibrate(z, y, method, folds)
+        note += words
         given = given[rows] if given is not None else None
     score, predicted = score_and_class(z, number)
     true = y.cpu().numpy()
@@ -259,7 +270,7 @@ def threshold(
 
     def solve(rows: Any, alpha: float) -> Threshold:
         found = problem.solve(score[rows], loss[rows], alpha)
-        return replace(found, certainty=certainty, calibrator=calibrator, note=note)
+        return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip())
 
     if given is None:
         return solve(slice(None), 1 - certainty)
