@@ -116,7 +116,9 @@ def save_conformal(rule: _Conformal, path: str | os.PathLike[str], *, summary: A
 
 def load_conformal(path: str | os.PathLike[str]) -> ConformalResiduals | ConformalQuantiles:
     """Read a rule that `save_conformal` wrote; of anything else one sentence says what is wrong."""
-    with open_artifact(path, "conformal_regression", {"conformal_regression", "rule", "versions", "summary"}) as artifact:
+    with open_artifact(
+        path, "conformal_regression", {"conformal_regression", "rule", "versions", "summary"}
+    ) as artifact:
         kind = artifact.content["rule"]
         if kind not in _RULES:
             raise ValueError(f"the rule must be one of {', '.join(_RULES)}, got {kind!r}")

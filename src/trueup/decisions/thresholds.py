@@ -36,7 +36,7 @@ RISKS: Mapping[str, str] = {
     "error": "of the answers are wrong",
     "false_discovery_rate": "of the rows flagged as the event are not the event",
     "false_positive_rate": "of the rows without the event are flagged",
-    "cost": "is the mean cost of an answer",
+    "cost": "of the largest cost",
 }
 """Risk → how a sentence on it goes on after the number."""
 
@@ -138,10 +138,15 @@ class Threshold:
     def __str__(self) -> str:
         score = "confidence" if self.event is None else f"probability of class {self.event}"
         limit = f"{self.at_most:g}" if self.risk == "cost" else format_percent(self.at_most)
-        promise = f"at most {limit} {RISKS[self.risk]}, with {format_percent(self.certainty)} certainty"
+        bound = (
+            f"the mean cost of an answer is at most {limit}"
+            if self.risk == "cost"
+            else f"at most {limit} {RISKS[self.risk]}"
+        )
+        promise = f"{bound}, with {format_percent(self.certainty)} certainty"
         verb = "Answer" if self.event is None else "Flag"
         if not self.promised:
-            lines = [f"Nothing can be promised from {self.rows:,} rows: no threshold keeps the risk down ({promise})."]
+            lines = [f"Nothing can be promised from {self.rows:,} rows: they show of no threshold that {promise}."]
             if self.labels_needed is not None:
                 lines.append(
                     f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
@@ -156,7 +161,7 @@ class Threshold:
             f"of 1,000 rows {round(1000 * self.review)} {'go to review' if self.event is None else 'are not'}.",
         ]
         seen = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
-        lines.append(f"The risk seen on {self.rows:,} labelled rows is {seen}.")
+        lines.append(f"The risk seen there is {seen} ({self.rows:,} labelled rows).")
         return " ".join([*lines, self.note]).rstrip()
 
 
@@ -199,7 +204,8 @@ class GroupThresholds(Mapping[Hashable, Threshold]):
 
     def __str__(self) -> str:
         head = f"All promises hold together with {format_percent(self.certainty)} certainty."
-        return "\n".join([head, *(f"{group}: {one}" for group, one in self.groups.items())])
+        promised = any(one.promised for one in self.groups.values())
+        return "\n".join([*([head] if promised else []), *(f"{group}: {one}" for group, one in self.groups.items())])
 
 
 def threshold(
@@ -237,7 +243,7 @@ def threshold(
     >>> result = threshold(z, y, at_most=0.05)
     >>> print(result)
     Answer when the confidence is at least 0.8931: at most 5 % of the answers are wrong, with 95 % certainty. 31.7 % of
-    the rows are answered; of 1,000 rows 683 go to review. The risk seen on 5,000 labelled rows is 4.04 %.
+    the rows are answered; of 1,000 rows 683 go to review. The risk seen there is 4.04 % (5,000 labelled rows).
 
     Bauer (1991), Wiens (2003) for the sequence; Angelopoulos et al., "Learn then test" (2021); Geifman and El-Yaniv,
     "Selective classification for deep neural networks" (2017).
