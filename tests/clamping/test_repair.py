@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import trueup
+from trueup.calibrators.temperature import Temperature
 from trueup.clamping.batch_norm import batch_norms, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.head import fit_correction
 from trueup.clamping.input_repair import Repaired, repair
 from trueup.clamping.ladder import Rung, judge, nested_rows
 from trueup.clamping.network import Network
+from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
 
 
@@ -214,10 +216,20 @@ def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Pat
         trueup.load_clamped(trained(), path)
 
 
-def test_torch_export_agrees(balanced: Repaired) -> None:
-    x, _ = images(6, 12)
-    program = torch.export.export(balanced, (x,))
-    torch.testing.assert_close(program.module()(x), balanced(x), rtol=0, atol=1e-4)
+def test_every_kind_of_map_agrees_in_torch_export_and_onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is not installed: trueup[onnx]")
+    from trueup.integrations.onnx import check_export
+
+    names = ("shrinkage", "gamma", "colour", "grey_kernel", "radial_gain", "smooth_offset", "row_offset")
+    shape, generator = (3, 8, 8), torch.Generator().manual_seed(0)
+    parts = [FAMILIES[n](shape, 0.3 * torch.randn(FAMILIES[n].size(shape), generator=generator)) for n in names]
+    space = PixelSpace(Composition(parts), torch.full((3, 1, 1), -0.1), torch.full((3, 1, 1), 1.2))
+    differences = check_export(Repaired(trained(), before=space, after=Temperature(1.7)), images(9, 12)[0])
+    assert differences
+    for exporter, difference in differences.items():
+        assert isinstance(difference, float), f"{exporter}: {difference}"
+        assert difference <= 1e-4
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,8 @@ def test_rows_and_labels_without_an_option_are_refused_by_number():
         as_tensors([[1.0, 2.0, 3.0], [1.0, 2.0, -inf]], [2, 2])
     with pytest.raises(InputError, match="an absent one in row 0"):
         METRICS["nll"]([[1.0, 2.0, -inf]], [[0.5, 0.25, 0.25]])
+    with pytest.raises(InputError, match=r"got 2 in row 0, where that option is absent"), pytest.warns(PaddedOptions):
+        as_tensors([[1.0, 2.0, -1e9]], [2])
     for bad in (np.nan, np.inf):
         with pytest.raises(InputError, match="finite"):
             as_logits([[1.0, 2.0, -inf], [1.0, 2.0, bad]])

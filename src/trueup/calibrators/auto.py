@@ -16,7 +16,7 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, find_absent, given, take_weighted
+from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
 from trueup.core.clusters import Clusters, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
@@ -79,6 +79,7 @@ BASES = {
 _BEHIND = 2.0  # standard errors by which a candidate is clearly behind
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
+_EXPECTED = 20.0  # rows of a class; that none comes by chance has odds of 2e-9
 _RACE_AFTER = 2  # folds after which candidates can be dropped
 _SCORED = 1 << 23  # held-out log-probabilities that are kept of each candidate
 
@@ -141,6 +142,7 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
+    _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
         class_blind = keep_argmax and size != "every row right"
@@ -149,6 +151,22 @@ def auto(
         trial = _Trial(z, y, w, fits, parts, score, cautious=CAUTIOUS.get(size), clusters=together)
         trial.run(progress)
         return trial.conclude()
+
+
+def _warn_of_empty_classes(z: Tensor, y: Tensor, w: Tensor | None) -> None:
+    """Say which classes have no rows though many were to be expected: nobody but the user knows if they can occur."""
+    empty = (torch.bincount(y, weights=w, minlength=z.shape[1]) == 0).nonzero()[:, 0]
+    if not len(empty):
+        return
+    probs = torch.softmax(z.double(), dim=1)[:, empty]
+    expected = (probs if w is None else probs * w[:, None]).sum(dim=0)
+    many = expected >= _EXPECTED
+    if bool(many.any()):
+        which = " or ".join(str(k) for k in empty[many].tolist())
+        warn_users(
+            f"no row is of class {which}, where the logits expect {float(expected[many].sum()):.0f} of {len(z)} rows. "
+            "Its odds are kept; if it can never be right, give it -inf in every row"
+        )
 
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:

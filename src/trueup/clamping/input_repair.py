@@ -239,7 +239,7 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
         states = _fold_logits(job, ladder.folds, head, weight)
         logits = _scaled(states, labels)
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
-        title = f"new batch-norm statistics, weight {weight:g}"
+        title = f"batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
         rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
         ladder.rungs.append(rung)

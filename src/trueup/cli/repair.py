@@ -13,6 +13,7 @@ from trueup.cli import resolve
 from trueup.cli.clamp import BATCH_SIZE, compare_networks
 from trueup.cli.evaluate import print_scores
 from trueup.cli.output import print_json, print_remarks, require_output
+from trueup.core.errors import InputError
 from trueup.core.warning_capture import silence_warnings
 
 
@@ -44,6 +45,17 @@ def repair(
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help="Draw the ladder: .png, .pdf or .svg.")
     ] = None,
+    strip: Annotated[
+        Path | None,
+        typer.Option("--strip", metavar="FILE", help="Draw some images before and after the map: .png, .pdf or .svg."),
+    ] = None,
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Without labels: also lower the entropy of the answers.")
+    ] = False,
+    last: Annotated[
+        str | None,
+        typer.Option("--last", metavar="METHOD", help="Method to try after the temperature, such as auto."),
+    ] = None,
     batch_size: o.BatchSize = BATCH_SIZE,
     device: o.Device = None,
     data_dir: o.DataFolder = None,
@@ -58,15 +70,20 @@ def repair(
     or images and labels, which are halved at random; `inputs` instead of `images` go to the network as they are.
     """
     require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
-    if figure is not None:
-        require_output(figure, ".png", ".pdf", ".svg")
+    for drawing in (figure, strip):
+        if drawing is not None:
+            require_output(drawing, ".png", ".pdf", ".svg")
     resolve.require_data(model, data)
     network, loaders, data = resolve.load_network_and_data(
         model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size
     )
     from trueup import clamping
 
-    options = o.drop_unset(parts=part, maps=maps, temperature=temperature, device=device, seed=seed)
+    options = o.drop_unset(
+        parts=part, maps=maps, temperature=temperature, entropy=entropy or None, last=last, device=device, seed=seed
+    )
+    if strip is not None:
+        _require_images(loaders[0])
     if no_labels:
         options["labels"] = None
     with silence_warnings(enabled=quiet):
@@ -76,6 +93,10 @@ def repair(
             from trueup.report.repair_figures import save_ladder
 
             save_ladder(repaired.repair_record, figure)
+        if strip is not None:
+            from trueup.report.repair_figures import save_inputs
+
+            save_inputs(repaired, next(iter(loaders[0]))[0], strip)
         scores = compare_networks(network, {"repair": repaired}, loaders, not quiet)
     record = repaired.repair_record
     if as_json:
@@ -89,7 +110,7 @@ def repair(
     print_scores(scores)
     notes = tuple(f"{note[:1].upper()}{note[1:]}." for note in record.notes)
     cost = f"T = {record.temperature:.4f}; it took as long as {record.equivalents:.0f} forward passes."
-    drawn = () if figure is None else (f"Written: {figure}",)
+    drawn = tuple(f"Written: {file}" for file in (figure, strip) if file is not None)
     print_remarks(f"Was there anything to repair? {record.verdict}", *notes, cost, *drawn, f"Written: {out}")
 
 
@@ -101,6 +122,12 @@ def _pixels(loader: Any) -> Any:
     return nn.Identity() if first is not None and first[0].ndim == 4 else None
 
 
+def _require_images(loader: Any) -> None:
+    first = next(iter(loader), None)
+    if first is None or first[0].ndim != 4:
+        raise InputError("--strip", "be left out where inputs are no images", "inputs of another shape")
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
     app.command(
@@ -108,6 +135,6 @@ def register(app: typer.Typer) -> None:
         epilog=o.format_examples(
             "trueup repair mymodels:resnet --weights resnet.safetensors --data new_camera.npz -o repaired.safetensors",
             "trueup repair mymodels:resnet --data new_camera.npz --no-labels --temperature 1.7 -o repaired.safetensors",
-            "trueup repair run --data new_camera.npz --figure ladder.png -o repaired.safetensors",
+            "trueup repair run --data new_camera.npz --figure ladder.png --strip images.png -o repaired.safetensors",
         ),
     )(repair)

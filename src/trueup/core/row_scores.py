@@ -229,9 +229,13 @@ def _native_pass(
     y = None if labels is None else labels.contiguous()
 
     results = scored.confidence, scored.predicted, scored.nll, scored.brier, scored.entropy, scored.label_prob
+    unused = [sums]  # the first thread adds to what is returned
 
     def part(parts: Iterator[tuple[int, Tensor]]) -> _Sums:
-        own = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        try:  # once a thread: with many classes the sums are larger than a chunk
+            own = unused.pop()
+        except IndexError:
+            own = _Sums.zero(classes, cells)
         for at, chunk in parts:
             native.score_pass(
                 chunk,
@@ -249,7 +253,8 @@ def _native_pass(
 
     # Each thread has sums of its own: with many classes let few threads hold them.
     for own in map_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
-        sums.add(own)
+        if own is not sums:
+            sums.add(own)
 
 
 def _torch_pass(

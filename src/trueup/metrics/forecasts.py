@@ -151,7 +151,7 @@ class ForecastScores(ScoreTable):
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        return f"{self.rows:,} row{'' if self.rows == 1 else 's'}{worth}, {_kind_words(self.levels)}"
+        return f"{_rows(self.rows)}{worth}, {_kind_words(self.levels)}"
 
     def digits(self, metric: str) -> int:
         """As many as show four figures of what has the units of the targets."""
@@ -451,7 +451,8 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
         )
 
 
-class _Groups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Groups:
     """Rows gathered at random into at most a thousand groups, whose sums show how sums over all rows vary."""
 
     index: np.ndarray
@@ -587,7 +588,8 @@ def _test(scored: _Scored, n_resamples: int, seed: int) -> ForecastTest:
         (float(np.average(x, weights=w)) - expected) / math.sqrt(variance / n) if variance > 1e-12 else 0.0
         for x, expected, variance in known
     ]
-    return ForecastTest(p_value, float(errors.mean()), float(np.average(scored.pit, weights=w)), *z, n_resamples)
+    mean_pit = float(np.average(scored.pit, weights=w))
+    return ForecastTest(p_value, float(errors.mean()), mean_pit, z[0], z[1], n_resamples)
 
 
 def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
@@ -618,7 +620,7 @@ def _score_gaussian(
         means["nll"] = nll
     else:
         zero, several = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
-        what = f"std is 0 in {zero:,} rows" if zero else f"std is too small beside the error in {several:,} rows"
+        what = f"std is 0 in {_rows(zero)}" if zero else f"std is too small beside the error in {_rows(several)}"
         remarks.append(f"nll is not defined: {what}, where a density has no finite value. The other numbers hold.")
         means["nll"] = np.full(len(y), math.nan)
     means["mae"], means["pinball"] = np.abs(error), scaled_pinball(error, s, LEVELS, ndtri(LEVELS))
@@ -725,6 +727,10 @@ def _chosen_pairs(pairs: Mapping[float, tuple[int, int]], coverage: Sequence[flo
         got = f"{missing[0]:g}, whose ends would be the levels {(1 - missing[0]) / 2:g} and {(1 + missing[0]) / 2:g}"
         raise InputError("coverage", f"be among {_list(there) or 'none'}, as the levels have them", got)
     return wanted
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _percent_of(metric: str) -> float:

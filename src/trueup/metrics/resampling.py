@@ -167,7 +167,7 @@ class Classwise(NamedTuple):
         scale = tally.effective_rows * gap.shape[0]
         rows = tally.weight_of_group
         groups = int((rows > 0).sum())
-        shares = unit * (tally.gap.reshape(len(rows), -1) @ np.sign(gap).ravel())
+        shares = unit * np.einsum("gkb,kb->g", tally.gap, np.sign(gap))
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
         # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.

@@ -136,7 +136,7 @@ def audit_forecasts(
     """
     calibration = check_forecast(*val)
     scored = calibration if test is None else check_forecast(*test)
-    scored_triple: Triple = tuple(val if test is None else test)  # type: ignore[assignment]
+    scored_triple: Triple = tuple(val if test is None else test)
     if type(scored) is not type(calibration):
         raise InputError("test", "hold forecasts of the kind that val has", type(scored).__name__)
     w = as_weights(weights if test is None else test_weights, len(scored.targets))

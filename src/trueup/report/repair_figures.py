@@ -30,9 +30,9 @@ def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | No
         colour = style.line_style(0 if rung.kept else 1)["color"]
         look = {"color": colour, "markerfacecolor": colour if rung.kept else "none"}
         ax.errorbar([rung.loss], [number], xerr=[rung.error], fmt="o", markersize=4, capsize=2, **look)
-    ax.set_yticks(range(len(record.rungs)), [style.shorten(rung.title, 34) for rung in record.rungs])
+    ax.set_yticks(range(len(record.rungs)), [style.shorten(rung.title, 40) for rung in record.rungs])
     ax.invert_yaxis()
-    style.set_labels(ax, "What was tried" if title is None else title, "Held-out log-loss (nats)", "")
+    style.set_labels(ax, "What was tried (hollow: refused)" if title is None else title, "Held-out log-loss (nats)", "")
     return ax
 
 
@@ -43,6 +43,11 @@ def save_ladder(record: RepairRecord, path: str | os.PathLike[str]) -> None:
     figure = Figure(figsize=(5.6, max(1.8, 0.9 + 0.3 * len(record.rungs))), layout="constrained")
     draw_ladder(record, figure.subplots())
     figure.savefig(os.fspath(path))
+
+
+def save_inputs(repaired: Any, images: torch.Tensor, path: str | os.PathLike[str]) -> None:
+    """Draw some inputs before and after the map to a file, whose suffix says which format."""
+    draw_inputs(repaired, images).savefig(os.fspath(path), dpi=150, bbox_inches="tight")
 
 
 def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:

@@ -53,9 +53,54 @@ function forget() {
   if (now.job) ask(`/api/jobs/${now.job}`, { method: "DELETE" }).catch(() => {});
   for (const kept of [now.data, now.test]) if (kept) ask(`/api/data/${kept.id}`, { method: "DELETE" }).catch(() => {});
   Object.assign(now, { data: null, test: null, job: null, result: null });
+  history.replaceState(null, "", location.pathname);
 }
 
-async function show(run) {
+// The address names what is shown, so that a reload or a bookmark finds it, as long as the server keeps it.
+function remember() {
+  const ids = { data: now.data.id, ...(now.test && { test: now.test.id }), job: now.job };
+  history.replaceState(null, "", query(location.pathname, ids));
+  $("link").href = location.href;
+}
+
+async function recall() {
+  const ids = new URLSearchParams(location.search);
+  if (!ids.get("data") || !ids.get("job")) return;
+  const run = ++now.run;
+  try {
+    const [data, test] = await Promise.all([ids.get("data"), ids.get("test")].map((id) => (id ? ask(`/api/data/${encodeURIComponent(id)}`) : null)));
+    const job = await ask(`/api/jobs/${encodeURIComponent(ids.get("job"))}`);
+    Object.assign(now, { data, test, job: job.id, result: null });
+    await show(run, job);
+  } catch (error) {
+    history.replaceState(null, "", location.pathname);
+    if (run === now.run) complain(new Error(`This result is not kept any more: bring the file again. (${error.message})`));
+  }
+}
+
+// What is asked for beside the usual.
+function wishes() {
+  const methods = [...$("wanted").querySelectorAll("input:checked")].map((box) => box.value);
+  const folds = Number($("folds").value);
+  return { ...(methods.length && { methods }), ...(folds && { folds }) };
+}
+
+async function listWishes() {
+  if ($("wanted").children.length) return;
+  const methods = await ask("/api/methods");
+  $("wanted").replaceChildren(...methods.map(({ name, title, summary, default: usual }) => {
+    const label = document.createElement("label");
+    label.className = "check";
+    label.title = summary;
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.value = name;
+    label.append(box, ` ${title}${usual ? " (usual)" : ""}`);
+    return label;
+  }));
+}
+
+async function show(run, kept = null) {
   const { data, test } = now;
   const shown = test ?? data;
   const tested = test?.rows ?? data.test_rows;
@@ -71,10 +116,11 @@ async function show(run) {
   $("verdict").focus({ preventScroll: true });
   turn();
   const evaluated = ask(`/api/data/${shown.id}/evaluate`);
-  const job = await ask(`/api/data/${data.id}/fit`, posted({ test: test?.id ?? null }));
+  const job = kept ?? await ask(`/api/data/${data.id}/fit`, posted({ test: test?.id ?? null, ...wishes() }));
   now.job = job.id;
   listMethods(job);
   $("fitting").hidden = false;
+  remember();
   evaluated.then((found) => { if (run === now.run && !now.result) $("verdict").textContent = joined(found.verdict); }, complain);
   await follow(run);
 }
@@ -338,6 +384,9 @@ for (const id of ["temperature", "bins"]) $(id).addEventListener("input", turn);
 $("bins").addEventListener("change", () => { if (now.result) compare(); });
 $("reset").addEventListener("click", () => setTemperature(1));
 for (const id of ["first", "second"]) $(id).addEventListener("change", () => compare());
+
+$("choices").addEventListener("toggle", () => listWishes().catch(complain), { once: true });
+recall();
 
 ask("/api/limits").then((found) => {
   limits = found;
