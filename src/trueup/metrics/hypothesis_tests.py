@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.special import expit, gammaln, ndtr, ndtri
 
+from trueup.core.arrays import check_share
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
 from trueup.core.errors import InputError
@@ -309,9 +310,8 @@ def detectable_error_of_tally(
 ) -> DetectableError:
     """The smallest detectable error from a tally, as `detectable_error` finds it."""
     check_resamples(n_resamples)
-    for name, share in (("power", power), ("alpha", alpha)):
-        if not 0 < share < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share!r}")
+    check_share(power, "power")
+    check_share(alpha, "alpha")
     n = tally.n if rows is None else rows
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
