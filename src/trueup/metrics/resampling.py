@@ -124,7 +124,7 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     high = solve_difference(seen(tail), observed, starts[0], last=True)
     if before.blocks is None or after.blocks is None:
         return low, high
-    # Where one method claims too much and the other too little, what moves all bins counts twice, as the jackknife sees.
+    # Where one method claims too much and the other too little, what moves all bins counts twice.
     parts = jackknife(observed, after.without_each(error) - before.without_each(error))
     weight = before.blocks[0].sum(axis=1)
     reach = t_quantile(tail, degrees_of_freedom(weight)) * math.sqrt(float((parts**2).sum()))
