@@ -75,12 +75,17 @@ def repaired(share=slice(None), size=60):
     x, y = (values[share] for values in images(240, 2))
     batches = list(zip(white_balance(x).split(size), y.split(size), strict=True))
     found = repair(trained(), batches, normalise=nn.Identity(), maps=("affine", "gamma"), progress=False)
-    estimates = [estimate_of(batches), *found.changed.values()]
+    dark = [inputs**2 for inputs, _ in batches]
+    taught = repair(
+        trained(), dark, normalise=nn.Identity(), maps=("gamma",), augment=None, entropy=True, progress=False
+    )
+    estimates = [estimate_of(batches), *found.changed.values(), *taught.changed.values()]
     record = found.repair_record
     return {
         "theta": found.before.inner.theta,
         "estimates": [tensor.clone() for tensor in estimates],
-        "numbers": [record.temperature, record.held_out, record.equivalents, *(rung.loss for rung in record.rungs)],
+        "numbers": [record.temperature, record.held_out, record.equivalents, *(rung.loss for rung in record.rungs)]
+        + [taught.repair_record.moved, taught.repair_record.equivalents],
     }
 
 

@@ -186,7 +186,7 @@ def test_a_recheck_is_valid_whenever_one_looks_and_finds_what_is_broken():
         ({"at_most": 0.0}, "at_most must lie between 0 and 1"),
         ({"certainty": 1.0}, "certainty must lie between 0 and 1"),
         ({"risk": "errors"}, "risk must be error"),
-        ({"risk": "false_positive_rate", "event": 4}, "event must be a class of 0..3"),
+        ({"risk": "false_positive_rate", "event": 4}, "event must be a class, 0..3"),
         ({"groups": [1, 2]}, "groups must have shape"),
         ({"costs": np.eye(3)}, "costs must have shape"),
         ({"costs": -np.eye(4)}, "costs must be finite and not negative"),

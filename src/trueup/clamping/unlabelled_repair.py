@@ -148,7 +148,7 @@ def _choose_by_labels(
         ladder.current, temperature = len(ladder.rungs) - 1, Loss().temperature(z, labels)
     job.notes.append(f"{len(labels)} labelled samples chose among what was made without labels")
     network = job.network
-    network.count(forward=round(labelled.cost().forwards * len(labels)))
+    network.count(forward=round(labelled.cost().forwards * labelled.inputs.n))
     return assemble(
         job, model, ladder, chosen.before, chosen.changed, temperature, chosen.weight, None, labelled=True,
         moved=None if moved is None else moved.p_value,

@@ -11,7 +11,7 @@ budget of a chain that arrives at the next start is added to it (the fallback pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from trueup.calibrators.compose import cross_fit
 from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
 from trueup.core.bins import tie_ends
 from trueup.core.errors import InputError
+from trueup.core.events import event_class
 from trueup.core.formatting import format_percent
 from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
@@ -208,7 +209,8 @@ def threshold(
     costs: Any = None,
     at_most: float = 0.02,
     certainty: float = 0.95,
-    event: int = 1,
+    event: int | str = 1,
+    names: Sequence[str] | None = None,
     groups: Any = None,
     method: str | Callable[..., Calibrator] | None = None,
     folds: int | None = None,
@@ -217,9 +219,9 @@ def threshold(
 
     With probability `certainty` over the labelled rows, P(wrong | score ≥ threshold) ≤ `at_most`. Instead of errors,
     `risk` may be "false_discovery_rate", P(not the event | flagged), or "false_positive_rate", P(flagged | not the
-    event), flagged being P(class `event`) ≥ threshold; `costs` (K, K) holds the cost of predicting class j where i is
-    true, and bounds its mean over the answers. `groups` (n,) gives each group a threshold, and all promises hold
-    together.
+    event), flagged being P(class `event`) ≥ threshold, a class by its number or one of `names`; `costs` (K, K) holds
+    the cost of predicting class j where i is true, and bounds its mean over the answers. `groups` (n,) gives each group
+    a threshold, and all promises hold together.
 
     The rows must not have fitted or chosen the calibrator. With `method` this is done here: half of the rows fit it and
     the other half carry the promise; with `folds` as well, each row is calibrated by a fit to the other folds, which
@@ -240,21 +242,20 @@ def threshold(
     name, cost = _check_risk(risk, costs, at_most, z.shape[1])
     check_share(certainty, "certainty")
     of_event = name in ("false_discovery_rate", "false_positive_rate")
-    if of_event and not (isinstance(event, int) and 0 <= event < z.shape[1]):
-        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    number = event_class(event, z.shape[1], names) if of_event else None
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z))
     if method is not None:
         z, y, rows, calibrator, note = _calibrate(z, y, method, folds)
         given = given[rows] if given is not None else None
-    score, predicted = score_and_class(z, event if of_event else None)
+    score, predicted = score_and_class(z, number)
     true = y.cpu().numpy()
     if cost is not None:
         loss = cost[true, predicted]
     else:
-        loss = (true != (event if of_event else predicted)).astype(np.float64)
+        loss = (true != (predicted if number is None else number)).astype(np.float64)
     worst, kinds = (1.0, 2) if cost is None else (float(cost.max()) or 1.0, len(np.unique(cost)))
-    problem = _Problem(name, at_most, event if of_event else None, worst, kinds <= 2)
+    problem = _Problem(name, at_most, number, worst, kinds <= 2)
 
     def solve(rows: Any, alpha: float) -> Threshold:
         found = problem.solve(score[rows], loss[rows], alpha)

@@ -73,7 +73,8 @@ class Predictions(NamedTuple):
     def _repr_html_(self) -> str:
         hits = "–"
         if len(self.labels) and self.logits.ndim == 2:
-            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+            right: Any = self.logits.argmax(-1) == self.labels
+            hits = format_percent(float(right.sum()) / len(self.labels), 1)
         figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
         return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
 
@@ -290,7 +291,7 @@ def from_multilabel(
         groups={"label": known[events.label]},
         classes=("no", "yes"),
         clusters=events.row,
-        cluster_name="row",
+        cluster_name="sample",
     )
 
 
@@ -479,7 +480,7 @@ class PredictionFile:
                     ("no", "yes") if fields.multilabel else self.class_names,
                     skipped,
                     flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
-                    fields.clusters or ("row" if fields.multilabel else "sample"),
+                    fields.clusters or "sample",
                 )
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
@@ -527,7 +528,7 @@ class PredictionFile:
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
+        z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -724,7 +725,7 @@ def save(
     2.5,0.1,0
     """
     _, write = _format(path)
-    z, y = as_tensors(*predictions, doubt=False)
+    z, y = as_tensors(*predictions, doubt=False, padding=False)
     chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
@@ -774,7 +775,7 @@ def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: M
 
 
 def _plain(logits: Any) -> np.ndarray:
-    z = as_logits(logits)
+    z = as_logits(logits, padding=False)
     z = z.float() if z.dtype == torch.bfloat16 else z
     return np.ascontiguousarray(z.cpu().numpy())
 

@@ -61,8 +61,14 @@ class LabelScores:
         labels = {label: plain(found) for label, found in self.labels.items()}
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
 
+    def note(self) -> str:
+        """What is said below the table; nothing as a rule."""
+        if not any(i.value > i.high for i in self.macro.values()):
+            return ""
+        return "Noise makes binned errors of few rows larger than they are; the interval is of the true mean error."
+
     def __str__(self) -> str:
-        return f"{self.micro}\n\n{text_table(self.table())}"
+        return "\n\n".join(filter(None, [str(self.micro), text_table(self.table()), self.note()]))
 
     __repr__ = __str__
 
