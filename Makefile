@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -19,6 +19,14 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+
+# A wheel and an sdist in dist/, from a clean copy.
+dist: $(VENV)/.ready
+	$(VENV)/bin/python tests/check_pythons.py --build-only $(OPTIONS)
+
+# Each Python of 3.11 to 3.13 that is here: a fresh environment, the wheel, a smoke script; with and without a compiler.
+pythons: $(VENV)/.ready
+	$(VENV)/bin/python tests/check_pythons.py $(OPTIONS)
 
 docs: $(VENV)/.docs
 	$(VENV)/bin/mkdocs build --strict --quiet

@@ -39,6 +39,7 @@ class Sizes(NamedTuple):
     large: tuple[int, int] = (50_000, 1000)
     middle: tuple[int, int] = (10_000, 100)
     little: tuple[int, int] = (10_000, 10)
+    vocabulary: tuple[int, int] = (4_000, 50_257)
     replicates: int = 1000
     stream: tuple[int, int] = (10_000_000, 10)
     chunk: int = 100_000
@@ -48,7 +49,7 @@ class Sizes(NamedTuple):
 
 
 WHOLE = Sizes()
-SMALL = Sizes((400, 50), (300, 20), (300, 10), 20, (20_000, 10), 5_000, rounds=1, seconds=0.0, judged=False)
+SMALL = Sizes((400, 50), (300, 20), (300, 10), (30, 500), 20, (20_000, 10), 5_000, rounds=1, seconds=0.0, judged=False)
 
 
 def main() -> None:
@@ -72,6 +73,7 @@ def main() -> None:
         judge_ece(sizes, large if size == sizes.large else pair(*size))
     judge_resampling(sizes, large)
     judge_stream(sizes)
+    judge_vocabulary(sizes)
     show_others(sizes, pair(*sizes.middle))
 
 
@@ -182,6 +184,35 @@ def judge_stream(sizes: Sizes) -> None:
         print_row("", "", "ece torchmetrics", f"{theirs:.1f} MB", "", "", "")
 
 
+def judge_vocabulary(sizes: Sizes) -> None:
+    """Judge the table and a temperature of a whole vocabulary against one log-softmax, in time and in memory."""
+    data = pair(*sizes.vocabulary)
+    for run in VOCABULARY_RUNS.values():
+        run(data[0][:100], data[1][:100])
+    runs: dict[str, Run] = {name: partial(run, *data) for name, run in VOCABULARY_RUNS.items()}
+    runs["softmax"] = partial(torch.log_softmax, data[0], 1)
+    timings = race(runs, min(3, sizes.rounds), 0.0)
+    softmax = timings.pop("softmax")
+    del data, runs  # for the processes that measure memory
+    for name, bar in (("evaluate", 2.0), ("temperature", 6.0)):
+        ours, what = timings[name], f"{name}, {sizes.vocabulary[0]:,} × {sizes.vocabulary[1]}"
+        at_most(sizes, what, str(ours), "torch.log_softmax", str(softmax), ours.best / softmax.best, bar)
+        half = 2 * sizes.vocabulary[0] * sizes.vocabulary[1] / 2**20  # of the float32 input
+        memory_at_most(sizes, f"{what}: memory", f"vocabulary {name}", half)
+
+
+def growth_of_vocabulary(name: str, sizes: Sizes) -> float:
+    run, data = VOCABULARY_RUNS[name], pair(*sizes.vocabulary)
+    run(data[0][:100], data[1][:100])
+    return peak_growth(partial(run, *data))
+
+
+VOCABULARY_RUNS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "evaluate": trueup.evaluate,
+    "temperature": trueup.METHODS["temperature"],
+}
+
+
 def show_others(sizes: Sizes, data: Pair) -> None:
     """Show, unjudged, what has no bar."""
     for metric in ("nll", "brier", "smooth_ece"):
@@ -238,6 +269,8 @@ def growth_of_torchmetrics(sizes: Sizes) -> float:
 GROWTHS = {
     "table": growth_of_table,
     "stream": growth_of_stream,
+    "vocabulary evaluate": partial(growth_of_vocabulary, "evaluate"),
+    "vocabulary temperature": partial(growth_of_vocabulary, "temperature"),
     "stream torchmetrics": growth_of_torchmetrics,
 }
 

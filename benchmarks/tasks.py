@@ -8,6 +8,9 @@ import numpy as np
 
 TRUE_TEMPERATURE = 1.7
 LITTLE, MIDDLE, LARGE = (10_000, 10), (10_000, 100), (50_000, 1000)
+VOCABULARY = (1000, 50_257)
+"""Tokens of a language model."""
+ALSO_WIDE = (LITTLE, MIDDLE, LARGE, VOCABULARY)
 TINY = (300, 5)
 """Of the smoke run."""
 
@@ -26,16 +29,16 @@ class Task(NamedTuple):
 TASKS = {
     task.name: task
     for task in (
-        Task("ece", "metric", "Expected calibration error, 15 bins of equal width"),
+        Task("ece", "metric", "Expected calibration error, 15 bins of equal width", ALSO_WIDE),
         Task("aece", "metric", "Adaptive ECE, 15 bins of equal mass"),
         Task("sce", "metric", "Class-wise ECE, 15 bins"),
         Task("smooth_ece", "metric", "Smooth ECE", (LITTLE, MIDDLE)),
-        Task("nll", "metric", "Negative log-likelihood"),
+        Task("nll", "metric", "Negative log-likelihood", ALSO_WIDE),
         Task("brier", "metric", "Brier score"),
         Task("gaussian_nll", "regression", "Likelihood of Gaussian forecasts", ((10_000, 1), (1_000_000, 1))),
         Task("crps", "regression", "CRPS of Gaussian forecasts", ((10_000, 1), (1_000_000, 1))),
         Task("miscalibration_area", "regression", "Miscalibration area", ((10_000, 1), (1_000_000, 1))),
-        Task("temperature", "fit", "Temperature scaling"),
+        Task("temperature", "fit", "Temperature scaling", ALSO_WIDE),
         Task("vector", "fit", "Vector scaling"),
         Task("svs", "fit", "Structured vector scaling", (LITTLE, MIDDLE)),
         Task("sms", "fit", "Structured matrix scaling", (LITTLE, MIDDLE)),

@@ -92,3 +92,14 @@ def test_a_spline_whose_knots_all_but_touch_has_a_solution():
     weights = smoothing_spline._solve(design, targets, torch.ones(12).double(), bending, start, tolerance=1e-8)
     assert torch.isfinite(weights).all()
     assert float(weights @ bending @ weights) < 1e-6
+
+
+def test_a_spline_of_log_odds_that_pile_up_at_the_ends_stays_in_bounds():
+    """As naive Bayes has them: most are within rounding of the largest, and knots among those would nearly touch."""
+    rng = np.random.default_rng(0)
+    ends = rng.choice([-14.0, 14.0], size=250) + rng.uniform(-1e-7, 1e-7, size=250)
+    x = np.concatenate([ends, rng.uniform(-14, 14, size=50)])
+    z, y = trueup.from_binary(x), (rng.random(300) < expit(0.2 * x)).astype(int)
+    fitted = SmoothingSpline.fit(z, y)
+    assert fitted.values.abs().max() < 8
+    assert metrics.nll(fitted(z), y) < metrics.nll(METHODS["temperature"](z, y)(z), y) + 0.01

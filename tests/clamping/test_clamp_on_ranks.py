@@ -81,12 +81,14 @@ def repaired(share=slice(None), size=60):
     )
     estimates = [estimate_of(batches), *found.changed.values(), *taught.changed.values()]
     record = found.repair_record
-    losses = [rung.loss for rung in record.rungs]
-    unlabelled = [taught.repair_record.moved, taught.repair_record.equivalents]
     return {
         "theta": found.before.inner.theta,
         "estimates": [tensor.clone() for tensor in estimates],
-        "numbers": [record.temperature, record.held_out, record.equivalents, *losses, *unlabelled],
+        "numbers": [
+            *(record.temperature, record.held_out, record.equivalents),
+            *(rung.loss for rung in record.rungs),
+            *(taught.repair_record.moved, taught.repair_record.equivalents),
+        ],
     }
 
 

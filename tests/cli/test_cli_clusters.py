@@ -39,6 +39,12 @@ def test_pixels_are_read_by_their_axis(visits, asked, command):
         "fit", "pixels.npz", "--class-axis", "last", "-m", "identity", "-m", "temperature", "-o", "t.safetensors", "-q"
     )
     assert float(trueup.load_calibrator("t.safetensors").temperature) > 1.5
+    command("apply", "t.safetensors", "pixels.npz", "--class-axis", "last", "-o", "after.npz", "-q")
+    after = np.load("after.npz")
+    assert after["logits"].shape == (20, 5, 3, 3)
+    assert after["labels"].shape == (20, 5, 3)
+    temperature = float(trueup.load_calibrator("t.safetensors").temperature)
+    assert after["logits"] == pytest.approx(np.load("pixels.npz")["logits"] / temperature)
 
 
 def test_compare_and_report_are_by_cluster(visits, asked, command):
@@ -61,3 +67,23 @@ def test_labels_by_the_dozen(folder, asked, command):
     told = command("evaluate", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "--resamples", "100").stdout
     assert "mean (macro)" in told
     assert "label=dog" in told
+    command("fit", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "-o", "tags.safetensors", "-q")
+    command("apply", "tags.safetensors", "tags.npz", "-o", "after.npz", "-q")
+    assert np.load("after.npz")["logits"] == pytest.approx(trueup.load_calibrator("tags.safetensors")(x))
+    told = command("fit", "tags.npz", "--multilabel", "-m", "platt", "-m", "beta", "-o", "t.safetensors", code=2).stderr
+    assert "--multilabel takes one method" in told
+
+
+def test_a_monitor_counts_a_cluster_as_one_bet(folder, asked, command):
+    z, y, image = images(40, 64, common=0.5)
+    np.savez(folder / "a.npz", logits=z[:1280], labels=y[:1280], image=image[:1280])
+    np.savez(folder / "b.npz", logits=z[1280:], labels=y[1280:], image=image[1280:])
+    assert "ALARM" in command("monitor", "a.npz", "b.npz", code=3).stdout
+    found = asked("monitor", "a.npz", "b.npz", "--clusters", "image", "-q")["status"]
+    assert found["alarm"] is None
+    assert found["rows"] == 2560
+    assert "come whole in one batch" in command("monitor", "a.npz", "a.npz", "--clusters", "image", code=2).stderr
+    assert (
+        "give either --by or --clusters"
+        in command("monitor", "a.npz", "--clusters", "image", "--by", "image", code=2).stderr
+    )

@@ -33,7 +33,7 @@ def test_decide_of_stated_confidences(larger, command):
     lines = [f"{claim},{int(came)}" for claim, came in zip(stated, right, strict=True)]
     (larger / "answers.csv").write_text("stated,correct\n" + "\n".join(lines) + "\n")
     text = command("decide", "answers.csv", "--confidence", "stated", "--at-most", 0.15).stdout
-    assert "at most 15 % of the rows flagged as the event are not the event" in text
+    assert "at most 15 % of the answers are wrong" in text
 
 
 def test_decide_without_labels(larger, command, asked):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.report.audit import DEFAULT
+from trueup.report.audit import DEFAULT, SLOW
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet", ".safetensors"])
@@ -91,14 +91,16 @@ def test_compare_prints_a_table_of_eighty_columns(folder, command):
     lines = out.splitlines()
     assert lines[0] == "400 rows, 3 classes, 15 bins; fitted to 300"
     assert max(map(len, lines[:14])) <= 80
-    assert [line.split()[0] for line in lines[3 : 4 + len(DEFAULT)]] == ["raw", *DEFAULT]
+    shown = [line.split()[0] for line in lines[3:13]]
+    assert shown[:2] == ["temperature", "raw"]
+    assert {*shown} < {"raw", *DEFAULT, *SLOW}
     assert "Chosen by cross-validation: temperature, Temperature scaling." in out
     assert "This network is overconfident" in lines[-1]
 
 
 def test_compare_shows_the_metrics_that_were_asked_for(folder, command):
     words = ("compare", "both.npz", "-m", "temperature", "-m", "vector", "-q")
-    assert command(*words, "--metric", "mce").stdout.splitlines()[0].split() == ["method", "mce"]
+    assert command(*words, "--metric", "mce").stdout.splitlines()[0].split() == ["method", "held-out", "mce"]
     assert "no metric of the comparison is called 'skce'" in command(*words, "--metric", "skce", code=2).stderr
 
 

@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from trueup.cli import app
+from trueup.core import __version__
 
 VERBS = (
     *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
@@ -97,6 +98,8 @@ def stated_defaults(verb):
 def test_help_states_the_defaults_of_the_library(verb):
     stated = stated_defaults(verb)
     files = OF_FILES if "logits" in stated else {}
+    of_forecasts = {name: name + "s" * (name == "target") for name in ("mean", "std", "target") if name in stated}
+    files = {**files, "trueup.io.forecasts:load_forecasts": of_forecasts}
     expected = {}
     for where, arguments in {**LIBRARY.get(verb, {}), **files}.items():
         module, name = where.split(":")
@@ -139,7 +142,7 @@ def test_help_is_quick():
 
 
 def test_version():
-    assert CliRunner().invoke(app, ["--version"]).output == "trueup 0.1.0\n"
+    assert CliRunner().invoke(app, ["--version"]).output.startswith(f"trueup {__version__}, ")
 
 
 @pytest.mark.parametrize(

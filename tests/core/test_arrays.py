@@ -157,7 +157,8 @@ class TestFromProbs:
         refused(
             "probs must lie in [0, 1], got -0.1..1.1; logits need no from_probs", from_probs, np.array([[1.1, -0.1]])
         )
-        refused("probs must be finite, got nan", from_probs, np.array([[np.nan, 1.0]]))
+        refused("probs must be finite, got inf", from_probs, np.array([[np.inf, 1.0]]))
+        refused("probs must have at least 2 options in each row", from_probs, np.array([[np.nan, 1.0]]))
         refused("probs must have shape (n, classes)", from_probs, np.array([0.5, 0.5]))
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -261,7 +262,9 @@ def scans(monkeypatch):
     """The shapes of all arrays that are searched for what is not finite."""
     shapes = []
     check = arrays._check_options
-    monkeypatch.setattr(arrays, "_check_options", lambda x, name: shapes.append(tuple(x.shape)) or check(x, name))
+    monkeypatch.setattr(
+        arrays, "_check_options", lambda x, *rest, **how: shapes.append(tuple(x.shape)) or check(x, *rest, **how)
+    )
     return shapes
 
 

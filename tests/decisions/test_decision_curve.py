@@ -36,9 +36,25 @@ def test_intervals_cover_and_a_coin_is_useless():
     json.dumps(coin.to_dict(), allow_nan=False)
 
 
+def test_weights_count_rows_and_no_events_are_no_proof():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(300, 2))
+    y, w = rng.integers(0, 2, 300), rng.integers(1, 4, 300)
+    whole, weighted = net_benefit(np.repeat(z, w, axis=0), np.repeat(y, w)), net_benefit(z, y, weights=w)
+    assert weighted.value == pytest.approx(whole.value)
+    assert weighted.treat_all == pytest.approx(whole.treat_all)
+    assert (weighted.high - weighted.low > whole.high - whole.low - 1e-12).all()
+    # Ten rows of 0.5 % without an event do not prove that it is better to leave them alone.
+    p = np.array([0.005] * 10 + [0.5] * 20)
+    sure = net_benefit(np.stack([np.log1p(-p), np.log(p)], axis=1), [0] * 10 + [0, 1] * 10, thresholds=[0.01])
+    assert sure.useful == []
+    named = net_benefit(z, y, event="ill", names=["well", "ill"])
+    assert named.event == 1
+
+
 def test_bad_input():
     z, y = np.zeros((4, 2)), [0, 1, 0, 1]
-    with pytest.raises(InputError, match="event must be a class of 0..1"):
+    with pytest.raises(InputError, match="event must be a class, 0..1"):
         net_benefit(z, y, event=2)
     with pytest.raises(InputError, match="thresholds must rise"):
         net_benefit(z, y, thresholds=[0.5, 0.2])

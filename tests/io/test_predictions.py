@@ -272,7 +272,7 @@ def test_parquet_lists(tmp_path, lists):
     [
         ([[1.0, 2.0], [1.0, 2.0, 3.0]], [0, 1], r"logits must have the same length in each row, got 2\.\.3"),
         ([[1.0, 2.0], None], [0, 1], "logits must have no missing values, got 1"),
-        ([[1.0, 2.0], [1.0, None]], [0, 1], "logits must have no missing values, got 1"),
+        ([[1.0, 2.0], [1.0, None]], [0, 0], "logits must have at least 2 options in each row, got 1 in row 1"),
         ([[1.0, 2.0], [1.0, 2.0]], ["a", "b"], "label must be an array of real numbers"),
         ([["a", "b"], ["c", "d"]], [0, 1], "logits must be an array of real numbers"),
     ],
@@ -315,7 +315,8 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         ("logit_0,logit_1\n1,2\n", "the file must have labels, got 'logit_0', 'logit_1'"),
         ("logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: 3 fields wanted, got 2"),
         ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: 3 fields wanted, got 4"),
-        ("logit_0,logit_1,label\n1,,0\n", "line 2: could not convert string to float: ''"),
+        ("logit_0,logit_1,label\n1,x,0\n", "line 2: could not convert string to float: 'x'"),
+        ("logit_0,logit_1,label\n1,,0\n", "at least 2 options in each row, got 1 in row 0"),
         ("logit_0,logit_1,label\n1,2,cat\n", "line 2, label must be whole numbers, got 'cat'; classes= names"),
         ("logit_0,logit_1,label\n1,2,1.5\n", r"line 2, label must be whole numbers, got '1\.5'"),
         (f"logit_0,logit_1,label\n1,2,{10**30}\n", "line 2, "),

@@ -10,7 +10,7 @@ from trueup.calibrators.compose import choose
 from trueup.calibrators.temperature import Temperature
 from trueup.core.errors import InputError
 from trueup.metrics import SegmentationTally
-from trueup.models import outputs
+from trueup.models import evaluate_loader, outputs
 
 
 class Segmenter(nn.Module):
@@ -78,6 +78,32 @@ def test_a_segmentation_network_from_end_to_end(classes, tmp_path):
     trueup.save_calibrator(wrapped.after, tmp_path / "t.safetensors")
     again = trueup.Calibrated(model, after=trueup.load_calibrator(tmp_path / "t.safetensors"), classes=classes)
     assert torch.equal(again(x)["logits"], after["logits"])
+
+
+def test_the_table_needs_no_logits_in_memory():
+    model = Segmenter()
+    loader = segmentations(model)
+    table = trueup.collect(model, loader, classes="first", ignore_index=255, progress=False)
+    whole = trueup.evaluate(*table, **table.options())
+    streamed = evaluate_loader(model, iter(loader), classes="first", ignore_index=255, progress=False)
+    assert streamed.clusters == 8
+    for name in ("accuracy", "nll", "ece", "sce"):
+        assert streamed[name].value == pytest.approx(whole[name].value)
+    assert streamed["nll"].low == pytest.approx(whole["nll"].low)
+    assert np.isnan(streamed["aece"].low)
+    x, y = torch.randn(9, 4), torch.arange(9) % 4
+    plain = evaluate_loader(nn.Identity(), [(x[:5], y[:5]), (x[5:], y[5:])], progress=False)
+    assert plain["nll"].value == pytest.approx(trueup.metrics.nll(x, y))
+    assert plain.clusters is None
+    with pytest.raises(ValueError, match="batch 1: labels must lie in 0..2, got"):
+        evaluate_loader(
+            model,
+            [(a, b * (k == 0) + 9 * (k == 1)) for k, (a, b) in enumerate(loader)],
+            classes="first",
+            ignore_index=255,
+        )
+    with pytest.raises(ValueError, match="at least one batch"):
+        evaluate_loader(model, [], classes="first")
 
 
 def test_methods_that_choose_keep_images_together():

@@ -56,6 +56,7 @@ RECORDS = {
     "confidences of nothing": lambda: r.confidence_histogram(*NOTHING),
     "risk": lambda: r.risk_coverage(LOGITS, LABELS),
     "promise": lambda: r.promise(LOGITS, LABELS),
+    "decision_curve": lambda: r.decision_curve(LOGITS, LABELS),
     "risk of one row": lambda: r.risk_coverage(LOGITS[:1], LABELS[:1]),
     "risk of no errors": lambda: r.risk_coverage(LOGITS, LOGITS.argmax(axis=1)),
     "risk of nothing": lambda: r.risk_coverage(*NOTHING),

@@ -5,6 +5,7 @@ import pytest
 from serving import fitted, npz, of, overconfident, served, upload, uploaded
 
 from trueup import METHODS, METRICS, evaluate, load_calibrator, metrics, save
+from trueup.decisions import threshold
 from trueup.serve.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
@@ -119,6 +120,22 @@ def test_two_methods_are_compared(client, job, pair):
     assert answer["scores"]["methods"]["histogram"]["change"]["ece"]["high"] < 0
     curve = client.get(f"/api/jobs/{job['id']}/curve", params={"method": "histogram"}).json()
     assert curve["ece"] == answer["second"]["ece"]
+
+
+def test_promises_and_sets_are_the_library(client, job, pair):
+    result = job["result"]
+    found = client.get(f"/api/jobs/{job['id']}/promise?method=raw&certainty=0.9").json()
+    assert found["method"] == "raw"
+    for place, share in enumerate(found["allowed"]):
+        promise = threshold(*pair, at_most=share, certainty=0.9)
+        assert found["threshold"][place] == (promise.threshold if promise.promised else None)
+        assert found["coverage"][place] == promise.coverage
+    assert "sliders" not in found["chart"]["layout"]
+    assert client.get(f"/api/jobs/{job['id']}/promise").json()["method"] == result["chosen"]
+    sets = client.get(f"/api/jobs/{job['id']}/sets?alpha=0.2&score=lac").json()
+    assert (sets["alpha"], sets["score"]) == (0.2, "lac")
+    assert 0.7 < sets["scores"]["coverage"]["value"] < 0.9
+    assert client.get(f"/api/jobs/{job['id']}/sets?alpha=2").status_code == 422
 
 
 def test_the_report_is_taken_home(client, job):

@@ -70,6 +70,20 @@ def test_from_the_example_to_the_calibrator(page, tmp_path):
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_promise_is_chosen_with_the_slider(page):
+    measured(page)
+    page.wait_for_selector("#sets-text[data-drawn='0.1']")
+    assert page.locator("#promise-chart .main-svg").count() > 0
+    last = page.locator("#allowed").get_attribute("max")
+    page.locator("#allowed").fill(last)
+    assert "At most 30\u00a0% wrong: answer from a confidence of" in page.inner_text("#promise-text")
+    page.locator("#allowed").fill("0")
+    assert "cannot be promised" in page.inner_text("#promise-text")
+    page.locator("#alpha").fill("20")
+    page.wait_for_selector("#sets-text[data-drawn='0.2']")
+    assert "they hold the truth in" in page.inner_text("#sets-text")
+
+
 def test_a_file_is_dropped_and_another_that_is_wrong(page, said, tmp_path):
     good, bad = tmp_path / "net.npz", tmp_path / "nan.npz"
     pair = overconfident(rows=200)
@@ -168,3 +182,37 @@ def test_the_api_is_documented_on_a_page_of_its_own(page, server):
     )
     page.locator("summary:has(code:text-is('/api/upload'))").click()
     assert "the file has probabilities, not logits" in page.inner_text("main")
+
+
+def test_a_result_survives_a_reload(page):
+    measured(page)
+    verdict, address = page.inner_text("#verdict"), page.url
+    assert "data=" in address
+    assert "job=" in address
+    page.reload()
+    page.wait_for_selector("#compare[data-drawn]")
+    assert page.inner_text("#verdict") == verdict
+    assert page.url == address
+    assert page.get_attribute("#link", "href") == address
+
+
+def test_a_result_that_is_gone_is_told(page, said):
+    page.goto(page.url + "?data=nothing&job=nothing")
+    page.wait_for_selector("#message:not([hidden])")
+    assert "not kept any more" in page.inner_text("#message")
+    assert "data=" not in page.url
+    said.clear()  # the browser tells of the answer 404 itself
+
+
+def test_methods_and_folds_are_chosen(page):
+    page.click("#choices summary")
+    page.check("#wanted input[value=platt]")
+    page.check("#wanted input[value=beta]")
+    page.fill("#folds", "3")
+    measured(page)
+    names = page.locator("#methods tbody th").all_inner_texts()
+    assert [name.split("\n")[0].replace("chosen", "").strip() for name in names] == [
+        "No calibration",
+        "Platt scaling",
+        "Beta calibration",
+    ]

@@ -16,7 +16,7 @@ from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, s
 from trueup.calibrators.pool import HeldOut, Mixture
 from trueup.calibrators.residual import average_folds, fit_folds
 from trueup.calibrators.uniform_mixture import UniformMixture
-from trueup.core.arrays import as_weighted, find_absent, given, take_weighted
+from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
 from trueup.core.clusters import Clusters, weighted_clusters
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
@@ -66,6 +66,9 @@ CAUTIOUS: Mapping[str, Mapping[str, float]] = {
 }
 """Sizes at which held-out losses say little, and the rows that count there unless temperature scaling is behind the
 best candidate by more than `_BEHIND` standard errors."""
+STEP_ROWS: Mapping[str, float] = {"isotonic_ovr": 1.0, "venn_abers": 1.0}
+"""Rows that steps count there where it is: what no temperature repairs, as of a support vector machine's votes, seldom
+is a matter of slopes."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
@@ -79,6 +82,7 @@ BASES = {
 _BEHIND = 2.0  # standard errors by which a candidate is clearly behind
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
+_EXPECTED = 20.0  # rows of a class; that none comes by chance has odds of 2e-9
 _RACE_AFTER = 2  # folds after which candidates can be dropped
 _SCORED = 1 << 23  # held-out log-probabilities that are kept of each candidate
 
@@ -141,6 +145,7 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
     together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
+    _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
         class_blind = keep_argmax and size != "every row right"
@@ -149,6 +154,22 @@ def auto(
         trial = _Trial(z, y, w, fits, parts, score, cautious=CAUTIOUS.get(size), clusters=together)
         trial.run(progress)
         return trial.conclude()
+
+
+def _warn_of_empty_classes(z: Tensor, y: Tensor, w: Tensor | None) -> None:
+    """Say which classes have no rows though many were to be expected: nobody but the user knows if they can occur."""
+    empty = (torch.bincount(y, weights=w, minlength=z.shape[1]) == 0).nonzero()[:, 0]
+    if not len(empty):
+        return
+    probs = torch.softmax(z.double(), dim=1)[:, empty]
+    expected = (probs if w is None else probs * w[:, None]).sum(dim=0)
+    many = expected >= _EXPECTED
+    if bool(many.any()):
+        which = " or ".join(str(k) for k in empty[many].tolist())
+        warn_users(
+            f"no row is of class {which}, where the logits expect {float(expected[many].sum()):.0f} of {len(z)} rows. "
+            "Its odds are kept; if it can never be right, give it -inf in every row"
+        )
 
 
 def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
@@ -274,9 +295,10 @@ class _Trial:
         """The rows that candidates' weights count."""
         each = self.held_out.row_weights
         best = simplest(losses, standard_errors=0.0, weights=each)
-        if self.cautious is None or _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters):
+        if self.cautious is None:
             return PRIOR_ROWS
-        return self.cautious
+        behind = _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters)
+        return {**PRIOR_ROWS, **STEP_ROWS} if behind else self.cautious
 
     def _kept(
         self, names: Sequence[str], prior: Mapping[str, float], rows: np.ndarray | slice = slice(None)

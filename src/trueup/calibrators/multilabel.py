@@ -85,10 +85,15 @@ def per_label(
         if labels < 2:
             raise InputError("logits", "have at least 2 labels", str(labels), "one label is an event of two classes")
         rows = events.row if clusters is None else np.asarray(clusters)[events.row]
-        groups = np.array([str(k) for k in range(labels)])[events.label]
         method = per_group(fit, folds=folds, strengths=strengths)
-        mixed = method(events.logits, events.labels, groups=groups, clusters=rows)
-        assert isinstance(mixed, PerGroup)
-        return PerLabel(mixed, labels)
+        return fit_events(method, events.logits, events.labels, events.label, labels=labels, clusters=rows)
 
     return fitted
+
+
+def fit_events(method: Fit, logits: Any, outcomes: Any, label: np.ndarray, *, labels: int, clusters: Any) -> PerLabel:
+    """Fit a method of `per_group` to events (m, 2), each of the label with that number."""
+    names = np.array([str(k) for k in range(labels)])
+    mixed = method(logits, outcomes, groups=names[label], clusters=clusters)
+    assert isinstance(mixed, PerGroup)
+    return PerLabel(mixed, labels)

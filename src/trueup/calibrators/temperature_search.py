@@ -22,7 +22,7 @@ MAX_SCALE_RATIO = 1e6
 MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Where the Brier score's T is searched, as multiples of the logits' own scale."""
 _FARTHEST = 1e3  # times the median distance of a row's two largest logits: what is further counts as this far
-_FEW = 500  # rows that a search begins with
+_FEW, _FEW_WIDE, _WIDE = 500, 100, 4096  # rows that a search begins with; fewer where there are so many classes
 _SUBSAMPLE = 2000
 _NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
 _THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
@@ -45,11 +45,16 @@ def inverse_temperature(
     loss, quick = _mean_loss(z, y, w), None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
     if smooth:
         n = len(z) if w is None else float(w.sum())
-        double = z.double()
-        ahead = double.gather(1, y[:, None])[:, 0] - fill_absent(double, find_absent(z)).mean(dim=1)
+        ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in chunks.row_chunks(len(z), z.shape[1])])
         rise = smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
         loss, quick = _tilt(loss, rise), None if quick is None else _tilt(quick, rise)
     return search_beta(loss, quick, _estimate_from_few(z, y, w, scale), scale)
+
+
+def _label_above_mean(z: Tensor, y: Tensor) -> Tensor:
+    """The label's logit less the mean of its row."""
+    double = z.double()
+    return double.gather(1, y[:, None])[:, 0] - fill_absent(double, find_absent(z)).mean(dim=1)
 
 
 def finite_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> float:
@@ -148,7 +153,8 @@ class SubsampleEstimate(NamedTuple):
 def _estimate_from_few(z: Tensor, y: Tensor, w: Tensor | None, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
-    few = _SUBSAMPLE if z.dtype == torch.float64 else max(_FEW, min(len(z) // 100, 2 * _SUBSAMPLE))
+    least = _FEW if z.shape[1] < _WIDE else _FEW_WIDE
+    few = _SUBSAMPLE if z.dtype == torch.float64 else max(least, min(len(z) // 100, 2 * _SUBSAMPLE))
     if len(z) <= 4 * few:
         return None
     some = slice(None, None, len(z) // few)

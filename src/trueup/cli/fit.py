@@ -43,6 +43,12 @@ def fit(
     clusters: o.Clusters = None,
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
+    multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -54,15 +60,32 @@ def fit(
 
     Without a method, or with `-m auto`, cross-validation weighs several and mixes those that help. If several are
     given, it chooses one of them; give the simplest first. If the file holds both halves, the fit is to val. Shards
-    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram.
+    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. With
+    `--multilabel` one method of two classes, else platt, is fitted to every label and drawn towards that of all.
+    Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, class_axis=class_axis, ignore_index=ignore_index, split=split,
+            cluster=cluster, skip_bad=skip_bad,
+        )  # fmt: skip
+        forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)
+        return
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
     reader = Reader(
         probs, logits, labels, confidence, correct, classes, weight, storage=storage,
-        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index, multilabel=multilabel,
     )  # fmt: skip
+    if multilabel:
+        methods = methods if method else ["platt"]
+        if len(methods) > 1 or event is not None or weight is not None:
+            raise ValueError("--multilabel takes one method, and neither --event nor --weight")
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
@@ -72,8 +95,13 @@ def fit(
         else:
             table = reader.load(val, split) if split else reader.load_half(val, "val")
             number = reader.event_number(event, table.classes)
-            calibrator = _fit(methods, table, number)
             rows, n_classes = len(table.labels), table.logits.shape[1] if number is None else 2
+            if multilabel:
+                with reader.open(val) as file:
+                    n_classes = file.width(split or ("val" if len(file.splits) == 2 else None))
+                calibrator = _fit_labels(methods[0], table, reader.class_names, n_classes)
+            else:
+                calibrator = _fit(methods, table, number)
     choice: Any = getattr(calibrator, "choice", None)
     chosen = methods[0] if choice is None else choice.chosen
     from trueup.io.artifacts import save_calibrator
@@ -123,6 +151,20 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
     return calibrator
 
 
+def _fit_labels(method: str, table: PredictionTable, names: tuple[str, ...] | None, labels: int) -> Calibrator:
+    import numpy as np
+
+    from trueup.calibrators.multilabel import fit_events
+    from trueup.calibrators.per_group import per_group
+
+    known = {name: k for k, name in enumerate(names or range(labels))}
+    label = table.groups["label"]
+    numbers = [known[name] for name in label.tolist()]
+    return fit_events(
+        per_group(method), table.logits, table.labels, np.array(numbers), labels=labels, clusters=table.clusters
+    )
+
+
 def _fit_shards(
     reader: Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool,
     quiet: bool, event: int | None,
@@ -158,6 +200,13 @@ def apply(
     labels: o.Labels = None,
     confidence: o.Confidence = None,
     classes: o.Classes = None,
+    class_axis: o.ClassAxis = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    levels: Annotated[
+        str | None,
+        typer.Option("--levels", metavar="NUMBERS", help="Of forecasts: also write the quantiles of these levels."),
+    ] = None,
     split: o.Split = None,
     output_probs: Annotated[
         bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
@@ -170,17 +219,26 @@ def apply(
 
     The output holds logits again, whose softmax is the calibrated probability, or with --output-probs these
     probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
-    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
+    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
+    (--mean, --std) stay, with the recalibrated ones beside them.
     """
+    if o.any_given(mean, std, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, levels=levels, storage=storage)
+        forecasts.refuse(probs=probs, logits=logits, labels=labels, confidence=confidence, classes=classes, split=split)
+        forecast_verbs.apply(calibrator, file, out, forecasts, as_json=as_json, quiet=quiet)
+        return
     from trueup.io.artifacts import load_calibrator, read_header
     from trueup.io.source import is_address
 
-    reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage)
+    reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage, class_axis=class_axis)
     targets = _targets(reader, file, out, calibrator)
     with silence_warnings(enabled=quiet):
         fitted = load_calibrator(calibrator)
         header = read_header(calibrator)
         function = _of_same_classes(_on_event(fitted, header), header)
+        function = function if class_axis is None else _on_pixels(function, class_axis)
         rows = n_classes = 0
         for source, target in targets.items():
             if not is_address(target):
@@ -239,6 +297,19 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
     return lambda logits: fitted(event_logits(logits, int(event)))
 
 
+def _on_pixels(function: Callable[[Any], Any], class_axis: str) -> Callable[[Any], Any]:
+    """The calibrator for each token or pixel of arrays (n, K, …) or (n, …, K), which keep their shape."""
+
+    import numpy as np
+
+    def calibrated(logits: Any) -> Any:
+        last = np.moveaxis(logits, 1, -1) if class_axis == "first" else logits
+        after = np.asarray(function(last.reshape(-1, last.shape[-1]))).reshape(last.shape)
+        return np.moveaxis(after, -1, 1) if class_axis == "first" else after
+
+    return calibrated
+
+
 def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
     """What is written of what: one file, or each shard in a folder."""
     from trueup.io.atomic import require_writable_folder
@@ -290,5 +361,6 @@ def register(app: typer.Typer) -> None:
             "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
             "trueup apply calibrator.safetensors predictions/ -o calibrated/",
             "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
+            "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
         ),
     )(apply)

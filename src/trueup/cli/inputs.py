@@ -196,7 +196,7 @@ class Reader:
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
-        predictions = file.load_table(split)
+        predictions = file.load_table(split, mmap=True)  # a vocabulary's logits may fill most of the memory
         self.warn_of_probabilities(file.name, predictions.logits)
         return predictions
 
@@ -205,7 +205,7 @@ class Reader:
         from trueup.io.predictions import looks_like_probabilities
 
         plain = not self.probs and self.confidence is None and not self.multilabel
-        if plain and (observation := looks_like_probabilities(logits)):
+        if plain and logits.ndim == 2 and (observation := looks_like_probabilities(logits)):
             warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
 
     def _check_first_rows(self, shards: Shards) -> None:

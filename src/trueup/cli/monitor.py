@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +59,7 @@ def monitor(
     classes: o.Classes = None,
     weight: o.Weight = None,
     by: o.By = None,
+    clusters: o.Clusters = None,
     storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -64,7 +67,8 @@ def monitor(
     """Replay logged predictions, and raise an alarm if calibration was lost.
 
     The test is valid at any time: a calibrated network ever raises the alarm with a probability of at most --alpha. The
-    exit code is 3 if the alarm was raised, or if the promise of --threshold and --at-most was broken.
+    exit code is 3 if the alarm was raised, or if the promise of --threshold and --at-most was broken. With --clusters
+    each file holds whole clusters, and one counts as one bet.
     """
     from trueup.monitor import load_monitor, save_monitor
 
@@ -80,7 +84,9 @@ def monitor(
         raise ValueError(
             f"--state {state} has its own settings: leave out {', '.join(_OPTIONS.get(s, f'--{s}') for s in settings)}"
         )
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage)
+    if clusters is not None and by:
+        raise ValueError("--by counts independent rows: give either --by or --clusters")
+    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage, clusters)
     number = reader.event_number(event)
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
@@ -111,12 +117,14 @@ def _replay(
     seen: list[str] = []
     for source in sources:
         shards = reader.find_shards(source, None)
+        if reader.clusters is not None:  # a cluster must come whole
+            shards = replace(shards, rows=sys.maxsize)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
             for part in shards.read(path):
                 if running is None:
                     running = Monitor(part.logits.shape[1], event=event, **settings)
-                running.update(*part.pair, weights=part.weights, groups=part.groups or None)
+                running.update(*part.pair, weights=part.weights, groups=part.groups or None, clusters=part.clusters)
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
             seen.append(path)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -113,7 +114,8 @@ app = typer.Typer(name="trueup", cls=Verbs, context_settings={"help_option_names
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"trueup {__version__}")
+        fast = "compiled" if find_spec("trueup.core._native") else "not compiled: a C compiler would make it faster"
+        typer.echo(f"trueup {__version__}, {fast}")
         raise typer.Exit
 
 

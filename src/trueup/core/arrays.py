@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 
-from trueup.core import chunks
+from trueup.core import chunks, native
 from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
@@ -50,24 +50,26 @@ ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
 
 
-def as_pair(logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True) -> tuple[Any, Any]:
+def as_pair(
+    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
+) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,), keeping the kind of array it came as.
 
     Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
     Memory is shared with the input wherever its type allows. Logits that look like probabilities are doubted in a
-    warning, unless the caller does that.
+    warning, unless the caller does that. `padding=False` leaves numbers that code pads with to whoever is next.
 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
         ...
     trueup.core.errors.InputError: labels must lie in 0..1, got 2..2
     """
-    z, y = as_tensors(logits, labels, soft=soft, at_least=at_least, doubt=doubt)
+    z, y = as_tensors(logits, labels, soft=soft, at_least=at_least, doubt=doubt, padding=padding)
     return match_kind(z, logits), match_kind(y, logits)
 
 
 def as_tensors(
-    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True
+    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Check a pair as `as_pair` does, and view it as torch tensors on the logits' device.
 
@@ -78,7 +80,7 @@ def as_tensors(
     >>> again[0] is z, again[1] is y
     (True, True)
     """
-    z = as_logits(logits, doubt=doubt)
+    z = as_logits(logits, doubt=doubt, padding=padding)
     if len(z) < at_least:
         raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
     if _are_checked_labels(labels, z, soft=soft):
@@ -96,7 +98,7 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     True
     """
     z, y = logits[rows], labels[rows]
-    absent = _is_checked(logits) and logits._absent  # type: ignore[attr-defined]
+    absent = not _is_checked(logits) or logits._absent  # type: ignore[attr-defined]
     return _mark_checked(z, z.shape[1], absent=absent), _mark_checked(y, z.shape[1])
 
 
@@ -138,7 +140,7 @@ def given(weights: Any) -> dict[str, Any]:
 
 def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """View a pair that has passed here as torch tensors, without a second look at every number."""
-    return _tensor(logits, "logits"), _tensor(labels, "labels")
+    return read_padding(_tensor(logits, "logits")), _tensor(labels, "labels")
 
 
 def as_labels(labels: Any, logits: Any) -> Any:
@@ -146,7 +148,7 @@ def as_labels(labels: Any, logits: Any) -> Any:
     return match_kind(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
 
 
-def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tensor:
+def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding: bool = True) -> Tensor:
     """Check logits (n, classes): floating point, at least two classes; −∞ is an option that the row does not have.
 
     Each row has at least two options. A finite logit is read as −∞ too if it is a number that code pads with: −10⁴,
@@ -158,8 +160,8 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True) -> Tenso
     >>> as_logits([[2.0, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
     Traceback (most recent call last):
         ...
-    trueup.core.errors.InputError: logits must have at least 2 options in each row, got 1 in row 1 (-inf is an absent \
-option); log-probabilities of exact zeros come through from_probs
+    trueup.core.errors.InputError: logits must have at least 2 options in each row, got 1 in row 1 (an absent one is \
+-inf, or empty in a table); log-probabilities of exact zeros come through from_probs
     """
     if _is_checked(logits) and logits.ndim == 2 and logits.is_floating_point():
         return logits
@@ -171,13 +173,15 @@ option); log-probabilities of exact zeros come through from_probs
     if z.shape[1] < 2:
         hint = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
         raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", hint)
-    z, absent = _check_options(z, name)
+    z, absent = _check_options(z, name, padding=padding)
     if doubt and not absent and _look_like_probabilities(z):
         warn_users(
             f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
             "from_probs",
             LooksLikeProbabilities,
         )
+    if not padding and z.numel() and bool(z.amin() <= -MIN_PADDING):
+        return z  # to be looked at again
     return _mark_checked(z, z.shape[1], absent=absent)
 
 
@@ -252,17 +256,33 @@ def _find_padding(z: Tensor) -> Tensor:
     return padding
 
 
+def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
+    """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
+    filled, padded, number = z, 0, 0.0
+    for some in chunks.row_chunks(len(z), z.shape[1]):
+        padding = _find_padding(z[some])
+        if not bool(padding.any()):
+            continue
+        if filled is z:
+            filled, number = z.clone(), float(z[some][padding][0])
+        padded += int(padding.sum())
+        filled[some] = filled[some].masked_fill(padding, -torch.inf)
+    return filled, padded, number
+
+
 class PaddedOptions(UserWarning):
     """Finite logits were read as absent options."""
 
 
-def _check_options(z: Tensor, name: str) -> tuple[Tensor, bool]:
-    """Logits in which −∞ alone is not finite, and whether there is one."""
+def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tensor, bool]:
+    """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
     if not z.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {z.dtype}".replace("torch.", ""))
     if not z.numel():
         return z, False
     if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
+        if native.all_within(z, -MIN_PADDING):
+            return z, False
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))
@@ -270,19 +290,19 @@ def _check_options(z: Tensor, name: str) -> tuple[Tensor, bool]:
         return z, False
     if not high < torch.inf:
         _check_finite(torch.where(z == -torch.inf, 0.0, z), name)
-    padding = _find_padding(z)
-    if bool(padding.any()):
-        number = float(z[padding][0])
+    # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
+    z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
+    if padded:
         warn_users(
-            f"{int(padding.sum()):,} {name} are {number:g} or another number that code pads with; they are read as "
-            "absent options, as -inf is",
+            f"{padded:,} {name} are {number:g} or another number that code pads with; they are read as absent options, "
+            "as -inf is",
             PaddedOptions,
         )
-        z = z.masked_fill(padding, -torch.inf)
-    options = (z > -torch.inf).sum(dim=1)
+    rows = chunks.row_chunks(len(z), z.shape[1])
+    options = torch.cat([(z[some] > -torch.inf).sum(dim=1) for some in rows])
     if bool((options < 2).any()):
         row = int((options < 2).nonzero()[0])
-        got = f"{int(options[row])} in row {row} (-inf is an absent option)"
+        got = f"{int(options[row])} in row {row} (an absent one is -inf, or empty in a table)"
         raise InputError(name, "have at least 2 options in each row", got, Hint.EXACT_ZEROS)
     return z, bool((options < z.shape[1]).any())
 
@@ -297,11 +317,14 @@ class LooksLikeProbabilities(UserWarning):
 
 def _look_like_probabilities(z: Tensor) -> bool:
     """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    between = False
     for few in (z[:3], z[:1000]):
-        rows = few.cpu().double()
-        if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
-            return False
-    return bool(((rows > 0) & (rows < 1)).any())
+        for some in chunks.row_chunks(len(few), z.shape[1]):
+            rows = few[some].cpu().double()
+            if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
+                return False
+            between = between or bool(((rows > 0) & (rows < 1)).any())
+    return between
 
 
 def _lies_in_unit_interval(x: Tensor) -> bool:
@@ -405,6 +428,9 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
     p = p.float() if half else p
     absent = torch.isnan(p) if p.is_floating_point() and bool(torch.isnan(p.sum())) else None
     p = _check_finite(p if absent is None else p.masked_fill(absent, 0.0), name)
+    if absent is not None and bool((few := p.shape[1] - absent.sum(dim=1) < 2).any()):
+        got = f"fewer in row {int(few.nonzero()[0])} (an absent one is NaN, or empty in a table)"
+        raise InputError(name, "have at least 2 options in each row", got)
     if p.numel():
         low, high = p.min().item(), p.max().item()
         if low < -tolerance or high > 1 + tolerance:

@@ -28,12 +28,15 @@ class Hint(StrEnum):
     PROBS = "say probs=True to read probabilities"
     SPLIT = "choose the split {}"
     STATED = "a stated confidence is read by confidence= with correct="
+    FORECAST = "forecasts of a number are read by load_forecasts"
+    LEVELS = "levels= gives them"
     CLASSES = "classes= names the classes of labels that are texts"
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"
     LOAD_REPAIRED = "load_repaired(network, path) reads it"
     LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
     LOAD_PREDICTION_SETS = "load_prediction_sets(path) reads it"
+    LOAD_CONFORMAL = "load_conformal(path) reads it"
     LOAD_MONITOR = "load_monitor(path) reads it"
 
 

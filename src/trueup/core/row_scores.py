@@ -149,6 +149,9 @@ def score_and_class(logits: Tensor, event: int | None) -> tuple[np.ndarray, np.n
 
 def confidences_and_hits(logits: Tensor, labels: Tensor, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
+    if quick and native.usable(logits) and logits.dtype != torch.float64:
+        scored = _run(logits, labels, None, _How(quick=True))[0]  # whether it is the label is cheaper than which it is
+        return scored.confidence, scored.correct
     confidence, predicted = confidences(logits, quick=quick)
     return confidence, (predicted == labels.cpu().numpy()).astype(np.float64)
 
@@ -229,9 +232,13 @@ def _native_pass(
     y = None if labels is None else labels.contiguous()
 
     results = scored.confidence, scored.predicted, scored.nll, scored.brier, scored.entropy, scored.label_prob
+    unused = [sums]  # the first thread adds to what is returned
 
     def part(parts: Iterator[tuple[int, Tensor]]) -> _Sums:
-        own = _Sums.zero(classes, cells)  # once a thread: with many classes the sums are larger than a chunk
+        try:  # once a thread: with many classes the sums are larger than a chunk
+            own = unused.pop()
+        except IndexError:
+            own = _Sums.zero(classes, cells)
         for at, chunk in parts:
             native.score_pass(
                 chunk,
@@ -249,7 +256,8 @@ def _native_pass(
 
     # Each thread has sums of its own: with many classes let few threads hold them.
     for own in map_threads(logits, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
-        sums.add(own)
+        if own is not sums:
+            sums.add(own)
 
 
 def _torch_pass(

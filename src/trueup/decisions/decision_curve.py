@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors, as_vector, check_share
+from trueup.core.arrays import as_tensors, as_vector, as_weights, check_share
 from trueup.core.errors import InputError
+from trueup.core.events import event_class
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.row_scores import score_and_class
+from trueup.decisions.thresholds import binomial_bounds
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 
@@ -28,7 +31,7 @@ class NetBenefit:
     treat_all: np.ndarray
     """Of acting on every row; acting on none has 0."""
     gain_low: np.ndarray
-    """The lower end of the paired interval of the gain over the better of the two."""
+    """The lower end of the gain over the better of the two, by exact bounds."""
     rows: int
     event: int
     prevalence: float
@@ -72,41 +75,73 @@ class NetBenefit:
 
 
 def net_benefit(
-    logits: Any, labels: Any, *, event: int = 1, thresholds: Any = THRESHOLDS, level: float = 0.95
+    logits: Any,
+    labels: Any,
+    *,
+    event: int | str = 1,
+    names: Sequence[str] | None = None,
+    thresholds: Any = THRESHOLDS,
+    weights: Any = None,
+    level: float = 0.95,
 ) -> NetBenefit:
     """The decision curve of an event: TP/n − FP/n · t/(1 − t) at each threshold t.
 
     A threshold is what one is willing to pay: at t = 0.1, nine false alarms weigh as much as one event found. Rows with
-    P(event) ≥ t are acted on. Each value is a mean over the rows, and so has a normal interval.
+    P(event) ≥ t are acted on. Each value is a mean over the rows, weighted by `weights` if given, and so has a normal
+    interval. With `names` of the classes the event may be one of them.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=2000)
     >>> z = np.stack([np.zeros(2000), 2 * x - 1], axis=1)
     >>> y = (rng.random(2000) < 1 / (1 + np.exp(1 - 2 * x))).astype(int)
     >>> curve = net_benefit(z, y, thresholds=[0.1, 0.5])
-    >>> curve.value.round(3), curve.treat_all.round(3), curve.useful
-    (array([0.3  , 0.154]), array([ 0.282, -0.293]), [(0.1, 0.5)])
+    >>> curve.value.round(2), curve.treat_all.round(2), curve.useful
+    (array([0.3 , 0.15]), array([ 0.28, -0.29]), [(0.1, 0.5)])
 
     Vickers and Elkin, "Decision curve analysis" (2006).
     """
     z, y = as_tensors(logits, labels, at_least=1)
     check_share(level, "level")
-    if not 0 <= event < z.shape[1]:
-        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    number = event_class(event, z.shape[1], names)
+    w = as_weights(weights, len(z))
+    share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     t = as_vector(thresholds, "thresholds").numpy()
     if not len(t) or t.min() <= 0 or t.max() >= 1 or (np.diff(t) <= 0).any():
         raise InputError("thresholds", "rise, strictly between 0 and 1", f"{t[:3].tolist()} …")
-    score = score_and_class(z, event)[0]
-    happened = (y.cpu().numpy() == event).astype(np.float64)
-    n, odds, reach = len(score), t / (1 - t), float(-ndtri((1 - level) / 2))
+    score = score_and_class(z, number)[0]
+    happened = (y.cpu().numpy() == number).astype(np.float64)
+    odds, reach = t / (1 - t), float(-ndtri((1 - level) / 2))
     value, low, high, gain_low = (np.empty(len(t)) for _ in range(4))
-    prevalence = float(happened.mean())
+    prevalence = float(share @ happened)
     treat_all = prevalence - (1 - prevalence) * odds
+
+    def ends(x: np.ndarray) -> tuple[float, float, float]:
+        mean = float(share @ x)
+        error = reach * math.sqrt(float(share**2 @ (x - mean) ** 2))
+        return mean, mean - error, mean + error
+
     for i in range(len(t)):
         worth = happened - (1 - happened) * odds[i]
         acted = worth * (score >= t[i])
-        value[i], error = acted.mean(), acted.std() / math.sqrt(n)
-        low[i], high[i] = value[i] - reach * error, value[i] + reach * error
-        gains = [acted, acted - worth]
-        gain_low[i] = min(gain.mean() - reach * gain.std() / math.sqrt(n) for gain in gains)
-    return NetBenefit(t, value, low, high, treat_all, gain_low, n, event, prevalence, level)
+        value[i], low[i], high[i] = ends(acted)
+        on = score >= t[i]
+        gain_low[i] = min(
+            _gain(share[on], happened[on], t[i], level)[0], _gain(share[~on], happened[~on], t[i], level)[1]
+        )
+    return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level)
+
+
+def _gain(share: np.ndarray, happened: np.ndarray, t: float, level: float) -> tuple[float, float]:
+    """The lower ends of what acting on these rows gains over not acting, and the other way round.
+
+    rate − (1 − rate)·t/(1 − t) for each row, which is positive where the event's rate exceeds t; the rate has an exact
+    bound, since a normal interval would be sure of itself where there is not a single event.
+    """
+    part = float(share.sum())
+    if part == 0:
+        return 0.0, 0.0
+    rows = part**2 / float(share @ share)
+    hits = rows * float(share @ happened) / part
+    low, high = (float(end) for end in binomial_bounds(np.array(hits), np.array(rows), (1 - level) / 2))
+    acted, left = ((rate - (1 - rate) * t / (1 - t)) * part for rate in (low, high))
+    return acted, -left

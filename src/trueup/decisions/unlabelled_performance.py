@@ -8,7 +8,7 @@ changed, only labels tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, check_share
 from trueup.core.errors import InputError
+from trueup.core.events import event_class
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
@@ -80,7 +81,8 @@ def estimate_performance(
     val: tuple[Any, Any] | None = None,
     metrics: Iterable[str] = ("accuracy",),
     threshold: float = 0.5,
-    event: int = 1,
+    event: int | str = 1,
+    names: Sequence[str] | None = None,
     calibrate: str | Callable[..., Calibrator] | None = None,
     shift: bool = False,
     level: float = 0.95,
@@ -118,8 +120,7 @@ def estimate_performance(
     check_resamples(n_resamples)
     if not len(z):
         raise InputError("logits", "have rows", "none")
-    if not 0 <= event < z.shape[1]:
-        raise InputError("event", f"be a class of 0..{z.shape[1] - 1}", repr(event))
+    number = event_class(event, z.shape[1], names)
     if shift and val is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
@@ -136,7 +137,7 @@ def estimate_performance(
         fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
         p, dispersion = fit.probs, fit.dispersion
         draws = (_resampled(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
-    reader = _Reader(p, threshold, event)
+    reader = _Reader(p, threshold, number)
     values = {name: reader.expected(name, p) for name in wanted}
     means: dict[str, list[float]] = {name: [] for name in wanted}
     noise: dict[str, list[float]] = {name: [] for name in wanted}

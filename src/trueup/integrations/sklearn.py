@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.temperature_search import inverse_temperature
 from trueup.core.arrays import from_binary, from_probs, given, resolution
 from trueup.registry import METHODS
 
@@ -71,7 +73,8 @@ class LogitCalibrator(_CalibratedBase):
     its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `classes` where
     y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
     `options` are its keyword arguments. The fitted calibrator is `calibrator_`; probabilities, exact zeros among them,
-    are raised to `floor_`, half the smallest positive one of the fit.
+    are raised to `floor_`: half the smallest positive one of the fit, or a tenth of it where that is more likely after
+    a temperature, and at least 1e-16.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -102,10 +105,9 @@ class LogitCalibrator(_CalibratedBase):
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
-        self.floor_ = resolution(X, least=_FLOOR)
-        z = self._logits(X)
-        self.classes_, labels = _encode(column_or_1d(y), self.classes, z.shape[1])
-        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
+        self.classes_, labels = _encode(column_or_1d(y), self.classes, max(X.shape[1], 2))
+        self.floor_ = _floor(_both(X), labels, weights, "X") if self.input == "probs" else _FLOOR
+        self.calibrator_ = _fit(self.method, self.options, self._logits(X), labels, weights)
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
@@ -117,7 +119,7 @@ class LogitCalibrator(_CalibratedBase):
         if self.input == "logits":
             return X if X.shape[1] > 1 else from_binary(X)
         if self.input == "probs":
-            return from_probs(X if X.shape[1] > 1 else np.hstack([1 - X, X]), floor=self.floor_, name="X")
+            return from_probs(_both(X), floor=self.floor_, name="X")
         raise ValueError(f'input must be "logits" or "probs", got {self.input!r}')
 
 
@@ -210,7 +212,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                 clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs, params=params
             )
             self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
-        self.floor_ = resolution(scores, least=_FLOOR)
+        self.floor_ = _floor(scores, labels, weights) if response == "predict_proba" else _FLOOR
         z = _scores_as_logits(scores, response, self.classes_, self.floor_)
         self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -250,6 +252,29 @@ def _fit(
 ) -> Calibrator:
     fit = METHODS[method] if isinstance(method, str) else method
     return partial(fit, **(options or {}))(logits, labels, **given(weights))
+
+
+def _both(probs: np.ndarray) -> np.ndarray:
+    """The probabilities of all classes, where those of two may be one column."""
+    return probs if probs.shape[1] > 1 else np.hstack([1 - probs, probs])
+
+
+def _floor(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, name: str = "probs") -> float:
+    """What exact zeros stand for: half the smallest positive probability, or a tenth of it if that is more likely.
+
+    No vote of five neighbours says less than no vote of a hundred trees, and how much less the labels tell.
+    """
+    half = resolution(probs, least=_FLOOR)
+    if half == _FLOOR or probs.min() > 0:
+        return half
+    known, w = torch.from_numpy(labels), None if weights is None else torch.from_numpy(weights)
+
+    def loss(floor: float) -> float:
+        return inverse_temperature(torch.from_numpy(from_probs(probs, floor=floor, name=name)), known, w, smooth=0.1)[
+            1
+        ].loss
+
+    return min(half, half / 5, key=loss)
 
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:

@@ -148,7 +148,7 @@ def _from_arrow(column: Any, name: str, absent: float | None = None) -> np.ndarr
     shape, missing, kind = [len(column)], column.null_count, column.type
     is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if missing and is_list:
-        raise InputError(name, "have no missing rows", str(missing))
+        raise InputError(name, "have no missing values", str(missing))
     if is_list:
         lengths = column.drop_null().value_lengths().to_numpy(zero_copy_only=False)
         low, high = (lengths.min(), lengths.max()) if len(lengths) else (getattr(kind, "list_size", 0),) * 2

@@ -36,6 +36,7 @@ from trueup.core.arrays import (
     warn_of_certain,
     warn_of_zeros,
 )
+from trueup.core.chunks import row_chunks
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
@@ -72,7 +73,8 @@ class Predictions(NamedTuple):
     def _repr_html_(self) -> str:
         hits = "–"
         if len(self.labels) and self.logits.ndim == 2:
-            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+            right: Any = self.logits.argmax(-1) == self.labels
+            hits = format_percent(float(right.sum()) / len(self.labels), 1)
         figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
         return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
 
@@ -289,7 +291,7 @@ def from_multilabel(
         groups={"label": known[events.label]},
         classes=("no", "yes"),
         clusters=events.row,
-        cluster_name="row",
+        cluster_name="sample",
     )
 
 
@@ -403,11 +405,11 @@ class PredictionFile:
         copied = not mmap and isinstance(whole.logits, np.memmap)
         return whole._replace(logits=np.array(whole.logits)) if copied else whole
 
-    def load_table(self, split: str | None = None) -> PredictionTable:
+    def load_table(self, split: str | None = None, *, mmap: bool = False) -> PredictionTable:
         """All rows of a split with their weights, groups and columns; see `load_table`."""
         table = concatenate(list(self.tables(sys.maxsize, split)))
         warn_of_skipped(table.skipped, self.name)
-        copied = isinstance(table.logits, np.memmap)
+        copied = not mmap and isinstance(table.logits, np.memmap)
         return replace(table, logits=np.array(table.logits)) if copied else table
 
     def load_logits(self, split: str | None = None) -> np.ndarray:
@@ -478,7 +480,7 @@ class PredictionFile:
                     ("no", "yes") if fields.multilabel else self.class_names,
                     skipped,
                     flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
-                    fields.clusters or ("row" if fields.multilabel else "sample"),
+                    fields.clusters or "sample",
                 )
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
@@ -526,7 +528,7 @@ class PredictionFile:
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False)  # whoever uses them first doubts them
+        z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
         # A memory map stays one: the door's view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -723,7 +725,7 @@ def save(
     2.5,0.1,0
     """
     _, write = _format(path)
-    z, y = as_tensors(*predictions, doubt=False)
+    z, y = as_tensors(*predictions, doubt=False, padding=False)
     chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
@@ -773,7 +775,7 @@ def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: M
 
 
 def _plain(logits: Any) -> np.ndarray:
-    z = as_logits(logits)
+    z = as_logits(logits, padding=False)
     z = z.float() if z.dtype == torch.bfloat16 else z
     return np.ascontiguousarray(z.cpu().numpy())
 
@@ -796,10 +798,12 @@ def looks_like_probabilities(logits: Array) -> str | None:
     >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
     True
     """
-    rows = np.asarray(logits[:ROWS_LOOKED_AT], dtype=np.float64)
-    if rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3:
-        return "each row sums to 1 like probabilities, but was read as logits"
-    return None
+    few = logits[:ROWS_LOOKED_AT]
+    for some in row_chunks(len(few), few.shape[1]):  # of a whole vocabulary they are many numbers
+        rows = np.asarray(few[some], dtype=np.float64)
+        if not (rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3):
+            return None
+    return "each row sums to 1 like probabilities, but was read as logits"
 
 
 def _format(path: str | os.PathLike[str]) -> Any:

@@ -94,16 +94,17 @@ def _chunks(
             elif name in ("label", "labels"):
                 columns = {"label" if key == name else key: column for key, column in columns.items()}
         counts.rows += len(chunk.logits)
-        counts.classes = after.shape[1]
-        numbers = _softmax(after) if probs else after
+        axis = -1 if fields.class_axis == "last" else 1
+        counts.classes = after.shape[axis]
+        numbers = _softmax(after, axis) if probs else after
         kept = numbers if fields.confidence is None or arrays else np.empty(len(after))
         yield Chunk(kept, labels, columns, "probs" if probs else "logits")
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
     """Probabilities of the logits' type, from double."""
-    odds = np.exp(np.subtract(logits, logits.max(axis=1, keepdims=True), dtype=np.float64))
-    return (odds / odds.sum(axis=1, keepdims=True)).astype(logits.dtype)
+    odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
+    return (odds / odds.sum(axis=axis, keepdims=True)).astype(logits.dtype)
 
 
 def _calibrated_confidence(

@@ -61,8 +61,14 @@ class LabelScores:
         labels = {label: plain(found) for label, found in self.labels.items()}
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
 
+    def note(self) -> str:
+        """What is said below the table; nothing as a rule."""
+        if not any(i.value > i.high for i in self.macro.values()):
+            return ""
+        return "Noise makes binned errors of few rows larger than they are; the interval is of the true mean error."
+
     def __str__(self) -> str:
-        return f"{self.micro}\n\n{text_table(self.table())}"
+        return "\n\n".join(filter(None, [str(self.micro), text_table(self.table()), self.note()]))
 
     __repr__ = __str__
 
@@ -172,7 +178,10 @@ def _macro(
                 if some
             ]
         )
-        error = float(np.sqrt((jackknife(mean, np.nanmean(without, axis=0)) ** 2).sum()))
+        some = np.isfinite(without)  # a label may lack an outcome without a block
+        means = np.where(some, without, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+        enough = some.any(axis=0).all() and blocks > 1
+        error = float(np.sqrt((jackknife(mean, means) ** 2).sum())) if enough else math.nan
         low, high = max(mean - reach * error, 0.0), mean + reach * error
         found[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
     return found

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Hashable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,29 +66,36 @@ def evaluate_shards(
     tally = sums.tally
     if shards.weights is not None and not tally.n:
         raise InputError(shards.weights, "not all be zero", "zeros")
-    wanted = wanted or default_metrics(len(tally.classes.count), fold)
-    found = intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)
-    test = CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)
-    means = {"network": (tally.predicted.value, tally.observed.value)}
-    classes = len(tally.classes.count)
-    worth = None if shards.weights is None else tally.effective_rows
-    groups = {} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)}
-    title = event_name(event, sums.classes, shards.classes)
-    return Scores(
-        rows=tally.n,
-        classes=classes,
-        bins=bins,
+    return scores_of_tally(
+        tally,
+        wanted,
         level=level,
-        values={"network": found},
-        tests={"network": test},
-        changes={},
-        means=means,
-        is_event=tally.is_event,
-        effective_rows=worth,
-        group_tables=groups,
-        event_name=title,
+        n_resamples=n_resamples,
+        seed=seed,
+        effective_rows=None if shards.weights is None else tally.effective_rows,
+        group_tables={} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)},
+        event_name=event_name(event, sums.classes, shards.classes),
         clusters=None if tally.clusters is None else len(sums.clusters),
         cluster_name=shards.clusters or "cluster",
+    )
+
+
+def scores_of_tally(
+    tally: Tally, metrics: Iterable[str] = (), *, level: float, n_resamples: int, seed: int, **fields: Any
+) -> Scores:
+    """The table of `trueup.evaluate` from a tally alone; the other fields of `Scores` by name."""
+    wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.fold)
+    return Scores(
+        rows=tally.n,
+        classes=len(tally.classes.count),
+        bins=tally.grid.bins,
+        level=level,
+        values={"network": intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)},
+        tests={"network": CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)},
+        changes={},
+        means={"network": (tally.predicted.value, tally.observed.value)},
+        is_event=tally.is_event,
+        **fields,
     )
 
 

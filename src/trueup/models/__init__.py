@@ -11,6 +11,7 @@ from trueup.models.dropout import (
     predictive_entropy,
     probability_variance,
 )
+from trueup.models.evaluation import evaluate_loader
 from trueup.models.freezing import frozen
 from trueup.models.networks import Normalise, build_network, load_weights, network_options
 from trueup.models.shift import OODRow, ShiftRow, by_severity, evaluate_ood, evaluate_shift
@@ -26,6 +27,7 @@ __all__ = [
     "by_severity",
     "collect",
     "corrupt",
+    "evaluate_loader",
     "evaluate_ood",
     "evaluate_shift",
     "frozen",

@@ -111,7 +111,7 @@ def collect(
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
-    Predictions(2 rows, 3 classes, torch float32)
+    Predictions(3 rows, 3 classes, torch float32)
     >>> x, y = torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]])
     >>> table = collect(nn.Identity(), [(x, y)], classes="first")
     >>> table.labels, table.clusters
@@ -253,7 +253,7 @@ class Calibrated(nn.Module):
         return method
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.model)})
+        return sorted({*super().__dir__(), *dir(self.model)})  # type: ignore[no-untyped-call]
 
     def _replace_logits(self, output: Any) -> Any:
         if self.after is None:

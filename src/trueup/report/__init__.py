@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trueup.report.figures.coverage_curve import coverage_curve
     from trueup.report.figures.groups import group_errors
     from trueup.report.figures.method_choice import method_choice
+    from trueup.report.figures.net_benefit import decision_curve
     from trueup.report.figures.pit_histogram import pit_histogram
     from trueup.report.figures.promise import promise
     from trueup.report.figures.reliability import plot_reliability, reliability
@@ -35,6 +36,7 @@ _MODULES = {
     "comparison": "figures.comparison",
     "confidence_histogram": "figures.confidence_histogram",
     "coverage_curve": "figures.coverage_curve",
+    "decision_curve": "figures.net_benefit",
     "draw": "figures",
     "group_errors": "figures.groups",
     "method_choice": "figures.method_choice",
@@ -62,6 +64,7 @@ __all__ = [
     "comparison",
     "confidence_histogram",
     "coverage_curve",
+    "decision_curve",
     "draw",
     "group_errors",
     "method_choice",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Semaphore
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -174,6 +174,33 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         pairs = {name: _predictions_of(result.predictions, name) for name in names}
         with answering:
             return diagrams.side_by_side(pairs, bins=bins)
+
+    @api.get("/jobs/{id}/promise", tags=["decide"])
+    def promise(
+        id: str,
+        method: Method = None,
+        certainty: Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")] = 0.95,
+    ) -> models.Promises:
+        """From which confidence on to answer, for each allowed error rate."""
+        result = _result(store.get(id, Job))
+        name = method or result.chosen
+        pair = _predictions_of(result.predictions, name)
+        with answering:
+            return diagrams.promises(pair, method=name, certainty=certainty, cross_fitted=result.cross_fitted)
+
+    @api.get("/jobs/{id}/sets", tags=["decide"])
+    def prediction_sets(
+        id: str,
+        method: Method = None,
+        score: Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")] = "aps",
+        alpha: Annotated[float, Query(gt=0, lt=1, description="how often a set may miss the truth")] = 0.1,
+    ) -> models.SetsInfo:
+        """Sets of classes that hold the truth with a stated probability."""
+        result = _result(store.get(id, Job))
+        name = method or result.chosen
+        pair = _predictions_of(result.predictions, name)
+        with answering:
+            return diagrams.sets(pair, method=name, score=score, alpha=alpha)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:

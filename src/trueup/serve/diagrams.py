@@ -14,7 +14,7 @@ from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT, compare
 from trueup.report.figures import chart
 from trueup.report.figures.reliability import reliability
-from trueup.serve.models import Curve, Difference
+from trueup.serve.models import Curve, Difference, Promises, SetsInfo
 
 RESAMPLES = 400
 """For the band: a slider has to answer at once."""
@@ -45,6 +45,50 @@ def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15) -> Difference
     first, second = (curve(pair, method=name, bins=bins) for name, pair in pairs.items())
     scores = compare(pairs, metrics=DEFAULT, bins=bins, n_resamples=RESAMPLES).to_dict()
     return Difference(first=first, second=second, scores=scores)
+
+
+def promises(pair: Predictions, *, method: str, certainty: float, cross_fitted: bool) -> Promises:
+    """What can be promised at each allowed error rate: the page has a slider of its own over them."""
+    from trueup.report.figures.promise import promise, sentence
+
+    record = promise(*pair, certainty=certainty)
+    drawn = as_json(record)
+    for name in ("sliders", "title"):
+        drawn["layout"].pop(name, None)
+    approximate = "The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+
+    def plain(values: np.ndarray) -> list[float | None]:
+        return [float(x) if np.isfinite(x) else None for x in values]
+
+    return Promises(
+        method=method,
+        rows=record.rows,
+        certainty=record.certainty,
+        allowed=record.allowed.tolist(),
+        threshold=plain(record.threshold),
+        coverage=record.coverage.tolist(),
+        observed=plain(record.observed),
+        text=[sentence(record, i) for i in range(len(record.allowed))],
+        note=approximate if cross_fitted and method != "raw" else "",
+        chart=drawn,
+    )
+
+
+def sets(pair: Predictions, *, method: str, score: Any, alpha: float) -> SetsInfo:
+    """Prediction sets whose limit comes from one half of the rows, judged on the other."""
+    from trueup.core.splits import stratified_folds
+    from trueup.decisions.prediction_sets import PredictionSets, evaluate_sets
+
+    z, y = as_tensors(*pair, doubt=False)
+    if len(z) < 4:
+        raise ValueError(f"at least 4 rows are wanted, one half for the limit and one to judge, got {len(z)}")
+    half = torch.from_numpy(stratified_folds(z, y, 2))
+    rule = PredictionSets.fit(*as_tensors(z[half == 0], y[half == 0], doubt=False), score=score, alpha=alpha)
+    found = evaluate_sets(rule(z[half == 1]), y[half == 1])
+    return SetsInfo(
+        method=method, score=rule.score, alpha=rule.alpha, rows=found.coverage.rows, text=str(found),
+        scores=found.to_dict(),
+    )  # fmt: skip
 
 
 def as_json(record: Any) -> dict[str, Any]:

@@ -79,6 +79,34 @@ class Difference(BaseModel):
     scores: dict[str, Any] = Field(description="metrics of both, with the paired change and its interval")
 
 
+class Promises(BaseModel):
+    """What can be promised at each allowed error rate, on rows that did not fit the method."""
+
+    method: str
+    rows: int
+    certainty: float
+    allowed: list[float]
+    threshold: list[float | None] = Field(
+        description="answer from this confidence on; null where nothing can be promised"
+    )
+    coverage: list[float] = Field(description="the share of rows that are answered")
+    observed: list[float | None] = Field(description="the error rate seen among them")
+    text: list[str] = Field(description="the promise, in a sentence")
+    note: str
+    chart: dict[str, Any]
+
+
+class SetsInfo(BaseModel):
+    """Prediction sets: half of the rows set the limit, on the other half they are judged."""
+
+    method: str
+    score: str
+    alpha: float
+    rows: int
+    text: str
+    scores: dict[str, Any] = Field(description="coverage with interval, sizes, coverage by size and by class")
+
+
 class ApplyRequest(Strict):
     """Logits to be calibrated."""
 

@@ -95,6 +95,10 @@ def _of_classes(audit: Audit) -> bool:
     return not audit.scores.is_event
 
 
+def _of_independent_rows(audit: Audit) -> bool:
+    return audit.clusters is None
+
+
 FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
     {
         "reliability": _always,
@@ -104,7 +108,8 @@ FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
         "method_choice": _always,
         "temperature_sweep": _always,
         "risk_coverage": _of_classes,
-        "promise": lambda audit: _of_classes(audit) and audit.clusters is None,  # it counts independent rows
+        "promise": lambda audit: _of_classes(audit) and _of_independent_rows(audit) and audit.weights is None,
+        "net_benefit": lambda audit: audit.scores.is_event and _of_independent_rows(audit),
         "class_errors": _of_classes,
     }
 )

@@ -87,7 +87,7 @@ def chart(record: Promise, *, height: int = 340) -> Figure:
             "x": record.allowed,
             "y": record.coverage,
             "line": {"color": style.BLUE, "width": 2, "shape": "hv"},
-            "customdata": [_sentence(record, i) for i in range(len(kept))],
+            "customdata": [sentence(record, i) for i in range(len(kept))],
             "hovertemplate": "%{customdata}<extra></extra>",
         },
         {
@@ -110,7 +110,7 @@ def chart(record: Promise, *, height: int = 340) -> Figure:
             "method": "update",
             "args": [
                 {"x": [[float(share)]], "y": [[float(record.coverage[i])]]},
-                {"title.text": _sentence(record, i)},
+                {"title.text": sentence(record, i)},
                 [1],
             ],
         }
@@ -122,7 +122,7 @@ def chart(record: Promise, *, height: int = 340) -> Figure:
         "currentvalue": {"prefix": "Allow errors in "},
         "pad": {"t": 50},
     }
-    title = {"text": _sentence(record, _start(record)), "font": {"size": 13}, "x": 0, "xanchor": "left"}
+    title = {"text": sentence(record, _start(record)), "font": {"size": 13}, "x": 0, "xanchor": "left"}
     return figure.update_layout(sliders=[slider], title=title, height=height + 120, showlegend=False, margin_t=60)
 
 
@@ -141,7 +141,7 @@ def summary(record: Promise) -> str:
     at = [i for i, share in enumerate(record.allowed) if share in (0.01, 0.05) and np.isfinite(record.threshold[i])]
     if not np.isfinite(record.threshold).any():
         return f"Nothing can be promised from {record.rows:,} rows."
-    return " ".join(_sentence(record, i) for i in at or [int(np.flatnonzero(np.isfinite(record.threshold))[0])])
+    return " ".join(sentence(record, i) for i in at or [int(np.flatnonzero(np.isfinite(record.threshold))[0])])
 
 
 def numbers(record: Promise) -> Table:
@@ -166,7 +166,8 @@ def _start(record: Promise) -> int:
     return int(possible[0]) if len(possible) else len(record.allowed) - 1
 
 
-def _sentence(record: Promise, i: int) -> str:
+def sentence(record: Promise, i: int) -> str:
+    """The promise at one allowed error rate."""
     allowed = percent(float(record.allowed[i])).replace(".0", "")
     if not np.isfinite(record.threshold[i]):
         return f"At most {allowed} wrong: cannot be promised from {record.rows:,} rows."

@@ -53,9 +53,54 @@ function forget() {
   if (now.job) ask(`/api/jobs/${now.job}`, { method: "DELETE" }).catch(() => {});
   for (const kept of [now.data, now.test]) if (kept) ask(`/api/data/${kept.id}`, { method: "DELETE" }).catch(() => {});
   Object.assign(now, { data: null, test: null, job: null, result: null });
+  history.replaceState(null, "", location.pathname);
 }
 
-async function show(run) {
+// The address names what is shown, so that a reload or a bookmark finds it, as long as the server keeps it.
+function remember() {
+  const ids = { data: now.data.id, ...(now.test && { test: now.test.id }), job: now.job };
+  history.replaceState(null, "", query(location.pathname, ids));
+  $("link").href = location.href;
+}
+
+async function recall() {
+  const ids = new URLSearchParams(location.search);
+  if (!ids.get("data") || !ids.get("job")) return;
+  const run = ++now.run;
+  try {
+    const [data, test] = await Promise.all([ids.get("data"), ids.get("test")].map((id) => (id ? ask(`/api/data/${encodeURIComponent(id)}`) : null)));
+    const job = await ask(`/api/jobs/${encodeURIComponent(ids.get("job"))}`);
+    Object.assign(now, { data, test, job: job.id, result: null });
+    await show(run, job);
+  } catch (error) {
+    history.replaceState(null, "", location.pathname);
+    if (run === now.run) complain(new Error(`This result is not kept any more: bring the file again. (${error.message})`));
+  }
+}
+
+// What is asked for beside the usual.
+function wishes() {
+  const methods = [...$("wanted").querySelectorAll("input:checked")].map((box) => box.value);
+  const folds = Number($("folds").value);
+  return { ...(methods.length && { methods }), ...(folds && { folds }) };
+}
+
+async function listWishes() {
+  if ($("wanted").children.length) return;
+  const methods = (await ask("/api/methods")).filter(({ name }) => name !== "identity");
+  $("wanted").replaceChildren(...methods.map(({ name, title, summary, default: usual }) => {
+    const label = document.createElement("label");
+    label.className = "check";
+    label.title = summary;
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.value = name;
+    label.append(box, ` ${title}${usual ? " (usual)" : ""}`);
+    return label;
+  }));
+}
+
+async function show(run, kept = null) {
   const { data, test } = now;
   const shown = test ?? data;
   const tested = test?.rows ?? data.test_rows;
@@ -64,17 +109,18 @@ async function show(run) {
   $("how").textContent = tested ? "Fitted on the calibration rows, scored on the test rows."
     : "Cross-fitted: each row is scored by a calibrator that has not seen it.";
   $("verdict").textContent = "Measuring…";
-  for (const id of ["compare", "take", "legend", "best"]) $(id).hidden = true;
+  for (const id of ["compare", "promise", "take", "legend", "best"]) $(id).hidden = true;
   $("temperature").value = 0;
   $("result").hidden = false;
   $("result").scrollIntoView();
   $("verdict").focus({ preventScroll: true });
   turn();
   const evaluated = ask(`/api/data/${shown.id}/evaluate`);
-  const job = await ask(`/api/data/${data.id}/fit`, posted({ test: test?.id ?? null }));
+  const job = kept ?? await ask(`/api/data/${data.id}/fit`, posted({ test: test?.id ?? null, ...wishes() }));
   now.job = job.id;
   listMethods(job);
   $("fitting").hidden = false;
+  remember();
   evaluated.then((found) => { if (run === now.run && !now.result) $("verdict").textContent = joined(found.verdict); }, complain);
   await follow(run);
 }
@@ -113,6 +159,7 @@ function finish(job) {
   $("compare").hidden = methods.length < 2;
   if (methods.length > 1) compare();
   bestTemperature();
+  promises();
 }
 
 // The table: what is known of each method so far.
@@ -267,6 +314,55 @@ const compare = newest(async () => {
   }
 });
 
+// Promises: the server gives all of them, and the slider goes from one to the next.
+let promised;
+async function promises() {
+  const job = now.job;
+  try {
+    const found = await ask(`/api/jobs/${job}/promise`);
+    if (job !== now.job) return;
+    promised = found;
+    const possible = found.allowed.findIndex((share, place) => share >= 0.02 && found.threshold[place] !== null);
+    $("allowed").max = found.allowed.length - 1;
+    $("allowed").value = possible < 0 ? found.allowed.length - 1 : possible;
+    $("promise-note").textContent = found.note;
+    $("promise").hidden = false;
+    allow();
+    sets();
+  } catch (error) {
+    if (job === now.job) complain(error);
+  }
+}
+
+function allow() {
+  const place = Number($("allowed").value);
+  const share = percent(promised.allowed[place]);
+  $("allowed-out").textContent = share;
+  $("allowed").setAttribute("aria-valuetext", share);
+  $("promise-text").textContent = joined(promised.text[place]);
+  const [line, mark] = promised.chart.data;
+  const chart = { ...promised.chart, data: [line, { ...mark, x: [promised.allowed[place]], y: [promised.coverage[place]] }] };
+  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[place]}`).catch(complain);
+}
+
+const sets = newest(async () => {
+  const alpha = Number($("alpha").value) / 100;
+  $("alpha-out").textContent = percent(alpha, 0);
+  $("alpha").setAttribute("aria-valuetext", percent(alpha, 0));
+  const job = now.job;
+  try {
+    const found = await ask(query(`/api/jobs/${job}/sets`, { alpha }));
+    if (job !== now.job) return;
+    const { coverage, size, empty } = found.scores;
+    $("sets-text").textContent = `Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(coverage.value)} of ${coverage.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(coverage.low)} to ${percent(coverage.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
+    $("sets-text").dataset.drawn = String(alpha);
+  } catch (error) {
+    if (job === now.job) complain(error);
+  }
+});
+
+$("allowed").addEventListener("input", () => { if (promised) allow(); });
+$("alpha").addEventListener("input", () => sets());
 $("example").addEventListener("click", () => begin(async () => [await ask("/api/example", { method: "POST" })]));
 $("file").addEventListener("change", () => {
   const files = [...$("file").files];
@@ -288,6 +384,9 @@ for (const id of ["temperature", "bins"]) $(id).addEventListener("input", turn);
 $("bins").addEventListener("change", () => { if (now.result) compare(); });
 $("reset").addEventListener("click", () => setTemperature(1));
 for (const id of ["first", "second"]) $(id).addEventListener("change", () => compare());
+
+$("choices").addEventListener("toggle", () => listWishes().catch(complain), { once: true });
+recall();
 
 ask("/api/limits").then((found) => {
   limits = found;

@@ -159,7 +159,8 @@ class _Arrays(Mapping[str, np.ndarray]):
         return name in self._source.columns
 
     def __getitem__(self, name: str) -> np.ndarray:
-        ((array, _, _),) = self._source.read((name,), None, sys.maxsize)
+        (chunk,) = self._source.read((name,), None, sys.maxsize)
+        array = chunk.logits
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be an array of numbers, got type {array.dtype}")
         return np.asarray(array)

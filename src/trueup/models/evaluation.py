@@ -1,0 +1,61 @@
+"""A live network's table without its logits: each batch is tallied and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from trueup.core.arrays import flatten
+from trueup.core.bins import BINS
+from trueup.core.tally import Tally
+from trueup.metrics.sharded import scores_of_tally
+from trueup.metrics.table import Scores
+from trueup.models.batches import Device
+from trueup.models.calibrated import ClassAxis, outputs
+
+
+def evaluate_loader(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    classes: ClassAxis = None,
+    ignore_index: int = -100,
+    bins: int = BINS,
+    fold: bool = False,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Scores:
+    """The table of `trueup.evaluate` for a network over a loader, in the memory of one batch.
+
+    With `classes`, where outputs are pixels (n, K, …) or tokens (n, …, K), rows of one image or text are a cluster, and
+    intervals and tests are by sample; the adaptive error, and of two classes what is of the event alone, then come
+    without intervals, which need all rows at once (`collect`).
+
+    >>> import torch
+    >>> x, y = torch.randn(8, 3, 4, 4), torch.randint(0, 3, (8, 4, 4))
+    >>> evaluate_loader(nn.Identity(), [(x[:4], y[:4]), (x[4:], y[4:])], classes="first", progress=False).caption()
+    '128 rows, 3 classes, 15 bins, 8 clusters (sample): intervals by sample'
+    """
+    tally: Tally | None = None
+    samples = 0
+    for number, (z, y) in enumerate(outputs(model, loader, classes=classes, device=device, progress=progress)):
+        try:
+            if classes is None:
+                part = Tally.of(z, y, bins=bins, fold=fold)
+            else:
+                ids = range(samples, samples + len(y))
+                rows, labels, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=ids)
+                part = Tally.of(rows, labels, bins=bins, fold=fold, clusters=sample)
+                samples += len(y)
+            tally = part if tally is None else tally + part
+        except ValueError as error:
+            raise ValueError(f"batch {number}: {error}") from None
+    if tally is None:
+        raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
+    by: dict[str, Any] = {} if classes is None else {"clusters": samples, "cluster_name": "sample"}
+    return scores_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed, **by)
