@@ -98,6 +98,8 @@ def stated_defaults(verb):
 def test_help_states_the_defaults_of_the_library(verb):
     stated = stated_defaults(verb)
     files = OF_FILES if "logits" in stated else {}
+    of_forecasts = {name: name + "s" * (name == "target") for name in ("mean", "std", "target") if name in stated}
+    files = {**files, "trueup.io.forecasts:load_forecasts": of_forecasts}
     expected = {}
     for where, arguments in {**LIBRARY.get(verb, {}), **files}.items():
         module, name = where.split(":")

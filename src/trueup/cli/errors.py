@@ -22,13 +22,15 @@ HINTS = {
     Hint.PROBS: "say --probs to read probabilities",
     Hint.SPLIT: "choose --split {}",
     Hint.STATED: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
+    Hint.FORECAST: "forecasts of a number are read by --mean COLUMN --std COLUMN --target COLUMN",
+    Hint.LEVELS: "--levels gives them",
     Hint.CLASSES: "--classes names the classes of labels that are texts",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",
-    Hint.LOAD_RECALIBRATOR: "",
+    Hint.LOAD_RECALIBRATOR: "`trueup apply --mean COLUMN --std COLUMN` reads it",
 }
-"""The library's hints in the words of the command line; no verb reads the last two."""
+"""The library's hints in the words of the command line; no verb reads a clamped network."""
 
 OPTIONS = {
     "batch_size": "--batch-size",

@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ from trueup.core.warning_capture import silence_warnings
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
     from trueup.report.audit import Audit
+
+T = TypeVar("T")
 
 SHOWN = 10
 """So many methods a table shows at most, unless all were asked for."""
@@ -57,6 +59,11 @@ def evaluate(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -74,8 +81,21 @@ def evaluate(
 ) -> None:
     """Measure the calibration of a network, with bootstrap intervals and a test.
 
-    Shards are read once, in chunks, so that they need not fit in memory.
+    Shards are read once, in chunks, so that they need not fit in memory. Forecasts of a number are read by --mean,
+    --std and --target, or by --quantiles and --target.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, split=split, metric=metric, bins=bins, cluster=cluster, skip_bad=skip_bad,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, n_resamples=n_resamples, seed=seed)
+        forecast_verbs.evaluate(file, forecasts, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.metrics import table
     from trueup.registry import METRICS
 
@@ -136,6 +156,11 @@ def compare(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
@@ -148,8 +173,20 @@ def compare(
     """Compare calibration methods: each is fitted to VAL and scored on TEST.
 
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
-    scored by a fit to the other folds.
+    scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are compared.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, bins=bins, all=every, metric=metric,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, folds=folds, seed=seed)
+        forecast_verbs.compare(val, test, forecasts, method, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
 
     for name in metric or ():
@@ -193,6 +230,11 @@ def report(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
@@ -213,6 +255,18 @@ def report(
         require_output(calibrator, ".safetensors", reads=read)
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
+            multilabel=multilabel, bins=bins, all=every,
+        )  # fmt: skip
+        given = o.drop_unset(level=level, folds=folds, seed=seed)
+        forecast_verbs.report(val, test, out, calibrator, title, forecasts, method, given, as_json=as_json, quiet=quiet)
+        return
     from trueup.report import report as make_report
     from trueup.report.page import describe_file
 
@@ -282,7 +336,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
         raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
-    table = _select_metrics(scores, metrics).table()
+    table = select_metrics(scores, metrics).table()
     hidden: list[str] = []
     if many:
         table, hidden = _best_first(table, audit, None if every else SHOWN)
@@ -308,11 +362,15 @@ def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[
     return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
 
 
-def _select_metrics(scores: Scores, metrics: Any) -> Scores:
+def select_metrics(scores: T, metrics: Any) -> T:
+    """The same table with some of its metrics."""
+
     def select(table: Any) -> Any:
         return {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
 
-    return replace(scores, values=select(scores.values), changes=select(scores.changes))
+    of: Any = scores
+    changed: T = replace(of, values=select(of.values), changes=select(of.changes))
+    return changed
 
 
 def _audit(
@@ -388,6 +446,8 @@ def register(app: typer.Typer) -> None:
             "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
             "trueup evaluate tags.npz --multilabel",
             "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
+            "trueup evaluate demand.csv --mean mu --std sigma --target sold",
+            "trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold",
         ),
     )(evaluate)
     app.command(
@@ -405,5 +465,6 @@ def register(app: typer.Typer) -> None:
             "trueup report test.npz -o report.html -c calibrator.safetensors",
             "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
             "trueup report risk.csv --probs --by ward --by sex --weight w",
+            "trueup report demand.csv --mean mu --std sigma --target sold",
         ),
     )(report)

@@ -44,6 +44,11 @@ def fit(
     class_axis: o.ClassAxis = None,
     ignore_index: o.IgnoreIndex = None,
     multilabel: o.Multilabel = False,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    target: o.Target = None,
+    quantiles: o.Quantiles = None,
+    levels: o.Levels = None,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
@@ -57,7 +62,19 @@ def fit(
     given, it chooses one of them; give the simplest first. If the file holds both halves, the fit is to val. Shards
     need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. With
     `--multilabel` one method of two classes, else platt, is fitted to every label and drawn towards that of all.
+    Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
     """
+    if o.any_given(mean, std, target, quantiles, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
+        forecasts.refuse(
+            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
+            classes=classes, class_axis=class_axis, ignore_index=ignore_index, split=split,
+            cluster=cluster, skip_bad=skip_bad,
+        )  # fmt: skip
+        forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)
+        return
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
@@ -184,6 +201,12 @@ def apply(
     confidence: o.Confidence = None,
     classes: o.Classes = None,
     class_axis: o.ClassAxis = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
+    levels: Annotated[
+        str | None,
+        typer.Option("--levels", metavar="NUMBERS", help="Of forecasts: also write the quantiles of these levels."),
+    ] = None,
     split: o.Split = None,
     output_probs: Annotated[
         bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
@@ -196,8 +219,16 @@ def apply(
 
     The output holds logits again, whose softmax is the calibrated probability, or with --output-probs these
     probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
-    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT.
+    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
+    (--mean, --std) stay, with the recalibrated ones beside them.
     """
+    if o.any_given(mean, std, levels):
+        from trueup.cli import forecasts as forecast_verbs
+
+        forecasts = forecast_verbs.ForecastReader(mean, std, levels=levels, storage=storage)
+        forecasts.refuse(probs=probs, logits=logits, labels=labels, confidence=confidence, classes=classes, split=split)
+        forecast_verbs.apply(calibrator, file, out, forecasts, as_json=as_json, quiet=quiet)
+        return
     from trueup.io.artifacts import load_calibrator, read_header
     from trueup.io.source import is_address
 
@@ -330,5 +361,6 @@ def register(app: typer.Typer) -> None:
             "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
             "trueup apply calibrator.safetensors predictions/ -o calibrated/",
             "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
+            "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
         ),
     )(apply)

@@ -26,6 +26,11 @@ def drop_unset(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 
+def any_given(*options: Any) -> bool:
+    """Whether the user gave any of these."""
+    return any(option is not None for option in options)
+
+
 def require_name(kind: str, names: Iterable[str], name: str) -> str:
     """A name of a registry; the error for any other suggests the nearest ones."""
     known = list(names)
@@ -98,6 +103,34 @@ Multilabel = Annotated[
     typer.Option("--multilabel", help="Log-odds (n, labels) and labels 0 or 1 (n, labels), each label an event."),
 ]
 Weight = Annotated[str | None, typer.Option("--weight", metavar="COLUMN", help="A column of weights, one a row.")]
+Mean = Annotated[
+    str | None,
+    typer.Option("--mean", metavar="COLUMN", help="Of forecasts of a number: the column of means (default mean)."),
+]
+Std = Annotated[
+    str | None,
+    typer.Option("--std", metavar="COLUMN", help="Of forecasts: the column of standard deviations (default std)."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="COLUMN", help="Of forecasts: the column of what came (default targets)."),
+]
+Quantiles = Annotated[
+    str | None,
+    typer.Option(
+        "--quantiles",
+        metavar="COLUMNS",
+        help="Of forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'.",
+    ),
+]
+Levels = Annotated[
+    str | None,
+    typer.Option(
+        "--levels",
+        metavar="NUMBERS",
+        help="Of quantiles: their levels, separated by commas; else the columns' names end in them.",
+    ),
+]
 Classes = Annotated[
     str | None,
     typer.Option(

@@ -109,7 +109,7 @@ INLINE int64_t padded_width(int64_t classes) {
 typedef struct {
     int64_t rows, classes, bins, groups;
     int deal;                                                 /* deal the rows to groups, or take group as it comes */
-    const int64_t *labels;                                    /* NULL in the confidence pass */     
+    const int64_t *labels;                                    /* NULL where the confidence pass is to say which class it is */
     double *confidence, *nll, *brier, *entropy, *label_prob;  /* a number a row */
     int64_t *predicted;
     const double *cuts;                                       /* bins - 1; p lies in bin #{cuts < p} */
@@ -213,9 +213,19 @@ typedef struct {
             REAL top = z[0];                                                                                              \
             _Pragma("omp simd reduction(max : top)")                                                                      \
             for (int64_t k = 0; k < width; k++) top = z[k] > top ? z[k] : top;                                            \
-            INT best = (INT)K; /* the lowest place of the largest logit, without a branch to mispredict */                \
-            _Pragma("omp simd reduction(min : best)")                                                                     \
-            for (INT k = 0; k < (INT)width; k++) best = z[k] == top && k < best ? k : best;                               \
+            INT best = (INT)K;                                                                                            \
+            if (p->labels) { /* whether the label is the lowest place of the largest logit: cheaper than which place is */\
+                const INT y = (INT)p->labels[i];                                                                          \
+                int before = z[y] != top;                                                                                 \
+                if (!before) {                                                                                            \
+                    _Pragma("omp simd reduction(| : before)")                                                             \
+                    for (INT k = 0; k < y; k++) before |= z[k] == top;                                                    \
+                }                                                                                                         \
+                best = before ? -1 : y;                                                                                   \
+            } else { /* the lowest place of the largest logit, without a branch to mispredict */                          \
+                _Pragma("omp simd reduction(min : best)")                                                                 \
+                for (INT k = 0; k < (INT)width; k++) best = z[k] == top && k < best ? k : best;                           \
+            }                                                                                                             \
             double sum = 0.0;                                                                                             \
             for (int64_t from = 0; from < width; from += 256) {                                                           \
                 const int64_t to = from + 256 < width ? from + 256 : width;                                               \
@@ -587,7 +597,12 @@ static PyObject *run_top(PyObject *self, PyObject *args) {
     const int is_short = classes <= 40;
     for (int64_t from = 0; from < rows; from += BLOCK) {
         const int64_t n = rows - from < BLOCK ? rows - from : BLOCK;
-        const Pass p = {.rows = n, .classes = classes, .confidence = confidence, .predicted = predicted, .beta = 1.0};
+        const Pass p = {.rows = n,
+                        .classes = classes,
+                        .labels = labels + from,
+                        .confidence = confidence,
+                        .predicted = predicted,
+                        .beta = 1.0};
         if (is_double)
             (is_short ? short_double : confidence_double)((const double *)(uintptr_t)logits_at + from * classes, &p);
         else
@@ -601,6 +616,38 @@ static PyObject *run_top(PyObject *self, PyObject *args) {
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+/* Whether all numbers lie above the least and are finite: one pass, where a minimum and a maximum take two. */
+#define DEFINE_WITHIN(NAME, REAL)                                                                                         \
+    BEST_CPU static int NAME(const REAL *z, int64_t n, REAL least) {                                                      \
+        for (int64_t from = 0; from < n; from += 4096) {                                                                  \
+            const int64_t to = from + 4096 < n ? from + 4096 : n;                                                         \
+            int beyond = 0;                                                                                               \
+            _Pragma("omp simd reduction(| : beyond)")                                                                     \
+            for (int64_t k = from; k < to; k++) beyond |= !(z[k] > least && z[k] < (REAL)INFINITY);                       \
+            if (beyond) return 0;                                                                                         \
+        }                                                                                                                 \
+        return 1;                                                                                                         \
+    }
+
+DEFINE_WITHIN(within_float, float)
+DEFINE_WITHIN(within_double, double)
+
+static PyObject *run_within(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long numbers;
+    long long n;
+    int is_double, within;
+    double least;
+    if (!PyArg_ParseTuple(args, "KpLd", &numbers, &is_double, &n, &least)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_double)
+        within = within_double((const double *)(uintptr_t)numbers, n, least);
+    else
+        within = within_float((const float *)(uintptr_t)numbers, n, (float)least);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(within);
 }
 
 /* The quick hash of each row, and whether any two rows share one: a table of twice their number, probed in order. */
@@ -689,6 +736,7 @@ static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass
                                 {"run_vector", run_vector, METH_VARARGS, "Loss of vector scaling and its gradient."},
                                 {"run_top", run_top, METH_VARARGS, "Confidences and hits, tallied in bins."},
                                 {"run_hash", run_hash, METH_VARARGS, "Quick hashes of rows, and whether two are equal."},
+                                {"run_within", run_within, METH_VARARGS, "Whether numbers are finite and above one."},
                                 {"run_locate", run_locate, METH_VARARGS, "How many cuts lie below each value."},
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 
-from trueup.core import chunks
+from trueup.core import chunks, native
 from trueup.core.conversion import to_tensor as _tensor
 from trueup.core.errors import Hint, InputError
 
@@ -98,7 +98,7 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     True
     """
     z, y = logits[rows], labels[rows]
-    absent = _is_checked(logits) and logits._absent  # type: ignore[attr-defined]
+    absent = not _is_checked(logits) or logits._absent  # type: ignore[attr-defined]
     return _mark_checked(z, z.shape[1], absent=absent), _mark_checked(y, z.shape[1])
 
 
@@ -281,6 +281,8 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
     if not z.numel():
         return z, False
     if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
+        if native.all_within(z, -MIN_PADDING):
+            return z, False
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))

@@ -28,6 +28,8 @@ class Hint(StrEnum):
     PROBS = "say probs=True to read probabilities"
     SPLIT = "choose the split {}"
     STATED = "a stated confidence is read by confidence= with correct="
+    FORECAST = "forecasts of a number are read by load_forecasts"
+    LEVELS = "levels= gives them"
     CLASSES = "classes= names the classes of labels that are texts"
     LOAD_CALIBRATOR = "load_calibrator(path) reads it"
     LOAD_CLAMPED = "load_clamped(model, path) reads it"

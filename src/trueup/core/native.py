@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from trueup.core import chunks
-from trueup.core.arrays import upcast_half
 
 compiled: Any
 try:
@@ -73,8 +72,9 @@ def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[
     if logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64):
         yield start, logits[start:stop]
         return
+    half = logits.dtype in (torch.float16, torch.bfloat16)
     for rows in chunks.row_chunks(stop, logits.shape[1], chunks.CACHE, start=start):
-        yield rows.start, upcast_half(logits[rows]).contiguous()
+        yield rows.start, (logits[rows].float() if half else logits[rows]).contiguous()
 
 
 @contextmanager
@@ -101,6 +101,15 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
     count = np.empty(len(values), np.int64)
     compiled.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(count))
     return count
+
+
+def all_within(numbers: Tensor, least: float) -> bool | None:
+    """Whether all numbers are finite and above the least, read once; None where C cannot read them."""
+    if not (usable(numbers) and numbers.is_contiguous() and numbers.dtype in (torch.float32, torch.float64)):
+        return None
+    is_double = numbers.dtype == torch.float64
+    within: bool = compiled.run_within(_address(numbers), is_double, numbers.numel(), least)
+    return within
 
 
 def hash_rows(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, bool] | None:

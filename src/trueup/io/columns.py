@@ -84,6 +84,8 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
         hint = Hint.PROBS
     elif "logits" in missing and any("confidence" in name.lower() for name in columns):
         hint = Hint.STATED
+    elif "logits" in missing and {"mean", "std"} <= set(columns):
+        hint = Hint.FORECAST
     choices = splits if hint is Hint.SPLIT else ()
     return InputError(
         "the file", f"have {' and '.join(missing)}", _list(columns), hint or _nearest(columns, missing), choices=choices

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup.core.errors import InputError
+from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file
 from trueup.io.columns import require_columns
 from trueup.io.formats import ARRAYS, FORMATS
@@ -41,11 +41,18 @@ class ForecastTable:
     weights: np.ndarray | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the file, where they were asked for."""
+    clusters: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The cluster of each row, by the name of the column."""
     skipped: int = 0
     """How many rows had no target or no forecast, and were left out."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return iter((self.forecast, self.spread, self.targets))
+        return iter(self.triple)
+
+    @property
+    def triple(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(mean, std, targets), or (quantiles, levels, targets)."""
+        return self.forecast, self.spread, self.targets
 
     @property
     def is_gaussian(self) -> bool:
@@ -53,29 +60,31 @@ class ForecastTable:
         return self.forecast.ndim == 1
 
     def options(self) -> dict[str, Any]:
-        """Weights as the keyword that functions take them by, where there are any."""
-        return {} if self.weights is None else {"weights": self.weights}
+        """Weights and clusters as the keywords that functions take them by, where there are any."""
+        weights = {} if self.weights is None else {"weights": self.weights}
+        return {**weights, **({"clusters": dict(self.clusters)} if self.clusters else {})}
 
 
 def load_forecasts(
     path: str | os.PathLike[str],
     *,
-    mean: str | None = None,
-    std: str | None = None,
+    mean: str = "mean",
+    std: str = "std",
     targets: str = "targets",
     quantiles: str | Sequence[str] | None = None,
     levels: Sequence[float] | None = None,
     weights: str | None = None,
+    clusters: str | None = None,
     every_column: bool = False,
     labelled: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ForecastTable:
     """Read forecasts from a file of any format that `load` reads.
 
-    Gaussian forecasts are the columns `mean` and `std`, by default of these names. `quantiles` names the columns of
-    quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels` of the file,
-    or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. Rows without a target or a
-    forecast are left out, and a warning tells how many.
+    Gaussian forecasts are the columns `mean` and `std`, and `targets`, which may be called target. `quantiles` names
+    the columns of quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels`
+    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. Rows without a
+    target or a forecast are left out, and a warning tells how many.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -85,21 +94,21 @@ def load_forecasts(
     >>> levels, targets
     (array([0.1, 0.9]), array([1., 2.]))
     """
-    if quantiles is not None and (mean is not None or std is not None):
+    if quantiles is not None and (mean, std) != ("mean", "std"):
         raise InputError("quantiles", "come without mean and std", "both")
     with open_predictions(path, storage_options=storage_options) as file, errors_name_file(file.name):
         source = file.source
         target = _target(source, targets) if labelled else None
         names, tau = _columns(source, mean, std, quantiles, levels)
-        others = [name for name in (target, weights) if name is not None]
+        others = [name for name in (target, weights, clusters) if name is not None]
         require_columns(source.columns, others)
         wanted = _every_column(source, names[0]) if every_column else []
-        read = {"others": list(dict.fromkeys([*others, *wanted])), "gaps": True}
+        beside = list(dict.fromkeys([*others, *wanted]))
         if quantiles is not None and tau is None:
             tau = _levels_in_file(source, names)
-        chunks = list(source.read(names, None, sys.maxsize, **read))
+        chunks = list(source.read(names, None, sys.maxsize, others=beside, gaps=True))
         numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
-        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in read["others"]}
+        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in beside}
         y = np.full(len(numbers), np.nan) if target is None else _vector(columns[target], target)
         w = None if weights is None else _vector(columns[weights], weights)
     kept = ~np.isnan(numbers).any(axis=1)
@@ -109,11 +118,14 @@ def load_forecasts(
         rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
         warnings.warn(f"{os.fspath(path)}: {rows} left out, without a target or a forecast", stacklevel=2)
         numbers, y, w = numbers[kept], y[kept], None if w is None else w[kept]
+    of_row = {} if clusters is None else {clusters: simplify(as_list(columns[clusters]))}
+    if skipped:
+        of_row = {name: values[kept] for name, values in of_row.items()}
     if tau is not None:
         if numbers.shape[1] != len(tau):
             raise InputError("levels", f"be {numbers.shape[1]}, one for each quantile", str(len(tau)), file=path)
-        return ForecastTable(numbers, tau, y, w, columns, skipped)
-    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, skipped)
+        return ForecastTable(numbers, tau, y, w, columns, of_row, skipped)
+    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, of_row, skipped)
 
 
 class _Names(NamedTuple):
@@ -123,13 +135,13 @@ class _Names(NamedTuple):
 
 def _columns(
     source: Source,
-    mean: str | None,
-    std: str | None,
+    mean: str,
+    std: str,
     quantiles: str | Sequence[str] | None,
     levels: Sequence[float] | None,
 ) -> _Names:
     if quantiles is None:
-        names = [mean or "mean", std or "std"]
+        names = [mean, std]
         require_columns(source.columns, names)
         return _Names(names, None)
     given = [quantiles] if isinstance(quantiles, str) else list(quantiles)
@@ -137,7 +149,7 @@ def _columns(
     for name in given:
         matching = [column for column in source.columns if fnmatchcase(column, name)] if "*" in name else [name]
         if not matching:
-            raise InputError("quantiles", "name columns of the file", repr(name), ", ".join(source.columns))
+            raise InputError("quantiles", f"name columns among {', '.join(source.columns)}", repr(name))
         names += matching
     require_columns(source.columns, names)
     if levels is not None:
@@ -157,14 +169,14 @@ def levels_of_names(names: Sequence[str]) -> np.ndarray:
         level = float(number[1]) if number else 0.0
         level = level if "." in (number[1] if number else "") and level < 1 else level / 100
         if not 0 < level < 1:
-            raise InputError(f"column {name!r}", "end in its level, as q0.05 or q05 do", "no such number", "say levels")
+            raise InputError(f"column {name!r}", "end in its level, as q0.05 or q05 do", "no such number", Hint.LEVELS)
         levels.append(level)
     return np.array(levels)
 
 
 def _levels_in_file(source: Source, names: Sequence[str]) -> np.ndarray:
     if "levels" not in source.columns or not source.rows:
-        raise InputError("levels", f"be given for the quantiles in {names[0]!r}", "none")
+        raise InputError("levels", f"be known of the quantiles in {names[0]!r}", "none", Hint.LEVELS)
     (chunk,) = source.read(["levels"], None, sys.maxsize)
     return np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
 

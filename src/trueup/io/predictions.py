@@ -73,7 +73,8 @@ class Predictions(NamedTuple):
     def _repr_html_(self) -> str:
         hits = "–"
         if len(self.labels) and self.logits.ndim == 2:
-            hits = format_percent(float((self.logits.argmax(-1) == self.labels).sum()) / len(self.labels), 1)
+            right: Any = self.logits.argmax(-1) == self.labels
+            hits = format_percent(float(right.sum()) / len(self.labels), 1)
         figures = {"rows": f"{len(self.labels):,}", "classes": f"{self.logits.shape[-1]:,}", "accuracy": hits}
         return html_summary("Predictions", figures | {"logits": _kind_of(self.logits)})
 

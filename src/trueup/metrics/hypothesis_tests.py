@@ -321,15 +321,15 @@ def detectable_error_of_tally(
     weight, stated = rows_of_cell / rows_of_cell.sum(), tally.grid.confidence.sum(axis=0)[fine] / rows_of_cell
     stated = np.clip(stated, 1e-12, 1 - 1e-12)
     odds = np.log(stated) - np.log1p(-stated)
-    coarse, part = np.unique(coarse_cells(tally.grid, False)[fine], return_inverse=True)
-    share, member = np.bincount(part, weight), membership(coarse // CELLS_PER_BIN)
+    coarse, cell = np.unique(coarse_cells(tally.grid, False)[fine], return_inverse=True)
+    mass, member = np.bincount(cell, weight), membership(coarse // CELLS_PER_BIN)
     rng = np.random.default_rng(seed)
 
     def gather(values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.clip(np.bincount(part, weight * values) / share, 0.0, 1.0))
+        return np.asarray(np.clip(np.bincount(cell, weight * values) / mass, 0.0, 1.0))
 
     mean = gather(stated)
-    drawn = rng.multinomial(n, share, size=n_resamples)
+    drawn = rng.multinomial(n, mass, size=n_resamples)
     rows_of_bin, claimed = drawn @ member, (drawn * mean) @ member
     # The test knows the confidences it is given, and its critical value is the larger the more errors they foresee.
     scale = _poisson_deviation((drawn * gather(stated * (1 - stated))) @ member).sum(axis=1) / n

@@ -253,7 +253,7 @@ class Calibrated(nn.Module):
         return method
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.model)})
+        return sorted({*super().__dir__(), *dir(self.model)})  # type: ignore[no-untyped-call]
 
     def _replace_logits(self, output: Any) -> Any:
         if self.after is None:

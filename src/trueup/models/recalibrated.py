@@ -148,6 +148,6 @@ def _replace(output: Any, mean: Tensor, std: Tensor) -> Any:
         changed["mean"], changed["std"] = mean, std
         return changed
     if isinstance(output, torch.distributions.Normal):
-        return torch.distributions.Normal(mean, std, validate_args=False)  # type: ignore[no-untyped-call]
+        return torch.distributions.Normal(mean, std, validate_args=False)
     rest = [mean, std, *output[2:]]
     return output._make(rest) if hasattr(output, "_make") else type(output)(rest)

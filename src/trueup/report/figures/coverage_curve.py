@@ -136,7 +136,8 @@ def summary(record: CoverageCurve) -> str:
         f"Furthest off are the {format_percent(float(record.levels[worst]))} intervals, which hold "
         f"{percent(float(record.coverage[worst]))} of the targets: {side}."
     )
-    return f"Of {len(gap)} levels over {record.rows:,} rows, {outside or 'none'} {'lies' if outside == 1 else 'lie'} outside the band. {far}"
+    lie = f"{outside or 'none'} {'lies' if outside == 1 else 'lie'}"
+    return f"Of {len(gap)} levels over {record.rows:,} rows, {lie} outside the band. {far}"
 
 
 def numbers(record: CoverageCurve) -> Table:

@@ -152,8 +152,9 @@ def summary(record: PitHistogram) -> str:
     outside = int(((record.density < record.low) | (record.density > record.high)).sum())
     width = np.diff(record.edges)
     ends = [f"{format_percent(float(record.density[k] * width[k]), 1)} of the targets" for k in (0, -1)]
+    lie = f"{outside or 'none'} {'lies' if outside == 1 else 'lie'}"
     return (
-        f"Of {len(width)} bars over {record.rows:,} rows, {outside or 'none'} {'lies' if outside == 1 else 'lie'} outside the band. {ends[0]} have a "
+        f"Of {len(width)} bars over {record.rows:,} rows, {lie} outside the band. {ends[0]} have a "
         f"PIT below {record.edges[1]:g} ({format_percent(float(width[0]), 1)} if calibrated), {ends[1]} above "
         f"{record.edges[-2]:g} ({format_percent(float(width[-1]), 1)}). The mean is {record.mean:.3f}, ½ if calibrated."
     )
