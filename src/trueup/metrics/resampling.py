@@ -128,7 +128,7 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     parts = jackknife(observed, after.without_each(error) - before.without_each(error))
     weight = before.blocks[0].sum(axis=1)
     reach = t_quantile(tail, degrees_of_freedom(weight)) * math.sqrt(float((parts**2).sum()))
-    return min(low, observed - reach), max(high, observed + reach)
+    return min(low, observed - reach, ends[0]), max(high, observed + reach, ends[1])
 
 
 def gap_noise(sums: ClusterSums | np.ndarray, weight: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
