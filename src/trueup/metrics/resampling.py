@@ -124,7 +124,13 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     high = solve_difference(seen(tail), observed, starts[0], last=True)
     if before.blocks is None or after.blocks is None:
         return low, high
-    # Where one method claims too much and the other too little, what moves all bins counts twice.
+    # Where one method claims too much and the other too little, what moves all bins moves their errors apart. So true
+    # gaps are also considered that are those observed less the noise.
+    behind, ahead = (
+        BINNED_ERRORS[error](side.counts, side.confidence, side.confidence + side.gap - side.noise)
+        for side in (before, after)
+    )
+    ends = _quantile(ahead - behind, tail), _quantile(ahead - behind, 1 - tail)
     parts = jackknife(observed, after.without_each(error) - before.without_each(error))
     weight = before.blocks[0].sum(axis=1)
     reach = t_quantile(tail, degrees_of_freedom(weight)) * math.sqrt(float((parts**2).sum()))
