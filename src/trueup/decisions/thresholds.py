@@ -24,7 +24,6 @@ from trueup.calibrators.compose import cross_fit
 from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
 from trueup.core.bins import tie_ends
 from trueup.core.errors import InputError
-from trueup.core.events import event_class
 from trueup.core.formatting import format_percent
 from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
@@ -242,7 +241,11 @@ def threshold(
     name, cost = _check_risk(risk, costs, at_most, z.shape[1])
     check_share(certainty, "certainty")
     of_event = name in ("false_discovery_rate", "false_positive_rate")
-    number = event_class(event, z.shape[1], names) if of_event else None
+    number = None
+    if of_event:
+        from trueup.core.events import event_class  # most promises are of the predicted class
+
+        number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z))
     if method is not None:
