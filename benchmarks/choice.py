@@ -55,9 +55,8 @@ SKLEARN = tuple(name for name in peers.PEERS if name.startswith("scikit-learn"))
 HEAD = """# The automatic choice, measured
 
 `METHODS["auto"]`, which `trueup fit` uses, beside single methods of ours and the calibrators of other packages at their
-defaults. The files of networks and of language models had a part in settling its candidates; those of scikit-learn's
-models had none. All methods get the same
-probabilities, in single precision, and are judged on rows that none has seen. Written by
+defaults. All of these files had a part in settling its candidates and their prior, so its figures flatter it a little.
+All methods get the same probabilities, in single precision, and are judged on rows that none has seen. Written by
 
 ```sh
 $ make bench-choice
@@ -73,8 +72,9 @@ that without calibration, where it is worst.
 """
 WORDS = """
 Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
-gives exact zeros. Splits share rows and models share data sets, so that files are not independent. Two of the options
-that language models choose from are never right: `auto` keeps the odds of a class without rows, which costs it there.
+gives exact zeros. Splits share rows and models share data sets, so that files are not independent. Options that no
+question has are left out of language models' logits: `auto` keeps the odds of a class without rows, and warns, since
+only the user knows whether it can occur.
 """
 
 
@@ -85,8 +85,6 @@ class File(NamedTuple):
     model: str
     losses: dict[str, float]
     raw: float
-    seconds: float
-    """Of the automatic choice's fit."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,7 +150,7 @@ def run_peers(folder: Path, where: str | None) -> dict[str, str]:
 
 
 def run_ours(folder: Path, where: str | None) -> dict[str, tuple[Options, list[dict[str, Any]]]]:
-    """Our methods on each benchmark: benchmark → options and rows, which know their seconds."""
+    """Our methods on each benchmark: benchmark → options and rows."""
     store, found = Store(folder / "calarena.sqlite"), {}
     benchmarks = {
         cell.settings["benchmark"]: cell.settings["classes"] for cell in STUDY.cells(Options(data_dir=str(folder)))
@@ -167,7 +165,7 @@ def run_ours(folder: Path, where: str | None) -> dict[str, tuple[Options, list[d
         outcomes = store.outcomes(cells)
         if len(outcomes) < len(cells):
             continue
-        rows = [{**each.settings, **row, "seconds": each.seconds} for each in outcomes for row in each.rows]
+        rows = [{**each.settings, **row} for each in outcomes for row in each.rows]
         found[benchmark] = options, rows
     return found
 
@@ -180,15 +178,13 @@ def collect(folder: Path, benchmark: str, rows: Sequence[dict[str, Any]]) -> lis
         of_file.setdefault(row["method"], []).append(row["nll"])
         if row["method"] == CHOSEN:
             of_file.setdefault("raw", []).append(row["raw_nll"])
-            of_file.setdefault("seconds", []).append(row["seconds"])
     for method, losses in files.read_results(str(folder), benchmark).items():
         for (_, data, model), loss in losses.items():
             gathered[data, _kind(model)].setdefault(method, []).append(loss.nll)
     result = []
     for (data, model), values in gathered.items():
         means = {name: float(np.mean(each)) for name, each in values.items()}
-        raw, seconds = means.pop("raw"), means.pop("seconds")
-        result.append(File(data, model, means, raw, seconds))
+        result.append(File(data, model, means, means.pop("raw")))
     return result
 
 
@@ -198,7 +194,7 @@ def _kind(model: str) -> str:
 
 
 def summary(found: dict[str, list[File]]) -> Table:
-    """One line a benchmark: regret, how often `auto` beats the peers' defaults, harm, seconds."""
+    """One line a benchmark: regret, how often `auto` beats the peers' defaults, harm."""
     lines = []
     for benchmark, all_files in found.items():
         regrets = np.array([_regret(file) for file in all_files])
@@ -207,7 +203,6 @@ def summary(found: dict[str, list[File]]) -> Table:
             "regret": regrets.mean(),
             "worst": regrets.max(),
             "harm": max(file.losses[CHOSEN] - file.raw for file in all_files),
-            "seconds": float(np.mean([file.seconds for file in all_files])),
         }
         for name, group in (("probmetrics", ("probmetrics",)), ("sklearn", SKLEARN)):
             theirs = [[file.losses[peer] for peer in group if peer in file.losses] for file in all_files]
@@ -221,7 +216,6 @@ def summary(found: dict[str, list[File]]) -> Table:
         Column("harm", "worst harm", better=""),
         Column("probmetrics", "below probmetrics' default, %", better="", scale=100, digits=0),
         Column("sklearn", "below the best of scikit-learn's three, %", better="", scale=100, digits=0),
-        Column("seconds", "seconds a fit", better="", digits=1),
     ]
     return tabulate(lines, by="predictions", columns=columns)
 

@@ -124,7 +124,8 @@ def language(folder: Path, seeds: int) -> Iterator[Experiment]:
         yield from _splits("language-binary", path.stem, whole, seeds)
     for path in sorted((folder / "llm").glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
-            whole = _as_probs(Predictions(arrays["logits"], arrays["labels"]))
+            most = int(arrays["options"].max())  # no question has the options after these
+            whole = _as_probs(Predictions(arrays["logits"][:, :most], arrays["labels"]))
         yield from _splits("language-multiclass", path.stem, whole, seeds)
 
 

@@ -429,7 +429,7 @@ def planning(small: bool) -> None:
                     # The top confidence as an event: the test sees the same bins, of two columns.
                     pair_of_row = torch.from_numpy(np.stack([np.zeros(n), odds[at]], axis=1))
                     outcome = torch.from_numpy((rng.random(n) < truth[at]).astype(np.int64))
-                    detected += consistency(pair_of_row, outcome, n_resamples=400, seed=trial).p_value <= 0.05
+                    detected += consistency(pair_of_row, outcome, n_resamples=1000, seed=trial).p_value <= 0.05
                 print(
                     f"  {name}, {n:,} rows, {side}confident: error {error:.4f} detected in {detected / trials:.3f} of "
                     f"{trials:,}",

@@ -43,6 +43,15 @@ def build(dist, compilers=(None, "/bin/false")):
     return sorted(dist.iterdir())
 
 
+def find_python(version):
+    """A Python of this version that runs, on the path or among those of pyenv."""
+    kept = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
+    for python in filter(None, (shutil.which(f"python{version}"), *map(str, kept))):
+        if subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
 def try_wheel(python, wheel, folder, demo):
     """A fresh environment with the wheel in it, and what it must do there."""
     run(python, "-m", "venv", folder)
@@ -71,7 +80,7 @@ def main():
         return
     tried = []
     for version in options.only or PYTHONS:
-        python = shutil.which(f"python{version}")
+        python = find_python(version)
         if python is None:
             print(f"Python {version} is not here")
             continue

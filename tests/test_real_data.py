@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueup import Tally, evaluate, from_probs, load, metrics
+from trueup import METHODS, Tally, evaluate, from_probs, load, metrics
 
 LOGITS = [
     ("cifar10_densenet40", "val", 0.9382, 0.0436),
@@ -29,6 +29,19 @@ TOP = [
     ("cifar100_densenet40", 0.7000, 0.2116),
     ("cifar10_resnet110", 0.9356, 0.0475),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"), [("mmbench_Qwen-VL-Chat", 0.8040, 0.6796), ("oodcv_MobileVLM_V2-7B", 0.9232, 0.7919)]
+)
+def test_options_that_are_not_offered_are_left_out(data, name, before, after):
+    file = np.load(data / "llm" / f"{name}.npz")
+    offered = np.arange(6) < file["options"][:, None]
+    masked = np.where(offered, file["logits"], -np.inf)
+    assert METHODS["temperature"](file["logits"], file["labels"]).certificate.loss == pytest.approx(before, abs=1e-4)
+    calibrator = METHODS["temperature"](masked, file["labels"])
+    assert metrics.nll(calibrator(masked), file["labels"]) == pytest.approx(after, abs=1e-4)
+    assert np.array_equal(np.isfinite(calibrator(masked)), offered)
 
 
 @pytest.mark.parametrize(("name", "split", "accuracy", "ece"), LOGITS)

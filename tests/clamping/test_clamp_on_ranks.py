@@ -84,8 +84,11 @@ def repaired(share=slice(None), size=60):
     return {
         "theta": found.before.inner.theta,
         "estimates": [tensor.clone() for tensor in estimates],
-        "numbers": [record.temperature, record.held_out, record.equivalents, *(rung.loss for rung in record.rungs)]
-        + [taught.repair_record.moved, taught.repair_record.equivalents],
+        "numbers": [
+            *(record.temperature, record.held_out, record.equivalents),
+            *(rung.loss for rung in record.rungs),
+            *(taught.repair_record.moved, taught.repair_record.equivalents),
+        ],
     }
 
 

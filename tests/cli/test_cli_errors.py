@@ -290,7 +290,7 @@ def test_a_signal_stops_the_process():
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=1200)
     assert (process.returncode, stderr) == (130, "trueup: interrupted\n")
 
 

@@ -16,7 +16,14 @@ def files(tmp_path_factory):
     for name in ("val", "test"):
         mean, std = rng.normal(size=200) + 10, rng.uniform(0.5, 2, size=200)
         y = mean + 2 * std * rng.normal(size=200)
-        columns = {"shop": np.array([f"s{i}" for i in range(200)]), "mu": mean, "sd": std, "sold": y, "w": np.ones(200)}
+        columns = {
+            "shop": np.array([f"s{i}" for i in range(200)]),
+            "mu": mean,
+            "sd": std,
+            "sold": y,
+            "w": np.ones(200),
+            "town": np.arange(200) // 5,
+        }
         save_columns(folder / f"{name}.csv", columns | {"q10": mean - std, "q50": mean, "q90": mean + std})
     return folder
 
@@ -33,6 +40,15 @@ def test_evaluate_prints_the_table(command, asked, files):
     assert "coverage_40" in command(
         "evaluate", files / "val.csv", "--quantiles", "q*", "--levels", "0.3,0.5,0.7", "--target", "sold"
     ).stdout  # fmt: skip
+
+
+def test_clusters_reach_every_verb(command, asked, files, tmp_path):
+    town = (*COLUMNS, "--clusters", "town")
+    assert "40 clusters (town): intervals by town" in command("evaluate", files / "val.csv", *town).stdout
+    assert asked("compare", files / "val.csv", files / "test.csv", *town)["audit"]["scores"]["clusters"] == 40
+    assert asked("compare", files / "val.csv", *town)["audit"]["cross_fitted"]
+    assert asked("fit", files / "val.csv", *town, "-o", tmp_path / "r.safetensors")["chosen"] == "variance"
+    command("fit", files / "val.csv", *town, "-m", "quantiles", "-o", tmp_path / "r.safetensors")
 
 
 def test_fit_and_apply(command, asked, files, tmp_path):

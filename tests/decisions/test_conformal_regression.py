@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from trueup.calibrators.regression import IsotonicQuantiles
-from trueup.decisions import ConformalQuantiles, ConformalResiduals
+from trueup.decisions import (
+    ConformalQuantiles,
+    ConformalResiduals,
+    load_conformal,
+    load_prediction_sets,
+    save_conformal,
+)
 
 
 def draw(n, rng):
@@ -39,3 +45,16 @@ def test_few_rows_promise_everything_and_bad_input_is_named():
         ConformalQuantiles.fit([1.0], [0.0], [1.0])
     narrow = ConformalQuantiles(-5.0, 0.1).interval([0.0], [1.0])
     assert narrow == (0.5, 0.5)
+
+
+def test_rules_are_kept(tmp_path):
+    path = tmp_path / "rule.safetensors"
+    for rule in (ConformalResiduals(1.25, 0.1), ConformalQuantiles(-0.5, 0.2), ConformalQuantiles(float("inf"), 0.2)):
+        save_conformal(rule, path, summary={"rows": 9})
+        again = load_conformal(path)
+        assert type(again) is type(rule)
+        assert (float(again.quantile), again.alpha) == (float(rule.quantile), rule.alpha)
+    with pytest.raises(ValueError, match="rule must be a ConformalResiduals"):
+        save_conformal(object(), path)
+    with pytest.raises(ValueError, match="load_conformal"):
+        load_prediction_sets(path)

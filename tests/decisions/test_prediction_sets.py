@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -169,6 +170,24 @@ def test_it_exports():
         assert (exported(example) == made(example)).all()
 
 
+def test_a_set_of_onnx_is_the_same(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    z, y = draw(300, 8)
+    made = PredictionSets.fit(z, y, score="raps", penalty=0.05, rank=1, randomised=False)
+    z = draw(300, 9)[0].astype(np.float32)  # other rows: one of those may lie on the limit itself
+    z[::2, 1] = z[::2, 0]
+    z[::3, 2] = -np.inf
+    path = tmp_path / "sets.onnx"
+    rows = {"logits": {0: torch.export.Dim("rows")}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch's exporter itself calls old
+        torch.onnx.export(made, (torch.from_numpy(z[:5]),), path, dynamo=True, dynamic_shapes=rows, verbose=False)
+    session = onnxruntime.InferenceSession(path)
+    (sets,) = session.run(None, {session.get_inputs()[0].name: z})
+    assert (sets == made(z)).all()
+
+
 def test_diagnostics_are_plain_data():
     z, y = draw(500, 9)
     scores = evaluate_sets(PredictionSets.fit(z, y)(z), y)
@@ -181,3 +200,20 @@ def test_diagnostics_are_plain_data():
         PredictionSets.fit(z, y, score="top")
     with pytest.raises(InputError, match="alpha must lie"):
         PredictionSets.fit(z, y, alpha=0)
+
+
+def test_absent_options_are_in_no_set_and_clusters_count_once():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(600, 5)) * 2
+    z[::2, 3:] = -np.inf
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    for score in ("lac", "aps", "raps"):
+        for limit in (PredictionSets(score, np.inf, 0.1), PredictionSets.fit(z, y, score=score, by_class=True)):
+            assert not limit(z)[np.isinf(z)].any()
+    assert PredictionSets("aps", np.inf, 0.1)(z)[~np.isinf(z)].all()
+    each = PredictionSets.fit(z, y, clusters=np.arange(600))
+    assert each.quantile == PredictionSets.fit(z, y).quantile
+    few = PredictionSets.fit(
+        np.repeat(z[:40], 15, axis=0), np.repeat(y[:40], 15), clusters=np.repeat(np.arange(40), 15)
+    )
+    assert few.quantile == PredictionSets.fit(z[:40], y[:40]).quantile

@@ -46,7 +46,8 @@ def test_the_catalogue_says_of_every_method_when_not_to_use_it(catalogue):
 
 
 def test_the_reference_has_every_public_package():
-    targets = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    pages = [DOCS / "reference.md", *sorted((DOCS / "reference").glob("*.md"))]
+    targets = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
     assert len(targets) == len(set(targets))
     for target in targets:
         if target not in ("trueup.integrations.prometheus", "trueup.integrations.torchmetrics"):  # of the extras
@@ -67,6 +68,7 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from trueup.cli import app
+    from trueup.io.forecasts import save_columns
 
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -84,6 +86,10 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     np.savez("both.npz", val_logits=z[:300], val_labels=y[:300], test_logits=z[300:], test_labels=y[300:])
     np.savez("probs.npz", probs=np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), labels=y)
     np.savez("odd.npz", scores=z, truth=y)
+    for name in ("demand.csv", "later.csv"):
+        mean, sold = rng.normal(size=200), 3 * rng.normal(size=200)
+        columns = {"mu": mean, "sigma": np.ones(200), "sold": mean + sold}
+        save_columns(name, columns | {"q05": mean - 1.6, "q50": mean, "q95": mean + 1.6})
     np.savez("pixels.npz", logits=z.reshape(30, 5, 4, 3).transpose(0, 3, 1, 2), labels=y.reshape(30, 5, 4))
     visits = "\n".join(
         f"{a},{b},{label % 2},p{i // 20}" for i, (a, b, label) in enumerate(zip(*z.T[:2], y, strict=True))

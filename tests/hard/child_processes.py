@@ -38,7 +38,7 @@ def save_some(kind, path, versions, together):
     """Some versions, beside others who do the same."""
     from saves import SAVES
 
-    together.wait(60)
+    together.wait(600)
     for version in versions:
         SAVES[kind].write(path, version)
 

@@ -17,7 +17,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def wire_to(client):
-    return socket.create_connection(("127.0.0.1", client.base_url.port), timeout=200)
+    return socket.create_connection(("127.0.0.1", client.base_url.port), timeout=1200)
 
 
 def head(length, name="net.npz"):
@@ -26,7 +26,7 @@ def head(length, name="net.npz"):
 
 def emptied(folder):
     """Whether the folder gets empty: the server needs a moment to notice that somebody has gone."""
-    for _ in range(500):
+    for _ in range(6000):
         if not list(folder.iterdir()):
             return True
         time.sleep(0.01)

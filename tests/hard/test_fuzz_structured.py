@@ -119,7 +119,7 @@ print(peak() - before)
 """
 
 
-def refuse_in_child(lines, beginning="", seconds=600):
+def refuse_in_child(lines, beginning="", seconds=1200):
     """Have files read by a process of its own, since it may hang or crash; each must be refused. Gives its peak."""
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=seconds, check=True)
@@ -166,7 +166,7 @@ def test_parquet_files_that_lost_their_beginning(tmp_path, tell):
         path.write_bytes(content[lost:])
         lines.append(f"load_logits {path}")
     # Which of them it never ends with depends on what is in memory, so none may reach it.
-    refuse_in_child(lines, "the file lost its beginning", seconds=300)
+    refuse_in_child(lines, "the file lost its beginning", seconds=1200)
     tell("files", f"{len(lines)} files, each refused by name")
 
 

@@ -118,7 +118,7 @@ def test_interrupt(tmp_path, effort, tell):
             time.sleep(pause)
             if process.exitcode is None:
                 os.kill(process.pid, signal.SIGINT)
-            process.join(60)
+            process.join(600)
             codes.append(process.exitcode)
             text = said.read_text()
             assert process.exitcode in (0, 130), (process.exitcode, text)

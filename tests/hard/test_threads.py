@@ -23,7 +23,7 @@ def at_once(function, tasks):
     gate = threading.Barrier(THREADS)
 
     def share(number):
-        gate.wait(60)
+        gate.wait(600)
         return [function(task) for task in tasks[number::THREADS]]
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -158,7 +158,7 @@ def test_saves_in_threads_and_processes(effort, tmp_path, tell):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(600)
     assert [writer.exitcode for writer in writers] == [0] * 4
     assert SAVES["predictions .parquet"].read(path) in versions
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == [path.name]

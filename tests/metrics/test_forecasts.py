@@ -272,3 +272,43 @@ def test_it_is_plain_data_html_and_pandas():
     certain = evaluate_forecasts(mean, 0 * std, y, n_resamples=20)
     assert certain.to_dict()["methods"]["forecast"]["metrics"]["nll"]["value"] is None
     assert evaluate_forecasts(mean, std, y, seed=1).to_dict() == evaluate_forecasts(mean, std, y, seed=1).to_dict()
+
+
+def correlated(seed, clusters=30, size=40):
+    """Honest forecasts whose errors are mostly shared within a cluster."""
+    rng = np.random.default_rng(seed)
+    shared = np.repeat(rng.normal(size=clusters), size)
+    error = np.sqrt(0.7) * shared + np.sqrt(0.3) * rng.normal(size=clusters * size)
+    mean = rng.normal(size=clusters * size)
+    return (mean, np.ones(clusters * size), mean + error), np.repeat(np.arange(clusters), size)
+
+
+def test_intervals_and_tests_are_by_cluster():
+    held, alarms = {"crps": 0, "coverage_95": 0, "mae": 0}, {False: 0, True: 0}
+    truth = {"crps": 1 / math.sqrt(math.pi), "coverage_95": 0.95, "mae": math.sqrt(2 / math.pi)}
+    for seed in range(40):
+        forecast, ids = correlated(seed)
+        scores = evaluate_forecasts(*forecast, clusters={"patient": ids}, n_resamples=99, seed=seed)
+        for metric, value in truth.items():
+            held[metric] += scores[metric].low <= value <= scores[metric].high
+        alarms[True] += scores.tests["forecast"].p_value <= 0.05
+        alarms[False] += evaluate_forecasts(*forecast, n_resamples=99, seed=seed).tests["forecast"].p_value <= 0.05
+    assert min(held.values()) >= 34, held  # 38 of 40 expected
+    assert alarms[True] <= 6 < 25 <= alarms[False], alarms
+    assert "30 clusters (patient): intervals by patient" in scores.caption()
+    assert "consistency test by patient" in scores.verdict()
+    assert scores.to_dict()["clusters"] == 30
+
+
+def test_clusters_of_one_row_are_no_clusters_and_one_cluster_is_refused():
+    mean, std, y = honest(300)
+    alone, each = (evaluate_forecasts(mean, std, y, clusters=c) for c in (None, np.arange(300)))
+    assert values(alone) == values(each)
+    for metric in ("crps", "rmse", "coverage_95"):
+        width = alone[metric].high - alone[metric].low
+        assert each[metric].high - each[metric].low == pytest.approx(width, rel=0.03)
+    both = compare_forecasts(a=(mean, std, y), b=(mean, 2 * std, y), clusters=np.arange(300) // 3)
+    assert both.changes["b"]["crps"].low > 0
+    assert both.changes["b"]["rmse"].value == 0
+    with pytest.raises(ValueError, match="clusters must be at least 2, got 1"):
+        evaluate_forecasts(mean, std, y, clusters=np.zeros(300))

@@ -441,13 +441,13 @@ def test_threads_that_share_a_model_do_not_shift_each_others_tokens():
     class Waiting(Plus):
         def forward(self, x):
             inside.set()
-            assert done.wait(timeout=200)
+            assert done.wait(timeout=1200)
             return super().forward(x)
 
     found = []
     slow = threading.Thread(target=lambda: found.append(Calibrated(model, Waiting(torch.ones(8)))(IDS)["logits"]))
     slow.start()
-    assert inside.wait(timeout=200)
+    assert inside.wait(timeout=1200)
     plain, shifted = model(IDS)["logits"], Calibrated(model, Plus(torch.full((8,), 2.0)))(IDS)["logits"]
     done.set()
     slow.join()

@@ -168,7 +168,7 @@ def test_browser_draws_it(browser, page, tmp_path, width, scheme):
     tab.on("request", lambda request: requests.append(request.url))
     tab.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     tab.goto((tmp_path / "report.html").as_uri())
-    tab.wait_for_selector(f'html[data-drawn="{len(CHARTS)}"]', timeout=60_000)
+    tab.wait_for_selector(f'html[data-drawn="{len(CHARTS)}"]', timeout=600_000)
     marks = "id => document.querySelectorAll(`#${CSS.escape(id)} .trace path`).length"
     for name in CHARTS:
         assert tab.evaluate(marks, name) > 0, f"{name} is empty"
@@ -189,7 +189,7 @@ def test_table_sorts_by_keyboard_and_colours_follow_the_system(browser, page, tm
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     tab = context.new_page()
     tab.goto((tmp_path / "report.html").as_uri())
-    tab.wait_for_selector("html[data-drawn]", timeout=60_000)
+    tab.wait_for_selector("html[data-drawn]", timeout=600_000)
     column = "[...document.querySelectorAll('.sortable tbody tr')].map(row => Number(row.children[2].dataset.value))"
     button = tab.locator(".sortable thead button").nth(2)
     button.focus()
@@ -201,5 +201,5 @@ def test_table_sorts_by_keyboard_and_colours_follow_the_system(browser, page, tm
     tab.emulate_media(color_scheme="dark")
     ink = tab.locator("#risk-chart .xtick text").first  # in the page itself no text may become a program, so ask anew
     sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect(ink).to_have_css("fill", "rgb(160, 166, 174)", timeout=60_000)
+    sync_api.expect(ink).to_have_css("fill", "rgb(160, 166, 174)", timeout=600_000)
     context.close()

@@ -28,12 +28,12 @@ def served(**settings):
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=300) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=1200) as client:
             client.app = server.config.app
             yield client
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(600)
         assert not thread.is_alive(), "the server did not stop"
 
 

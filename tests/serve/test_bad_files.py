@@ -306,7 +306,7 @@ def test_an_interrupted_upload_leaves_nothing(monkeypatch, tmp_path):
                 else:
                     raise AssertionError("nothing arrived")
                 if not hang_up:
-                    wire.settimeout(60)
+                    wire.settimeout(600)
                     assert b"408" in wire.recv(1000)
             for _ in range(3000):
                 if not list(tmp_path.iterdir()):

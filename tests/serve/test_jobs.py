@@ -17,7 +17,7 @@ def gate(monkeypatch):
 
     def slow(*pair, on_step, **options):
         on_step("temperature", 0, 2)
-        assert opened.wait(20)
+        assert opened.wait(600)
         on_step("histogram", 1, 2)
         return real(*pair, **options)
 

@@ -150,7 +150,7 @@ def test_what_it_tells_to_send_works(page, server):
     rows_shown(page, "5 rows")
     if shutil.which("curl"):
         shell = page.inner_text("#curl").replace("--json", "-s -H 'Content-Type: application/json' -d")  # older ones
-        subprocess.run(["sh", "-c", shell.rpartition("\n")[0]], check=True, capture_output=True, timeout=300)
+        subprocess.run(["sh", "-c", shell.rpartition("\n")[0]], check=True, capture_output=True, timeout=1200)
         rows_shown(page, "6 rows")
     assert f"/api/monitors/{id}/replay?name=log.npz" in page.inner_text("#curl").replace(
         "$monitor", f"/api/monitors/{id}"

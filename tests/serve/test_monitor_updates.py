@@ -128,7 +128,7 @@ def test_one_monitor_does_not_wait_for_another(client, monkeypatch):
 
     def held(self, *pair):
         if self.name == "slow":
-            assert go.wait(20)
+            assert go.wait(600)
         update_one(self, *pair)
 
     monkeypatch.setattr(MonitorSession, "update", held)
@@ -151,7 +151,7 @@ def test_an_update_that_waited_for_a_deleted_monitor_is_told(client, monkeypatch
 
     def held(self, *pair):
         entered.set()
-        assert go.wait(20)
+        assert go.wait(600)
         update_one(self, *pair)
 
     monkeypatch.setattr(MonitorSession, "update", held)
@@ -175,14 +175,14 @@ def test_too_many_updates_at_once_are_told(monkeypatch):
 
     def held(self, *pair):
         entered.set()
-        assert go.wait(20)
+        assert go.wait(600)
 
     monkeypatch.setattr(MonitorSession, "update", held)
     with served(waiting=1) as client, ThreadPoolExecutor(1) as pool:
         id = made(client, "busy")
         first = pool.submit(update, client, id, stream(5))
         try:
-            assert entered.wait(20)
+            assert entered.wait(600)
             answer = update(client, id, stream(5))
             assert "try again" in error(answer, 503)
             assert answer.headers["retry-after"] == "60"

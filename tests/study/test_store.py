@@ -191,7 +191,7 @@ def test_several_processes_write_at_once(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(600)
     assert [process.exitcode for process in processes] == [0] * writers
     store = Store(path)
     outcomes = store.outcomes([cell(n) for n in range(count)])

@@ -189,7 +189,7 @@ def test_an_interrupted_pool_does_not_wait_for_what_is_running(store, tmp_path):
     while len(chores.lines(tmp_path)) < 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=200)
+    _, error = process.communicate(timeout=1200)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in error
     assert all(gone(pid) for _, pid in chores.lines(tmp_path))

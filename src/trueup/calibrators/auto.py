@@ -66,6 +66,9 @@ CAUTIOUS: Mapping[str, Mapping[str, float]] = {
 }
 """Sizes at which held-out losses say little, and the rows that count there unless temperature scaling is behind the
 best candidate by more than `_BEHIND` standard errors."""
+STEP_ROWS: Mapping[str, float] = {"isotonic_ovr": 1.0, "venn_abers": 1.0}
+"""Rows that steps count there where it is: what no temperature repairs, as of a support vector machine's votes, seldom
+is a matter of slopes."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
@@ -292,9 +295,10 @@ class _Trial:
         """The rows that candidates' weights count."""
         each = self.held_out.row_weights
         best = simplest(losses, standard_errors=0.0, weights=each)
-        if self.cautious is None or _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters):
+        if self.cautious is None:
             return PRIOR_ROWS
-        return self.cautious
+        behind = _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters)
+        return {**PRIOR_ROWS, **STEP_ROWS} if behind else self.cautious
 
     def _kept(
         self, names: Sequence[str], prior: Mapping[str, float], rows: np.ndarray | slice = slice(None)

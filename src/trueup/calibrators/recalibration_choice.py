@@ -13,8 +13,9 @@ from scipy.special import ndtri
 
 from trueup.calibrators.regression import Recalibrator
 from trueup.core.arrays import as_weights
+from trueup.core.clusters import as_clusters, block_sums, mean_error
 from trueup.core.errors import InputError
-from trueup.core.splits import stratified_folds
+from trueup.core.splits import cluster_folds, stratified_folds
 from trueup.core.tally import Mean
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 from trueup.registry import RECALIBRATIONS
@@ -53,11 +54,13 @@ def choose_recalibration(
     *,
     methods: Sequence[str] | None = None,
     weights: Any = None,
+    clusters: Any = None,
     folds: int = 5,
 ) -> RecalibrationChoice:
     """Fit each recalibration to the other folds, and choose by the pinball loss of the fold left out.
 
     The first, in the order raw, variance, quantiles, whose loss is within one standard error of the best is chosen.
+    Rows of one of the `clusters`, one value a row, stay in one fold, and the standard error is then by cluster.
 
     >>> rng = np.random.default_rng(0)
     >>> choose_recalibration(np.zeros(500), np.ones(500), 2 * rng.normal(size=500)).chosen
@@ -73,7 +76,8 @@ def choose_recalibration(
     names = list(RECALIBRATIONS) if methods is None else list(methods)
     fits = {name: RECALIBRATIONS[name] for name in names}
     rows = torch.from_numpy(np.stack([m, s, y], axis=1))
-    fold = stratified_folds(rows, torch.zeros(len(y), dtype=torch.int64), folds)
+    together, alike = as_clusters(clusters, len(y), at_least=folds), torch.zeros(len(y), dtype=torch.int64)
+    fold = stratified_folds(rows, alike, folds) if together is None else cluster_folds(alike, together, folds)
     bounds = {RAW: np.tile(ndtri(LEVELS), (folds, 1))}
     fitted: dict[str, Recalibrator] = {}
     for name, fit in fits.items():
@@ -87,8 +91,10 @@ def choose_recalibration(
     best = min(means, key=means.__getitem__)
     chosen = best
     for name in losses:
-        behind = Mean.of(losses[name] - losses[best], w)
-        if behind.value <= behind.error:
+        gap = losses[name] - losses[best]
+        behind = Mean.of(gap, w)
+        error = behind.error if together is None else mean_error(*block_sums(gap, w, together))
+        if behind.value <= error:
             chosen = name
             break
     return RecalibrationChoice(chosen, means, fitted, bounds, fold)

@@ -54,6 +54,8 @@ BUDGET = 75.0
 """No further input map is begun once so many forward passes are spent; what follows takes at most 45 more."""
 TAUGHT_BUDGET = 90.0
 """Nor is a map taught by new batch-norm statistics once so many are."""
+FEW = 150
+"""Samples with labels below which the gain must also be certain where choosing is left to other samples."""
 FEWEST = 50
 """Samples with labels below which nothing but the temperature is fitted."""
 MEMORY = 1 << 32
@@ -199,11 +201,14 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
 
 
 def _holds(ladder: Ladder) -> bool:
-    """Whether what the other folds choose is better than temperature for the samples of each fold."""
+    """Whether what the other folds choose is better than temperature for the samples of each fold.
+
+    It is the same evidence once more with less to choose by, so that any gain will do, unless samples are few.
+    """
     if not ladder.current:
         return True
     gain, error = paired_gain(ladder.rungs[0].losses, nested_rows(ladder.rungs, [f.out for f in ladder.folds])[0])
-    return gain > STANDARD_ERRORS * error
+    return gain > (STANDARD_ERRORS * error if len(ladder.rungs[0].losses) < FEW else 0.0)
 
 
 def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:

@@ -33,15 +33,17 @@ FOLDS = 3
 SIGNIFICANCE = 0.05
 """Families are tried if the p-value of a score test times the number of tests is smaller, so that all of them together
 raise so many false alarms; samples left out have the last word."""
-STEPS, MORE_STEPS, LAST_STEPS = 14, 10, 12
-"""Of the search: from the identity, from a poorer map, and on all samples at the end."""
-TAUGHT_STEPS = 12
+STEPS, MORE_STEPS, LAST_STEPS = 11, 8, 9
+"""Mini-batches of the search: from the identity, from a poorer map, and on all samples at the end."""
+TAUGHT_STEPS = 9
 """Of a search for a teacher's answers on all samples."""
 BATCHES = 5
 """Mini-batches into which the samples go."""
 SMALLEST_BATCH, LARGEST_BATCH = 24, 256
 FAILURES = 2
 """Rungs in a row that do not help before the ladder ends."""
+MANY = 150
+"""Samples left out that suffice to refuse a rung before the other folds are fitted."""
 COMPARABLE = 0.9
 """Of the largest promise; of families that promise about as much, the smallest is tried."""
 BESIDE = 0.5
@@ -185,8 +187,8 @@ def climb(problem: Climb) -> Ladder:
             losses[held] = row_losses(logits[held], targets[state.out])
             known = [part.name for part in state.composition.parts]
             parts.append((index, _scores(judged, extended, candidates, known)))
-            # What does not help the first samples left out is hardly kept by all; two thirds of its cost are saved.
-            if losses[held].mean() >= current.losses[held].mean():
+            # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
+            if len(index) >= MANY and losses[held].mean() >= current.losses[held].mean():
                 break
         composition = trial[0].composition
         rung = judge(

@@ -157,7 +157,8 @@ def natural_gradient(
 
     Each step is −η (F + D)⁻¹ v: F the empirical Fisher matrix of the last per-sample gradients, v the prior's gradient
     plus a running mean of those of the mini-batches, D the prior's precision plus damping. η is halved for the last two
-    fifths of the steps; the last iterates are averaged. `prior` is τ; T has none.
+    fifths of the steps; the last iterates are averaged. A step over all samples follows: one step of scoring from an
+    estimate that is right but for the noise of mini-batches is as good as the minimum. `prior` is τ; T has none.
     Amari, "Natural gradient works efficiently in learning" (1998).
     """
     n = len(index)
@@ -166,23 +167,32 @@ def natural_gradient(
     precision = np.full(r, 1 / (n * prior**2))
     precision[-1] = 0.0
     limit = max(1.0, 0.3 * np.sqrt(r))
+
+    def gradients_at(theta: np.ndarray, some: Tensor) -> np.ndarray:
+        current = PixelSpace(before.inner.with_theta(torch.from_numpy(theta[:-1]).float()), before.low, before.high)
+        gradients = sample_gradients(network, current, targets, float(np.exp(theta[-1])), some)
+        return np.column_stack([gradients.theta, gradients.log_temperature])
+
+    def step_from(theta: np.ndarray, rows: np.ndarray, mean: np.ndarray, size: float) -> np.ndarray:
+        direction = solve_damped(rows, mean + precision * theta, precision)
+        theta = theta - size * min(1.0, limit / max(float(np.linalg.norm(direction)), 1e-300)) * direction
+        theta[-1] = np.clip(theta[-1], np.log(_LEAST_T), np.log(_MOST_T))
+        return theta
+
     rows: np.ndarray = np.empty((0, r))
     mean: np.ndarray | None = None
     iterates = []
     for step, some in zip(range(steps), _mini_batches(index, batch_size, seed), strict=False):
-        current = PixelSpace(before.inner.with_theta(torch.from_numpy(theta[:-1]).float()), before.low, before.high)
-        gradients = sample_gradients(network, current, targets, float(np.exp(theta[-1])), some)
-        own = np.column_stack([gradients.theta, gradients.log_temperature])
+        own = gradients_at(theta, some)
         batch_mean = own.mean(axis=0)
         mean = batch_mean if mean is None else 0.5 * mean + 0.5 * batch_mean
         rows = np.concatenate([rows, own])[-REMEMBERED:]
-        direction = solve_damped(rows, mean + precision * (theta * (precision > 0)), precision)
-        length = float(np.linalg.norm(direction))
-        size = (1.0 if step < 0.6 * steps else 0.5) * min(1.0, limit / max(length, 1e-300))
-        theta = theta - size * direction
-        theta[-1] = np.clip(theta[-1], np.log(_LEAST_T), np.log(_MOST_T))
+        theta = step_from(theta, rows, mean, 1.0 if step < 0.6 * steps else 0.5)
         iterates.append(theta)
-    theta = np.mean(iterates[-min(AVERAGED, max(1, steps // 2)) :], axis=0) if iterates else theta
+    if iterates:
+        theta = np.mean(iterates[-min(AVERAGED, max(1, steps // 2)) :], axis=0)
+        own = gradients_at(theta, index)
+        theta = step_from(theta, own, own.mean(axis=0), 1.0)
     return MapFit(torch.from_numpy(theta[:-1]).float(), float(np.exp(theta[-1])))
 
 

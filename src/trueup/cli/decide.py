@@ -55,6 +55,7 @@ def decide(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="With NEW: a calibrator for its class frequencies."),
     ] = None,
+    clusters: o.Clusters = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
@@ -74,13 +75,15 @@ def decide(
     """
     from trueup.registry import METHODS
 
+    if clusters is not None and event is not None:
+        raise ValueError("--clusters takes no --event: the intervals of the net benefit are of independent rows")
     if method is not None:
         o.require_name("method", METHODS, method)
     if out is not None:
         if new is None:
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
-    reader = Reader(probs, logits, labels, confidence, correct, classes, by=by)
+    reader = Reader(probs, logits, labels, confidence, correct, classes, by=by, clusters=clusters)
     with silence_warnings(enabled=quiet):
         table = reader.load(val, split) if split else reader.load_half(val, "val")
         number = reader.event_number(event, table.classes)
@@ -113,6 +116,8 @@ def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, A
     from trueup.decisions import threshold
 
     groups = join_groups(table.groups)
+    if table.clusters is not None:
+        options = options | {"clusters": {table.cluster_name: table.clusters}}
     if stated:
         if event is not None or options.get("risk", "error") != "error":
             raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
@@ -139,7 +144,7 @@ def _without_labels(
 ) -> tuple[Any, Any]:
     from trueup.decisions import estimate_performance, estimate_prior
 
-    reader = replace(reader, by=None)
+    reader = replace(reader, by=None, clusters=None)
     unlabelled = reader.load_unlabelled(new)
     rows = reader.load_half(new, "test").logits if unlabelled is None else unlabelled
     options = o.drop_unset(seed=seed)

@@ -87,10 +87,10 @@ def evaluate(
     if o.any_given(mean, std, target, quantiles, levels):
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
         forecasts.refuse(
             probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
             multilabel=multilabel, split=split, metric=metric, bins=bins, cluster=cluster, skip_bad=skip_bad,
         )  # fmt: skip
         given = o.drop_unset(level=level, n_resamples=n_resamples, seed=seed)
@@ -178,10 +178,10 @@ def compare(
     if o.any_given(mean, std, target, quantiles, levels):
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
         forecasts.refuse(
             probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
             multilabel=multilabel, bins=bins, all=every, metric=metric,
         )  # fmt: skip
         given = o.drop_unset(level=level, folds=folds, seed=seed)
@@ -258,10 +258,10 @@ def report(
     if o.any_given(mean, std, target, quantiles, levels):
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
         forecasts.refuse(
             probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index,
+            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
             multilabel=multilabel, bins=bins, all=every,
         )  # fmt: skip
         given = o.drop_unset(level=level, folds=folds, seed=seed)

@@ -67,10 +67,10 @@ def fit(
     if o.any_given(mean, std, target, quantiles, levels):
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage)
+        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
         forecasts.refuse(
             probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, clusters=clusters, class_axis=class_axis, ignore_index=ignore_index, split=split,
+            classes=classes, class_axis=class_axis, ignore_index=ignore_index, split=split,
             cluster=cluster, skip_bad=skip_bad,
         )  # fmt: skip
         forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)

@@ -28,6 +28,7 @@ class ForecastReader:
     levels: str | None = None
     weight: str | None = None
     storage: list[str] | None = None
+    clusters: str | None = None
 
     def refuse(self, **options: Any) -> None:
         """Refuse options that are about classes, or about files that forecasts do not come in."""
@@ -58,6 +59,7 @@ class ForecastReader:
             quantiles=columns[0] if columns is not None and len(columns) == 1 else columns,
             levels=self.level_list if self.quantiles is not None else None,
             weights=self.weight,
+            clusters=self.clusters,
         )
         storage = Reader(storage=self.storage).storage_options
         given |= {"every_column": every_column, "labelled": labelled, "storage_options": storage}
@@ -151,7 +153,7 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
             from trueup.registry import RECALIBRATIONS
 
             chosen, losses = names[0], None
-            recalibrator = RECALIBRATIONS[chosen](*table, **table.options())
+            recalibrator = RECALIBRATIONS[chosen](*table.triple, weights=table.weights)
         else:
             choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
             chosen, losses = choice.chosen, dict(choice.losses)
@@ -225,10 +227,9 @@ def _audit(
     with silence_warnings(enabled=quiet):
         first = reader.load(val)
         second = None if test is None else reader.load(test)
-        weights = {} if first.weights is None else {"weights": first.weights}
-        if second is not None and second.weights is not None:
-            weights["test_weights"] = second.weights
-        given = o.drop_unset(methods=names) | options | weights
+        given = o.drop_unset(methods=names) | options | first.options()
+        if second is not None:
+            given |= {f"test_{name}": value for name, value in second.options().items()}
         return audit_forecasts(first.triple, None if second is None else second.triple, **given)
 
 

@@ -38,6 +38,7 @@ def sets(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="No random part in the scores: larger sets.")
     ] = False,
+    clusters: o.Clusters = None,
     probs: o.Probs = False,
     logits: o.Logits = None,
     labels: o.Labels = None,
@@ -54,14 +55,19 @@ def sets(
         require_output(out, ".safetensors", reads=(val, test))
     from trueup.decisions import PredictionSets, evaluate_sets, save_prediction_sets
 
-    reader = Reader(probs, logits, labels, by=by)
+    reader = Reader(probs, logits, labels, by=by, clusters=clusters)
     with silence_warnings(enabled=quiet):
         val_table, test_table = reader.load_val_and_test(val, test)
         groups = join_groups(val_table.groups)
+        options = o.drop_unset(score=score, alpha=alpha, seed=seed)
         rule = PredictionSets.fit(
-            *val_table.pair, **o.drop_unset(score=score, alpha=alpha, seed=seed), by_class=by_class, groups=groups,
+            *val_table.pair,
+            **options,
+            by_class=by_class,
+            groups=groups,
+            clusters=val_table.clusters,
             randomised=not deterministic,
-        )  # fmt: skip
+        )
         own = rule(val_table.logits, groups=groups)
         scores, by_group = None, {}
         if test_table is not None:

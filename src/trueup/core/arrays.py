@@ -98,7 +98,7 @@ def take_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     True
     """
     z, y = logits[rows], labels[rows]
-    absent = _is_checked(logits) and logits._absent  # type: ignore[attr-defined]
+    absent = not _is_checked(logits) or logits._absent  # type: ignore[attr-defined]
     return _mark_checked(z, z.shape[1], absent=absent), _mark_checked(y, z.shape[1])
 
 

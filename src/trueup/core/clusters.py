@@ -46,6 +46,16 @@ class Clusters:
         of_name = np.array([crc32(str(name).encode()) % blocks for name in self.names], dtype=np.int64)
         return of_name[self.code] if len(of_name) else self.code
 
+    def one_row_each(self, seed: int) -> np.ndarray:
+        """One row of each cluster, drawn at random: rows that are independent of each other, in their order.
+
+        >>> len(Clusters(np.array([0, 1, 0]), ["a", "b"]).one_row_each(0))
+        2
+        """
+        order = np.random.default_rng(seed).permutation(len(self.code))
+        rows: np.ndarray = np.sort(order[np.unique(self.code[order], return_index=True)[1]])
+        return rows
+
     def take(self, rows: np.ndarray) -> Clusters:
         """Those of some rows."""
         kept, code = np.unique(self.code[rows], return_inverse=True)

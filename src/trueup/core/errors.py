@@ -36,6 +36,7 @@ class Hint(StrEnum):
     LOAD_REPAIRED = "load_repaired(network, path) reads it"
     LOAD_RECALIBRATOR = "load_recalibrator(path) reads it"
     LOAD_PREDICTION_SETS = "load_prediction_sets(path) reads it"
+    LOAD_CONFORMAL = "load_conformal(path) reads it"
     LOAD_MONITOR = "load_monitor(path) reads it"
 
 

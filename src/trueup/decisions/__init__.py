@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from trueup.registry import lazy_attribute
 
 if TYPE_CHECKING:
-    from trueup.decisions.conformal_regression import ConformalQuantiles, ConformalResiduals
+    from trueup.decisions.conformal_regression import (
+        ConformalQuantiles,
+        ConformalResiduals,
+        load_conformal,
+        save_conformal,
+    )
     from trueup.decisions.decision_curve import NetBenefit, net_benefit
     from trueup.decisions.label_shift import PriorEstimate, estimate_prior, shift_prior
     from trueup.decisions.planning import Plan, plan
@@ -38,9 +43,11 @@ _MODULES = {
     "estimate_performance": "unlabelled_performance",
     "estimate_prior": "label_shift",
     "evaluate_sets": "prediction_sets",
+    "load_conformal": "conformal_regression",
     "load_prediction_sets": "prediction_sets",
     "net_benefit": "decision_curve",
     "plan": "planning",
+    "save_conformal": "conformal_regression",
     "save_prediction_sets": "prediction_sets",
     "shift_prior": "label_shift",
     "threshold": "thresholds",
@@ -61,9 +68,11 @@ __all__ = [
     "estimate_performance",
     "estimate_prior",
     "evaluate_sets",
+    "load_conformal",
     "load_prediction_sets",
     "net_benefit",
     "plan",
+    "save_conformal",
     "save_prediction_sets",
     "shift_prior",
     "threshold",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from trueup.core.arrays import as_vector, check_share
 from trueup.core.errors import InputError
 from trueup.core.module import ParametricModule
 from trueup.decisions.prediction_sets import conformal_quantile
+from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 
 
 class _Conformal(ParametricModule):
@@ -88,3 +90,42 @@ def _ends(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
         at = int(np.flatnonzero(a > b)[0])
         raise InputError("low", "not exceed high", f"{a[at]:g} > {b[at]:g} at [{at}]")
     return a, b
+
+
+def save_conformal(rule: _Conformal, path: str | os.PathLike[str], *, summary: Any = None) -> None:
+    """Write a rule to a `.safetensors` file that is either complete or not there; `summary` is a note, plain data.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_conformal(ConformalQuantiles(0.5, 0.1), f"{folder}/rule.safetensors")
+    ...     load_conformal(f"{folder}/rule.safetensors").interval([1.0], [2.0])
+    (array([0.5]), array([2.5]))
+    """
+    require_safetensors_suffix(path)
+    if type(rule) not in _RULES.values():
+        raise InputError("rule", "be a ConformalResiduals or a ConformalQuantiles", type(rule).__name__)
+    tensors: dict[str, Tensor] = {}
+    content = {
+        "conformal_regression": pack(rule.config(), "rule", tensors),
+        "rule": type(rule).__name__,
+        "versions": versions(),
+        "summary": summary,
+    }
+    write_artifact(path, "conformal_regression", content, tensors)
+
+
+def load_conformal(path: str | os.PathLike[str]) -> ConformalResiduals | ConformalQuantiles:
+    """Read a rule that `save_conformal` wrote; of anything else one sentence says what is wrong."""
+    with open_artifact(
+        path, "conformal_regression", {"conformal_regression", "rule", "versions", "summary"}
+    ) as artifact:
+        kind = artifact.content["rule"]
+        if kind not in _RULES:
+            raise ValueError(f"the rule must be one of {', '.join(_RULES)}, got {kind!r}")
+        try:
+            return _RULES[kind](**unpack(artifact.content["conformal_regression"], artifact.tensors()))
+        except TypeError as error:
+            raise ValueError(f"{kind} does not take the parameters of the file: {error}") from None
+
+
+_RULES: dict[str, type[Any]] = {"ConformalResiduals": ConformalResiduals, "ConformalQuantiles": ConformalQuantiles}

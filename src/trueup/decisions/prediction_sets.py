@@ -30,6 +30,7 @@ from trueup.core.arrays import (
     take_rows,
     upcast_half,
 )
+from trueup.core.clusters import as_clusters
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.module import ParametricModule
@@ -115,6 +116,7 @@ class PredictionSets(ParametricModule):
         by_class: bool = False,
         groups: Any = None,
         weights: Any = None,
+        clusters: Any = None,
         randomised: bool = True,
         penalty: float | None = None,
         rank: int | None = None,
@@ -125,9 +127,11 @@ class PredictionSets(ParametricModule):
         `by_class` takes a limit for each class, so that each is covered; one with fewer than 1/α − 1 rows is in every
         set. `groups` (n,) does so for groups. `weights` (n,), ratios of the new population's density to that of the
         rows, cover under a shift of the inputs; then the new rows need their weights too. RAPS without a `penalty`
-        chooses it and the rank on a fifth of the rows, which then do not calibrate. The U of a row follows from its
-        logits and the seed, so that its set is the same wherever it stands; without it (`randomised=False`) the sets of
-        a sharp network are empty or large. For export say `randomised=False`, or give `uniform`.
+        chooses it and the rank on a fifth of the rows, which then do not calibrate. Of `clusters` (n,), rows that are
+        correlated such as the visits of a patient, one row each is used, drawn by the seed: the promise is about such a
+        row of a new cluster. The U of a row follows from its logits and the seed, so that its set is the same wherever
+        it stands; without it (`randomised=False`) the sets of a sharp network are empty or large. For export say
+        `randomised=False`, or give `uniform`.
         """
         z, y = as_tensors(logits, labels, at_least=1)
         if sum((by_class, groups is not None, weights is not None)) > 1:
@@ -136,6 +140,11 @@ class PredictionSets(ParametricModule):
         weight = None if weights is None else as_vector(weights, "weights", length=len(z)).numpy()
         if weight is not None and (weight.min() < 0 or weight.max() == 0):
             raise InputError("weights", "be non-negative and not all zero", f"{weight.min():g}..{weight.max():g}")
+        together = as_clusters(clusters, len(z))
+        if together is not None:
+            kept = together.one_row_each(seed)
+            z, y = take_rows(z, y, torch.from_numpy(kept).to(z.device))
+            given, weight = (None if part is None else part[kept] for part in (given, weight))
         options: dict[str, Any] = {"alpha": alpha, "randomised": randomised, "seed": seed}
         if score == "raps" and (penalty is None or rank is None):
             if len(z) < 10:
@@ -217,15 +226,16 @@ class PredictionSets(ParametricModule):
         if self.score == "lac":
             return -p.double()
         ordered, index = p.sort(dim=1, descending=True)
-        tail = ordered.double().flip(1).cumsum(dim=1).flip(1)
-        after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1)
-        place = torch.arange(1, p.shape[1] + 1, device=p.device).expand_as(p)
-        # Equal probabilities share the mass and the rank at the end of their run.
-        ends = torch.cat([ordered[:, 1:] != ordered[:, :-1], torch.ones_like(ordered[:, :1], dtype=torch.bool)], dim=1)
-        last = torch.where(ends, place, p.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-        score = -after.gather(1, last - 1) - self._uniform(logits, uniform)[:, None] * ordered
+        # Equal probabilities are a run: they share the mass of the runs after it, and the rank of its end.
+        begins = torch.cat([torch.ones_like(ordered[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).to(p.dtype)], dim=1)
+        run = begins.to(torch.int64).cumsum(dim=1) - 1
+        nothing = torch.zeros_like(ordered, dtype=torch.float64)
+        tail = nothing.scatter_add(1, run, ordered.double()).flip(1).cumsum(dim=1).flip(1)
+        after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1).gather(1, run)
+        last = nothing.scatter_add(1, run, torch.ones_like(nothing)).cumsum(dim=1).gather(1, run)
+        score = -after - self._uniform(logits, uniform)[:, None] * ordered
         if self.penalty:
-            score = score + self.penalty * (last - self.rank).clamp(min=0).double()
+            score = score + self.penalty * (last - self.rank).clamp(min=0)
         return torch.empty_like(score).scatter(1, index, score)
 
     def _first_excluded(self, p: np.ndarray, u: np.ndarray, limit: np.ndarray) -> np.ndarray:

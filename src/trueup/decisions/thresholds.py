@@ -23,6 +23,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
 from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
 from trueup.core.bins import tie_ends
+from trueup.core.clusters import as_clusters
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
 from trueup.core.row_scores import score_and_class
@@ -34,7 +35,7 @@ RISKS: Mapping[str, str] = {
     "error": "of the answers are wrong",
     "false_discovery_rate": "of the rows flagged as the event are not the event",
     "false_positive_rate": "of the rows without the event are flagged",
-    "cost": "is the mean cost of an answer",
+    "cost": "of the largest cost",
 }
 """Risk → how a sentence on it goes on after the number."""
 
@@ -136,10 +137,15 @@ class Threshold:
     def __str__(self) -> str:
         score = "confidence" if self.event is None else f"probability of class {self.event}"
         limit = f"{self.at_most:g}" if self.risk == "cost" else format_percent(self.at_most)
-        promise = f"at most {limit} {RISKS[self.risk]}, with {format_percent(self.certainty)} certainty"
+        bound = (
+            f"the mean cost of an answer is at most {limit}"
+            if self.risk == "cost"
+            else f"at most {limit} {RISKS[self.risk]}"
+        )
+        promise = f"{bound}, with {format_percent(self.certainty)} certainty"
         verb = "Answer" if self.event is None else "Flag"
         if not self.promised:
-            lines = [f"Nothing can be promised from {self.rows:,} rows: no threshold keeps the risk down ({promise})."]
+            lines = [f"Nothing can be promised from {self.rows:,} rows: they show of no threshold that {promise}."]
             if self.labels_needed is not None:
                 lines.append(
                     f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
@@ -154,7 +160,7 @@ class Threshold:
             f"of 1,000 rows {round(1000 * self.review)} {'go to review' if self.event is None else 'are not'}.",
         ]
         seen = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
-        lines.append(f"The risk seen on {self.rows:,} labelled rows is {seen}.")
+        lines.append(f"The risk seen there is {seen} ({self.rows:,} labelled rows).")
         return " ".join([*lines, self.note]).rstrip()
 
 
@@ -197,7 +203,8 @@ class GroupThresholds(Mapping[Hashable, Threshold]):
 
     def __str__(self) -> str:
         head = f"All promises hold together with {format_percent(self.certainty)} certainty."
-        return "\n".join([head, *(f"{group}: {one}" for group, one in self.groups.items())])
+        promised = any(one.promised for one in self.groups.values())
+        return "\n".join([*([head] if promised else []), *(f"{group}: {one}" for group, one in self.groups.items())])
 
 
 def threshold(
@@ -211,8 +218,10 @@ def threshold(
     event: int | str = 1,
     names: Sequence[str] | None = None,
     groups: Any = None,
+    clusters: Any = None,
     method: str | Callable[..., Calibrator] | None = None,
     folds: int | None = None,
+    seed: int = 0,
 ) -> Any:
     """The least confidence from which a risk is at most so large, with a stated certainty.
 
@@ -220,7 +229,8 @@ def threshold(
     `risk` may be "false_discovery_rate", P(not the event | flagged), or "false_positive_rate", P(flagged | not the
     event), flagged being P(class `event`) ≥ threshold, a class by its number or one of `names`; `costs` (K, K) holds
     the cost of predicting class j where i is true, and bounds its mean over the answers. `groups` (n,) gives each group
-    a threshold, and all promises hold together.
+    a threshold, and all promises hold together. `clusters` (n,) says which rows are correlated, such as the visits of a
+    patient: one row of each, drawn by the `seed`, then carries the promise, which is about such a row of a new cluster.
 
     The rows must not have fitted or chosen the calibrator. With `method` this is done here: half of the rows fit it and
     the other half carry the promise; with `folds` as well, each row is calibrated by a fit to the other folds, which
@@ -232,7 +242,7 @@ def threshold(
     >>> result = threshold(z, y, at_most=0.05)
     >>> print(result)
     Answer when the confidence is at least 0.8931: at most 5 % of the answers are wrong, with 95 % certainty. 31.7 % of
-    the rows are answered; of 1,000 rows 683 go to review. The risk seen on 5,000 labelled rows is 4.04 %.
+    the rows are answered; of 1,000 rows 683 go to review. The risk seen there is 4.04 % (5,000 labelled rows).
 
     Bauer (1991), Wiens (2003) for the sequence; Angelopoulos et al., "Learn then test" (2021); Geifman and El-Yaniv,
     "Selective classification for deep neural networks" (2017).
@@ -248,8 +258,15 @@ def threshold(
         number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z))
+    together = as_clusters(clusters, len(z))
+    if together is not None:
+        kept = together.one_row_each(seed)
+        given = given if given is None else given[kept]
+        z, y = take_rows(z, y, torch.from_numpy(kept).to(z.device))
+        note = f"One row of each of {together.count:,} {together.name}s was used, since rows of one are correlated. "
     if method is not None:
-        z, y, rows, calibrator, note = _calibrate(z, y, method, folds)
+        z, y, rows, calibrator, words = _calibrate(z, y, method, folds)
+        note += words
         given = given[rows] if given is not None else None
     score, predicted = score_and_class(z, number)
     true = y.cpu().numpy()
@@ -262,7 +279,7 @@ def threshold(
 
     def solve(rows: Any, alpha: float) -> Threshold:
         found = problem.solve(score[rows], loss[rows], alpha)
-        return replace(found, certainty=certainty, calibrator=calibrator, note=note)
+        return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip())
 
     if given is None:
         return solve(slice(None), 1 - certainty)

@@ -52,6 +52,7 @@ KINDS: Mapping[str, tuple[str, Hint]] = {
     "repaired": ("repaired network", Hint.LOAD_REPAIRED),
     "recalibrator": ("recalibrator", Hint.LOAD_RECALIBRATOR),
     "prediction_sets": ("rule of prediction sets", Hint.LOAD_PREDICTION_SETS),
+    "conformal_regression": ("rule of conformal intervals", Hint.LOAD_CONFORMAL),
     "monitor": ("monitor", Hint.LOAD_MONITOR),
 }
 """What a file may hold, by its entry in the header: its name, and what reads it."""

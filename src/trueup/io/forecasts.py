@@ -41,6 +41,8 @@ class ForecastTable:
     weights: np.ndarray | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the file, where they were asked for."""
+    clusters: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The cluster of each row, by the name of the column."""
     skipped: int = 0
     """How many rows had no target or no forecast, and were left out."""
 
@@ -58,8 +60,9 @@ class ForecastTable:
         return self.forecast.ndim == 1
 
     def options(self) -> dict[str, Any]:
-        """Weights as the keyword that functions take them by, where there are any."""
-        return {} if self.weights is None else {"weights": self.weights}
+        """Weights and clusters as the keywords that functions take them by, where there are any."""
+        weights = {} if self.weights is None else {"weights": self.weights}
+        return {**weights, **({"clusters": dict(self.clusters)} if self.clusters else {})}
 
 
 def load_forecasts(
@@ -71,6 +74,7 @@ def load_forecasts(
     quantiles: str | Sequence[str] | None = None,
     levels: Sequence[float] | None = None,
     weights: str | None = None,
+    clusters: str | None = None,
     every_column: bool = False,
     labelled: bool = True,
     storage_options: Mapping[str, Any] | None = None,
@@ -96,7 +100,7 @@ def load_forecasts(
         source = file.source
         target = _target(source, targets) if labelled else None
         names, tau = _columns(source, mean, std, quantiles, levels)
-        others = [name for name in (target, weights) if name is not None]
+        others = [name for name in (target, weights, clusters) if name is not None]
         require_columns(source.columns, others)
         wanted = _every_column(source, names[0]) if every_column else []
         beside = list(dict.fromkeys([*others, *wanted]))
@@ -114,11 +118,14 @@ def load_forecasts(
         rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
         warnings.warn(f"{os.fspath(path)}: {rows} left out, without a target or a forecast", stacklevel=2)
         numbers, y, w = numbers[kept], y[kept], None if w is None else w[kept]
+    of_row = {} if clusters is None else {clusters: simplify(as_list(columns[clusters]))}
+    if skipped:
+        of_row = {name: values[kept] for name, values in of_row.items()}
     if tau is not None:
         if numbers.shape[1] != len(tau):
             raise InputError("levels", f"be {numbers.shape[1]}, one for each quantile", str(len(tau)), file=path)
-        return ForecastTable(numbers, tau, y, w, columns, skipped)
-    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, skipped)
+        return ForecastTable(numbers, tau, y, w, columns, of_row, skipped)
+    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, of_row, skipped)
 
 
 class _Names(NamedTuple):

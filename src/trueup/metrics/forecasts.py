@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from trueup.core.arrays import as_matrix, as_vector, as_weights, effective_rows
+from trueup.core.clusters import Clusters, mean_error, weighted_clusters
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
 from trueup.core.tally import Mean
@@ -82,13 +83,18 @@ class ForecastScores(ScoreTable):
     """(Σw)²/Σw², where the rows have weights."""
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By method: what a reader should know of the rows."""
+    clusters: int | None = None
+    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as a patient."""
 
     def verdict(self, method: str | None = None) -> str:
         """One or two sentences on whether a forecast is calibrated."""
         name = method or self.methods[0]
         test, says = self.tests[name], self._coverage_words(name)
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        shown = f"a calibrated forecast would show a PIT error of {test.expected:.4f}; consistency test {chance}"
+        by = "" if self.clusters is None else f" by {self.cluster_name}"
+        shown = f"a calibrated forecast would show a PIT error of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05:
@@ -101,8 +107,11 @@ class ForecastScores(ScoreTable):
         for metric, covered in self.values[name].items():
             if metric.startswith("coverage_"):
                 level = _percent_of(metric) / 100
-                rows = self.effective_rows or self.rows
-                found[100 * level] = (covered.value - level) / math.sqrt(level * (1 - level) / rows)
+                rows, far = self.effective_rows or self.rows, covered.value - level
+                alone = far / math.sqrt(level * (1 - level) / rows)
+                # By cluster only what its interval excludes is off.
+                held = self.clusters is not None and covered.low <= level <= covered.high
+                found[100 * level] = 0.0 if held else alone
         return found
 
     def _coverage_words(self, name: str) -> str:
@@ -136,6 +145,7 @@ class ForecastScores(ScoreTable):
             "rows": self.rows,
             "levels": None if self.levels is None else list(self.levels),
             "effective_rows": self.effective_rows,
+            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
             "level": self.level,
             "methods": {
                 name: {
@@ -151,7 +161,11 @@ class ForecastScores(ScoreTable):
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        return f"{_rows(self.rows)}{worth}, {_kind_words(self.levels)}"
+        caption = f"{_rows(self.rows)}{worth}, {_kind_words(self.levels)}"
+        if self.clusters is None:
+            return caption
+        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
+        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def digits(self, metric: str) -> int:
         """As many as show four figures of what has the units of the targets."""
@@ -183,6 +197,7 @@ def evaluate_forecasts(
     levels: Any = None,
     coverage: Sequence[float] | None = None,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -192,7 +207,8 @@ def evaluate_forecasts(
     Gaussian forecasts are `evaluate_forecasts(mean, std, targets)`, three vectors (n,). Quantiles (n, m) with their m
     levels are `evaluate_forecasts(quantiles, levels, targets)`, or by keyword. `coverage` are the levels of the central
     intervals in the table; those of quantiles must be there as a pair of levels. `weights` has one number a row;
-    intervals and tests then count (Σw)²/Σw² rows.
+    intervals and tests then count (Σw)²/Σw² rows. `clusters`, one value a row or a mapping {"patient": values}, say
+    which rows are correlated; intervals and tests are then by cluster.
 
     crps is ∫ (F(t) − 1[t ≥ y])² dt; of quantiles 2·∫ pinball loss over the levels that are there. pinball is the mean
     over the levels (of Gaussians 0.01 … 0.99) of max(τ·(y − q), (τ − 1)·(y − q)). coverage_80 is the share of targets
@@ -237,6 +253,7 @@ def evaluate_forecasts(
         {"forecast": (mean, std, targets)},
         coverage=coverage,
         weights=weights,
+        clusters=clusters,
         level=level,
         n_resamples=n_resamples,
         seed=seed,
@@ -249,6 +266,7 @@ def compare_forecasts(
     *,
     coverage: Sequence[float] | None = None,
     weights: Any = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -278,11 +296,12 @@ def compare_forecasts(
     for name, other in checked.items():
         _check_same_targets(first_name, first.targets, name, other.targets)
     w = as_weights(weights, len(first.targets))
+    together = weighted_clusters(clusters, w, len(first.targets), at_least=2)
     if w is not None and (w == 0).any():
         kept = w > 0
         checked, w = {name: each.take(kept) for name, each in checked.items()}, w[kept]
         first = checked[first_name]
-    groups = _Groups.of(len(first.targets), w, seed)
+    groups = _Groups.of(len(first.targets), w, seed, together)
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, remarks = {}, {}, {}
     scored_first: _Scored | None = None
@@ -304,7 +323,8 @@ def compare_forecasts(
         }
     worth = None if w is None else effective_rows(w, len(w))
     held = None if common is None else tuple(float(q) for q in common)
-    return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks)
+    of_clusters = () if together is None else (together.count, together.name)
+    return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks, *of_clusters)
 
 
 def pit(mean: Any, std: Any, targets: Any) -> np.ndarray:
@@ -453,19 +473,28 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Rows gathered at random into at most a thousand groups, whose sums show how sums over all rows vary."""
+    """Rows gathered by cluster, or at random into at most a thousand groups; their sums show how sums vary."""
 
     index: np.ndarray
     count: int
     weights: np.ndarray | None
     rows: np.ndarray
     """The weight of each group."""
+    clustered: bool = False
 
     @classmethod
-    def of(cls, n: int, weights: np.ndarray | None, seed: int) -> _Groups:
-        index = np.arange(n) if n <= _GROUPS else np.random.default_rng(seed).permutation(n) % _GROUPS
-        count = min(n, _GROUPS)
-        return cls(index, count, weights, np.bincount(index, weights, minlength=count).astype(np.float64))
+    def of(cls, n: int, weights: np.ndarray | None, seed: int, clusters: Clusters | None = None) -> _Groups:
+        if clusters is not None:
+            index = clusters.block
+        else:
+            index = np.arange(n) if n <= _GROUPS else np.random.default_rng(seed).permutation(n) % _GROUPS
+        count = int(index.max()) + 1
+        rows = np.bincount(index, weights, minlength=count).astype(np.float64)
+        return cls(index, count, weights, rows, clusters is not None)
+
+    def of_block(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Σ w·value and Σ w of each cluster; None where rows are independent."""
+        return (self.sums(values), self.rows) if self.clustered else None
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Σ w·value of each group."""
@@ -533,17 +562,19 @@ class _Scored:
 
     def interval(self, metric: str, tail: float) -> tuple[float, float, float]:
         """A metric's value and the ends of its interval."""
-        z, w = float(-ndtri(tail)), self.groups.weights
+        w = self.groups.weights
         if metric in self.shares:
             bins = self.shares[metric].bins
             value = bins.observed("ece")
             return (value, *(bins.interval("ece", tail) if len(self.pit) > 1 else (math.nan, math.nan)))
         if metric in self.squares:
             mean = Mean.of(self.squares[metric], w)
-            ends = (math.sqrt(max(mean.value + side * z * mean.error, 0.0)) for side in (-1, 1))
-            return (math.sqrt(mean.value), *(ends if not math.isnan(mean.error) else (math.nan, math.nan)))
+            ends = _mean_interval(metric, mean, tail, self.groups.of_block(self.squares[metric]))
+            low, high = (end if math.isnan(end) else math.sqrt(max(end, 0.0)) for end in ends)
+            return math.sqrt(mean.value), low, high
         mean = Mean.of(self.means[metric], w)
-        low, high = _mean_interval("observed" if metric.startswith("coverage_") else metric, mean, tail)
+        kind = "observed" if metric.startswith("coverage_") else metric
+        low, high = _mean_interval(kind, mean, tail, self.groups.of_block(self.means[metric]))
         return mean.value, low if metric == "nll" else max(low, 0.0), high  # NaN stays: max(NaN, 0) is NaN
 
 
@@ -562,9 +593,9 @@ def _difference(first: _Scored, second: _Scored, metric: str, tail: float) -> tu
             rows.append(one.squares[metric] / (2 * root) if root else one.squares[metric])
         else:
             rows.append(one.means[metric])
-    mean = Mean.of(rows[1] - rows[0], w)
-    reach = float(-ndtri(tail)) * mean.error
-    return value, value - reach, value + reach
+    change = rows[1] - rows[0]
+    low, high = _mean_interval("difference", Mean.of(change, w), tail, first.groups.of_block(change))
+    return value, value - (high - low) / 2, value + (high - low) / 2
 
 
 def _test(scored: _Scored, n_resamples: int, seed: int) -> ForecastTest:
@@ -578,18 +609,23 @@ def _test(scored: _Scored, n_resamples: int, seed: int) -> ForecastTest:
     # Over all levels, also those of 0 and 1, whose gap is none.
     errors = np.abs(below - inner).sum(axis=1) / len(shares.levels)
     observed = shares.bins.observed("ece")
-    p_value = (1 + int((errors >= observed * (1 - 1e-12)).sum())) / (n_resamples + 1)
+    drawn_errors = [errors]
+    if scored.groups.clustered:  # correlated rows show more, and never less than independent ones
+        drawn_errors.append(np.abs(shares.noise).mean(axis=1))
+    p_value = max((1 + int((each >= observed * (1 - 1e-12)).sum())) / (n_resamples + 1) for each in drawn_errors)
+    shown = max(float(each.mean()) for each in drawn_errors)
     # The moments of a calibrated forecast's PIT: uniform, or at the middles of the cells between the levels.
     middle, mass = (scored.cells[1:] + scored.cells[:-1]) / 2 - 0.5, np.diff(scored.cells)
     second, fourth = (float(mass @ middle**power) for power in (2, 4))
     u = scored.pit - 0.5
     known = [(u, 0.0, second), (u**2, second, fourth - second**2)]
-    z = [
-        (float(np.average(x, weights=w)) - expected) / math.sqrt(variance / n) if variance > 1e-12 else 0.0
-        for x, expected, variance in known
-    ]
+    z = []
+    for x, expected, variance in known:
+        blocks = scored.groups.of_block(x)
+        noise = max(math.sqrt(variance / n), 0.0 if blocks is None else mean_error(*blocks))
+        z.append((float(np.average(x, weights=w)) - expected) / noise if variance > 1e-12 else 0.0)
     mean_pit = float(np.average(scored.pit, weights=w))
-    return ForecastTest(p_value, float(errors.mean()), mean_pit, z[0], z[1], n_resamples)
+    return ForecastTest(p_value, shown, mean_pit, z[0], z[1], n_resamples)
 
 
 def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.special import expit, gammaln, ndtr, ndtri
 
+from trueup.core.arrays import check_share
 from trueup.core.bins import BINNED_ERRORS, BINS
 from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
 from trueup.core.errors import InputError
@@ -309,9 +310,8 @@ def detectable_error_of_tally(
 ) -> DetectableError:
     """The smallest detectable error from a tally, as `detectable_error` finds it."""
     check_resamples(n_resamples)
-    for name, share in (("power", power), ("alpha", alpha)):
-        if not 0 < share < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share!r}")
+    check_share(power, "power")
+    check_share(alpha, "alpha")
     n = tally.n if rows is None else rows
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
@@ -356,7 +356,9 @@ def detectable_error_of_tally(
         for _ in range(9):
             middle = (low + high) / 2
             low, high = (low, middle) if power_at(middle, few) >= power else (middle, high)
-        size = _solve_power(power_at, high, power, 0.5 / n_resamples)
+        size = high
+        for width in (0.2, 0.08):
+            size = _solve_power(power_at, size, power, width, 0.5 / n_resamples)
         return float(weight @ np.abs(truth(size) - stated))
 
     over, under = find(-1.0), find(1.0)
@@ -367,13 +369,13 @@ _NEAR = 6
 """Simulations of the power are repeated at so many places around the answer, and a line through them gives it."""
 
 
-def _solve_power(power_at: Callable[[float], float], start: float, power: float, least: float) -> float:
-    """Where the power is the wanted one: its normal quantile is nearly linear in the size, so noise averages out."""
-    sizes = start * np.linspace(0.8, 1.2, _NEAR)
+def _solve_power(power_at: Callable[[float], float], start: float, power: float, width: float, least: float) -> float:
+    """Where the power is the wanted one: near `start` its normal quantile is a line, so noise averages out."""
+    sizes = start * np.linspace(1 - width, 1 + width, _NEAR)
     quantiles = ndtri(np.clip([power_at(size) for size in sizes], least, 1 - least))
     slope, level = np.polyfit(sizes - start, quantiles, 1)
     moved = start + (float(ndtri(power)) - level) / slope if slope > 0 else start
-    return float(np.clip(moved, sizes[0], sizes[-1]))
+    return float(np.clip(moved, 0.8 * start, 1.2 * start))
 
 
 def _poisson_deviation(mean: np.ndarray) -> np.ndarray:

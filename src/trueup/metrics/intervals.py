@@ -142,9 +142,12 @@ class Scored(NamedTuple):
         size, block = len(found.count), self.clusters.block
         blocks = int(block.max()) + 1
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
+        count = np.bincount(block * size + index, self.weights, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
-        noise = gap_noise(of_block[weight > 0], weight[weight > 0], n_resamples, seed)
-        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, clustered=True)
+        some = weight > 0
+        noise = gap_noise(of_block[some], weight[some], n_resamples, seed)
+        sides = count[some].astype(np.float64), of_block[some]
+        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, sides)
 
     def clustered_points(self) -> ClusteredPoints:
         """The scores of an event in cells, by block of clusters."""
@@ -350,7 +353,8 @@ def _cluster_bins(
         return {}
     top = tally.top
     noise = gap_noise(sums, sums.weight, n_resamples, seed)
-    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, clustered=True)}
+    sides = sums.count, sums.gap
+    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, sides)}
     return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
 
 

@@ -121,6 +121,8 @@ def audit_forecasts(
     methods: Sequence[str] | None = None,
     weights: Any = None,
     test_weights: Any = None,
+    clusters: Any = None,
+    test_clusters: Any = None,
     level: float = 0.95,
     folds: int = 5,
     seed: int = 0,
@@ -141,12 +143,13 @@ def audit_forecasts(
         raise InputError("test", "hold forecasts of the kind that val has", type(scored).__name__)
     w = as_weights(weights if test is None else test_weights, len(scored.targets))
     options: dict[str, Any] = {"level": level, "seed": seed, "weights": w}
+    options["clusters"] = clusters if test is None else test_clusters
     scores = evaluate_forecasts(*scored_triple, **options)
     facts = {"calibration_rows": len(calibration.targets), "cross_fitted": test is None, "folds": folds, "seed": seed}
     if not isinstance(calibration, GaussianForecast) or not isinstance(scored, GaussianForecast):
         return ForecastAudit(scores, None, None, {RAW: scored_triple}, **facts, weights=w)  # type: ignore[arg-type]
     try:
-        choice = choose_recalibration(*val, methods=methods, weights=weights, folds=folds)
+        choice = choose_recalibration(*val, methods=methods, weights=weights, clusters=clusters, folds=folds)
     except ValueError as error:  # a std of 0, say: the forecasts can still be scored
         return ForecastAudit(scores, None, None, {RAW: scored_triple}, **facts, weights=w, failure=str(error))  # type: ignore[arg-type]
     step = 1 if len(scored.targets) * len(LEVELS) <= _MANY else 5

@@ -151,7 +151,7 @@ class _ForecastPage(Page):
         items += [
             ("Intervals", f"{format_percent(scores.level)}; of errors by 1,000 resamples, of means the normal ones; "
              "changes are paired"),
-            ("Bands", "binomial, as calibrated forecasts of as many rows would show"),
+            ("Bands", "binomial, as calibrated forecasts of as many independent rows would show"),
             ("Seed", str(audit.seed)),
             ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),
         ]  # fmt: skip

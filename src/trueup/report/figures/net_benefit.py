@@ -32,7 +32,7 @@ def decision_curve(logits: Any, labels: Any, *, event: int = 1, weights: Any = N
     >>> z = np.stack([np.zeros(2000), 2 * rng.normal(size=2000) - 1], axis=1)
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> summary(decision_curve(z, y))
-    'Acting on the probability beats acting always and never for thresholds 4 % to 80 %.'
+    'Acting on the probability clearly beats acting always and never for thresholds 4 % to 80 %.'
     """
     return DecisionCurve(net_benefit(logits, labels, event=event, weights=weights))
 
@@ -120,7 +120,7 @@ def summary(record: DecisionCurve) -> str:
     spans = [percent(a, 0) if a == b else f"{percent(a, 0)} to {percent(b, 0)}" for a, b in record.curve.useful]
     if not spans:
         return "At no threshold does acting on the probability clearly beat acting always or never."
-    return f"Acting on the probability beats acting always and never for thresholds {' and '.join(spans)}."
+    return f"Acting on the probability clearly beats acting always and never for thresholds {' and '.join(spans)}."
 
 
 def numbers(record: DecisionCurve) -> Table:

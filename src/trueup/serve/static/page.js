@@ -87,7 +87,7 @@ function wishes() {
 
 async function listWishes() {
   if ($("wanted").children.length) return;
-  const methods = await ask("/api/methods");
+  const methods = (await ask("/api/methods")).filter(({ name }) => name !== "identity");
   $("wanted").replaceChildren(...methods.map(({ name, title, summary, default: usual }) => {
     const label = document.createElement("label");
     label.className = "check";
