@@ -173,14 +173,15 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
     if z.shape[1] < 2:
         hint = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
         raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", hint)
-    z, absent = _check_options(z, name, padding=padding)
+    plain = bool(native.all_within(z, -MIN_PADDING))  # nearly always: then they are read once
+    z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
     if doubt and not absent and _look_like_probabilities(z):
         warn_users(
             f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
             "from_probs",
             LooksLikeProbabilities,
         )
-    if not padding and z.numel() and bool(z.amin() <= -MIN_PADDING):
+    if not padding and not plain and z.numel() and bool(z.amin() <= -MIN_PADDING):
         return z  # to be looked at again
     return _mark_checked(z, z.shape[1], absent=absent)
 
@@ -281,8 +282,6 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
     if not z.numel():
         return z, False
     if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
-        if native.all_within(z, -MIN_PADDING):
-            return z, False
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))

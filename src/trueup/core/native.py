@@ -103,13 +103,16 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
     return count
 
 
-def all_within(numbers: Tensor, least: float) -> bool | None:
-    """Whether all numbers are finite and above the least, read once; None where C cannot read them."""
-    if not (usable(numbers) and numbers.is_contiguous() and numbers.dtype in (torch.float32, torch.float64)):
+def all_within(logits: Tensor, least: float) -> bool | None:
+    """Whether all logits are finite and above the least, read once; None where C cannot read them."""
+    if not (usable(logits) and logits.is_contiguous() and logits.dtype in (torch.float32, torch.float64)):
         return None
-    is_double = numbers.dtype == torch.float64
-    within: bool = compiled.run_within(_address(numbers), is_double, numbers.numel(), least)
-    return within
+    is_double = logits.dtype == torch.float64
+
+    def part(parts: Iterator[tuple[int, Tensor]]) -> bool:
+        return all(compiled.run_within(_address(rows), is_double, rows.numel(), least) for _, rows in parts)
+
+    return all(map_threads(logits, part))
 
 
 def hash_rows(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, bool] | None:

@@ -25,7 +25,6 @@ from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, t
 from trueup.core.bins import tie_ends
 from trueup.core.clusters import as_clusters
 from trueup.core.errors import InputError
-from trueup.core.events import event_class
 from trueup.core.formatting import format_percent
 from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
@@ -252,7 +251,11 @@ def threshold(
     name, cost = _check_risk(risk, costs, at_most, z.shape[1])
     check_share(certainty, "certainty")
     of_event = name in ("false_discovery_rate", "false_positive_rate")
-    number = event_class(event, z.shape[1], names) if of_event else None
+    number = None
+    if of_event:
+        from trueup.core.events import event_class  # most promises are of the predicted class
+
+        number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z))
     together = as_clusters(clusters, len(z))
