@@ -218,8 +218,16 @@ def test_errors_name_options_and_no_functions(folder, command):
     files = {
         "score": ({"logits": z[:, 0], "labels": y}, [], "needs two columns in the file, 0 and x"),
         "column": ({"logits": z[:, :1], "labels": y}, [], "needs two columns in the file, 0 and x"),
-        "tokens": ({"logits": z[:, None], "labels": y[:, None]}, [], "must be in the file as rows, one each"),
-        "ignored": ({"logits": z, "labels": np.where(y == 1, -100, y)}, [], "must be left out of the file"),
+        "tokens": (
+            {"logits": z[:, None], "labels": y[:, None]},
+            [],
+            "--class-axis says where the classes of tokens or pixels are",
+        ),
+        "ignored": (
+            {"logits": z, "labels": np.where(y == 1, -100, y)},
+            [],
+            "leave out of the file what is to be ignored",
+        ),
         "logits": ({"logits": z, "labels": y}, ["--probs"], "logits need no --probs"),
         "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "are read by --probs"),
         "probs": ({"probs": p, "labels": y}, [], "say --probs to read"),

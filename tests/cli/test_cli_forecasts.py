@@ -74,7 +74,7 @@ def test_compare_and_report(command, asked, files, tmp_path):
     assert "fitted to 200" in done.stdout
     page, fitted = tmp_path / "page.html", tmp_path / "r.safetensors"
     done = command("report", files / "val.csv", *COLUMNS, "-o", page, "-c", fitted, "--title", "sales")
-    assert "Best on held-out rows: variance scaling" in done.stdout
+    assert "Chosen on held-out rows: variance scaling" in done.stdout
     assert "sales" in page.read_text()
     assert load_recalibrator(fitted) is not None
     found = asked("report", files / "val.csv", "--quantiles", "q*", "--target", "sold", "-o", page)

@@ -40,6 +40,7 @@ Y = np.array([0, 1, 3])
         ("labels must be integers, got float64", Z, Y.astype(float)),
         ("labels must lie in 0..3, got 1..4", Z, Y * 0 + [1, 2, 4]),
         ("labels must lie in 0..3, got -100..1; flatten leaves out an ignore_index", Z, np.array([0, 1, -100])),
+        ("labels must lie in 0..3, got 0..255; flatten leaves out an ignore_index", Z, np.array([0, 1, 255])),
         ("soft labels are defined for nll and brier only", Z, np.full((3, 4), 0.25)),
     ],
 )

@@ -165,6 +165,15 @@ def test_the_test_of_calibration_keeps_its_level_and_names_the_fault():
         assert words in evaluate_forecasts(*quantile, n_resamples=99).verdict()
 
 
+def test_few_rows_are_not_called_calibrated():
+    mean, std, y = honest(3)
+    words = evaluate_forecasts(mean, std, y, n_resamples=99).verdict()
+    assert "3 rows are too few to tell whether it is calibrated" in words
+    assert "Nothing speaks" not in words
+    one = evaluate_forecasts(mean[:1], std[:1], mean[:1], n_resamples=99).verdict()
+    assert "1 row is too few" in one
+
+
 def test_paired_differences_have_signs_and_know_what_is_equal():
     mean, std, y = honest(400)
     scores = compare_forecasts(raw=(mean, std / 2, y), scaled=(mean, std, y), same=(mean, std / 2, y))

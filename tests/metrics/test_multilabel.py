@@ -113,3 +113,16 @@ def test_what_is_wrong_is_said():
         trueup.from_multilabel(x, y, names=["a", "b"])
     with pytest.raises(InputError, match="at least 2 labels"):
         per_label()(x[:, :1], y[:, :1])
+
+
+def test_another_mark_of_unknown_labels_is_hinted_at():
+    with pytest.raises(InputError, match="got -1 at .*; ignore_index names another mark"):
+        evaluate_labels(np.zeros((2, 2)), [[0, 1], [-1, 1]])
+
+
+def test_the_parts_of_a_fit_are_printed_once():
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    printed = repr(per_label("temperature")(x, (x > 0.3).astype(int)))
+    assert printed.count("(base): Temperature") == 1
+    assert "base=" not in printed
+    assert "calibrator=" not in printed

@@ -633,3 +633,10 @@ def test_batch_norm_statistics_never_move():
         on_model(METHODS["identity"])(model, loader())
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     assert int(model[1].num_batches_tracked) == 0
+
+
+def test_a_calibrator_in_the_place_of_the_input_map_is_refused():
+    with pytest.raises(
+        ValueError, match="before must map the network's input, got the calibrator Temperature; .* after="
+    ):
+        Calibrated(nn.Identity(), Temperature(2.0))

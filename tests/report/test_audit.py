@@ -234,7 +234,7 @@ def test_verdicts():
     assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
     assert "removes part of this" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
     assert "is not statistically significant: 0.046" in told(0.971, 0.922, 0.046, 0.045, high=0.01)
-    assert "The one method tried does not help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
+    assert "The one method tried is not shown to help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
     assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
         "No miscalibration of this network is statistically significant: its mean confidence is 92.1 %, its accuracy "
         "91.9 %. It needs no calibration."

@@ -73,7 +73,7 @@ def test_weights_of_recalibrations_are_copies_of_rows():
 def test_an_audit_says_what_recalibration_changes(narrow):
     assert narrow.chosen == "variance"
     assert "too narrow" in narrow.verdict()
-    assert "Best on held-out rows: variance scaling. The CRPS changes by -" in narrow.verdict()
+    assert "Chosen on held-out rows: variance scaling. The CRPS changes by -" in narrow.verdict()
     assert narrow.comparison["variance", "coverage_90"].value == pytest.approx(0.9, abs=0.06)
     assert narrow.to_dict()["comparison"]["methods"]["variance"]["change"]["crps"]["high"] < 0
     honest = audit_forecasts(forecast(factor=1.0, seed=1))

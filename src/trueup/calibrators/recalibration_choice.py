@@ -46,6 +46,16 @@ class RecalibrationChoice:
         """The chosen one; None where the forecasts are best as they are."""
         return self.recalibrators.get(self.chosen)
 
+    def why(self) -> str:
+        """Why the chosen one is not the one of the least loss, in words that end a sentence; else nothing.
+
+        >>> losses = {"raw": 0.56, "variance": 0.544, "quantiles": 0.542}
+        >>> RecalibrationChoice("variance", losses, {}, {}, np.zeros(0)).why()
+        ', the simplest within one standard error of the best, quantiles'
+        """
+        best = min(self.losses, key=self.losses.__getitem__)
+        return "" if self.chosen == best else f", the simplest within one standard error of the best, {best}"
+
 
 def choose_recalibration(
     mean: Any,

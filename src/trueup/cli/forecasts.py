@@ -152,11 +152,11 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
         if names is not None and len(names) == 1:
             from trueup.registry import RECALIBRATIONS
 
-            chosen, losses = names[0], None
+            chosen, losses, why = names[0], None, ""
             recalibrator = RECALIBRATIONS[chosen](*table.triple, weights=table.weights)
         else:
             choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
-            chosen, losses = choice.chosen, dict(choice.losses)
+            chosen, losses, why = choice.chosen, dict(choice.losses), choice.why()
             recalibrator = choice.recalibrator
     rows = len(table.targets)
     if recalibrator is None:
@@ -177,7 +177,7 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
         print_table(
             [["recalibration", "cross-validated pinball loss"], *([n, format_number(x)] for n, x in losses.items())]
         )
-        print_remarks(f"Chosen: {chosen}.")
+        print_remarks(f"Chosen: {chosen}{why}.")
         print()
     print(f"{recalibrator!r}\n\nWritten: {out}")
 

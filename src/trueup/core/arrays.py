@@ -730,7 +730,7 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     if n:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
-            hint = Hint.IGNORE_INDEX if low < 0 else None
+            hint = Hint.IGNORE_INDEX if low < 0 or high == 255 else None  # 255 marks pixels of no class
             raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
         if find_absent(z) is not None:
             _check_offered(torch.isneginf(z.gather(1, y.to(z.device)[:, None])), y)

@@ -30,12 +30,18 @@ class ParametricModule(nn.Module):
         return {p.name: getattr(self, p.name) for p in parameters if p.kind is named}
 
     def extra_repr(self) -> str:
-        """Small parameters in full, large ones by their shape."""
-        return ", ".join(f"{name}={_brief(value)}" for name, value in self.config().items())
+        """Small parameters in full, large ones by their shape; modules are left to torch, which shows them below."""
+        shown = {name: value for name, value in self.config().items() if not _is_shown_below(value)}
+        return ", ".join(f"{name}={_brief(value)}" for name, value in shown.items())
 
     def keep(self, name: str, value: Any) -> None:
         """Register a parameter as a float64 buffer: moved with the module, saved with it, never trained."""
         self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
+
+
+def _is_shown_below(value: Any) -> bool:
+    several = isinstance(value, list | tuple | nn.ModuleList) and len(value) > 0
+    return isinstance(value, nn.Module) or (several and all(isinstance(part, nn.Module) for part in value))
 
 
 def _brief(value: Any) -> str:

@@ -48,7 +48,9 @@ def label_events(logits: Any, targets: Any, *, ignore_index: int = -100, probs: 
     if bool(bad.any()):
         at = tuple(int(i) for i in bad.nonzero()[0])
         got = f"{t[at].item():g} at {list(at)}"
-        raise InputError("targets", f"be 0 or 1, or {ignore_index} where it is not known", got)
+        raise InputError(
+            "targets", f"be 0 or 1, or {ignore_index} where it is not known", got, "ignore_index names another mark"
+        )
     row, label = (i.cpu().numpy() for i in kept.nonzero(as_tuple=True))
     values = x[kept]
     pair = from_confidence(values, name="probs") if probs else from_binary(values, name="logits")

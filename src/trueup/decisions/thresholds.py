@@ -151,7 +151,9 @@ class Threshold:
                     f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
                 )
             else:
-                lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
+                lines.append(
+                    "More labels are not likely to help: even at the highest scores the risk looks too near the limit."
+                )
             return " ".join([*lines, self.note]).rstrip()
         done = "answered" if self.event is None else "flagged"
         lines = [

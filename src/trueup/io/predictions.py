@@ -715,7 +715,8 @@ def save(
 
     The new file is written beside the old one and takes its place at once, so an interruption leaves the old one whole.
     Values and types survive (bfloat16 as float32, which holds it exactly); .csv and .jsonl keep values but not types.
-    The path may be an address that fsspec opens, with its `storage_options`.
+    The clusters of a table that `collect` gave are written too, as a column of their name, `sample`. The path may be an
+    address that fsspec opens, with its `storage_options`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -726,7 +727,9 @@ def save(
     """
     _, write = _format(path)
     z, y = as_tensors(*predictions, doubt=False, padding=False)
-    chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), {})
+    clusters = getattr(predictions, "clusters", None)  # of pixels or tokens: intervals without them would be too narrow
+    others = {} if clusters is None else {getattr(predictions, "cluster_name", "cluster"): np.asarray(clusters)}
+    chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), others)
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
 

@@ -39,6 +39,8 @@ COVERAGE = (0.5, 0.8, 0.95)
 """The levels of the central intervals in the table, unless said otherwise."""
 LEVELS = np.linspace(0.01, 0.99, 99)
 """The levels over which the pinball loss of a Gaussian forecast is averaged."""
+ENOUGH_ROWS = 150
+"""With so many rows the test of calibration finds a median that 60 % of the targets lie below in four of five cases."""
 _GRID = np.linspace(0.0, 1.0, 100)
 """The levels over which calibration errors of Gaussian forecasts are averaged, as `mean_calibration_error` has it."""
 _GROUPS = 1000
@@ -97,6 +99,12 @@ class ForecastScores(ScoreTable):
         shown = f"a calibrated forecast would show a PIT error of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05 and (self.effective_rows or self.rows) < ENOUGH_ROWS:
+            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return (
+                f"{says}{told} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
+                f"{ENOUGH_ROWS} a median that 60 % of the targets lie below would be found in four of five cases."
+            )
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
         return f"{says}It is miscalibrated: {self._direction(name)} ({shown})."

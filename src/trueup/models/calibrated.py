@@ -212,6 +212,9 @@ class Calibrated(nn.Module):
             if not isinstance(module, nn.Module) and (module is not None or name == "model"):
                 got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
                 raise InputError(name, "be an nn.Module", got)
+        if isinstance(before, Calibrator):
+            got = f"the calibrator {type(before).__name__}"
+            raise InputError("before", "map the network's input", got, "a calibrator of the logits is after=")
         self.model = model
         self.before = before
         self.after = after

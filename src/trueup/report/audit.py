@@ -373,8 +373,8 @@ def _verdict(audit: Audit) -> str:
         opening = f"This network is {side}: {means}."
     if chosen == RAW:
         tried = len(audit.calibrators)
-        none = "The one method tried does not help" if tried == 1 else f"None of the {tried} methods helps"
-        return f"{opening} {none}." if tried else f"{opening} No method could be tried."
+        none = "The one method tried is not" if tried == 1 else f"None of the {tried} methods is"
+        return f"{opening} {none} shown to help." if tried else f"{opening} No method could be tried."
     after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
     if change.high >= 0:
         return (

@@ -90,7 +90,7 @@ class ForecastAudit:
         crps, before = change["crps"], self.comparison[RAW, "crps"].value
         title = RECALIBRATION_TITLES[self.chosen]
         return (
-            f"{said} Best on held-out rows: {title[0].lower()}{title[1:]}. The CRPS changes by "
+            f"{said} Chosen on held-out rows: {title[0].lower()}{title[1:]}{self.choice.why()}. The CRPS changes by "
             f"{100 * crps.value / before:+.1f} % "
             f"({format_percent(self.comparison.level)} interval {100 * crps.low / before:+.1f} % to "
             f"{100 * crps.high / before:+.1f} %), and {widest.partition('_')[2]} % intervals then hold "
