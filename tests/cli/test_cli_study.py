@@ -43,7 +43,7 @@ def test_what_cannot_be_is_one_line(folder, command, words, message):
 
 def test_the_list_shows_presets_and_missing_files(command, tmp_path):
     shown = command("study", "list", "--data-dir", str(tmp_path)).stdout
-    assert "trueup study rethinking --preset trec: 72 runs; trec; files missing" in shown
+    assert "trueup study rethinking --preset trec: 75 runs; trec; files missing" in shown
     assert "  trec: TREC.train.all + TREC.test.all" in shown
     (tmp_path / "tinyshakespeare.txt").write_text("to be or not to be")
     found = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
@@ -55,7 +55,8 @@ def test_the_list_shows_presets_and_missing_files(command, tmp_path):
 def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(command, tmp_path):
     for options, words in (
         (["--preset", "x"], "preset must be one of digits"),
-        (["--preset", "paper", "--data", "svhn", "--data-dir", str(tmp_path / "none")], "svhn: wanted svhn.npz"),
+        (["--preset", "paper", "--data", "svhn", "--data-dir", str(tmp_path)], "svhn: wanted svhn.npz"),
+        (["--data-dir", str(tmp_path / "none")], "none: no such folder"),
     ):
         result = command("study", "rethinking", *options, "-o", str(tmp_path / "out"), code=2)
         assert words in result.stderr
