@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -52,7 +53,7 @@ class PromiseCheck:
                 kind = type(promise).__name__
                 raise InputError("promise", "be a Threshold, or a mapping with threshold and at_most", kind) from None
         number = given["threshold"]
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
+        if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= number <= 1:
             raise InputError("promise", "have a threshold between 0 and 1", repr(number))
         at_most, certainty = (
             check_share(given.get(name, default), name) for name, default in (("at_most", 0.0), ("certainty", 0.95))
