@@ -281,7 +281,7 @@ def gaussian(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind: str) -> Figures:
-    found = forecast(network, part, kind, PASSES)
+    found = forecast([network], part, kind, PASSES)
     z, y = found.prediction, found.target
     values = (
         metrics.accuracy(z, y),
@@ -296,7 +296,7 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
 
 def regression_figures(network: nn.Module, part: tuple[Tensor, Tensor], head: bool) -> Figures:
     """In units of the training targets' standard deviation; an error is large if it is above the median."""
-    found = forecast(network, part, "tabular", PASSES, head=head)
+    found = forecast([network], part, "tabular", PASSES, head=head)
     numbers = (found.prediction, found.uncertainty.sqrt(), found.target)
     values = (
         regression.rmse(*numbers),

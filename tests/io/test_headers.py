@@ -9,7 +9,14 @@ from torch import nn
 from trueup.calibrators.regression import VarianceScaling, load_recalibrator, save_recalibrator
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-from trueup.decisions import PredictionSets, load_prediction_sets, save_prediction_sets
+from trueup.decisions import (
+    ConformalQuantiles,
+    PredictionSets,
+    load_conformal,
+    load_prediction_sets,
+    save_conformal,
+    save_prediction_sets,
+)
 from trueup.io.artifacts import KINDS, load_calibrator, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
@@ -37,6 +44,7 @@ WRITE = {
     "recalibrator": lambda path: save_recalibrator(VarianceScaling(1.5), path),
     "monitor": saved_monitor,
     "prediction_sets": lambda path: save_prediction_sets(PredictionSets("lac", -0.3, 0.1), path),
+    "conformal_regression": lambda path: save_conformal(ConformalQuantiles(0.5, 0.1), path),
 }
 READ = {
     "calibrator": load_calibrator,
@@ -45,6 +53,7 @@ READ = {
     "recalibrator": load_recalibrator,
     "monitor": load_monitor,
     "prediction_sets": load_prediction_sets,
+    "conformal_regression": load_conformal,
 }
 
 

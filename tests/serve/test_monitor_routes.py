@@ -183,7 +183,7 @@ def test_the_command_gives_the_folder(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "trueup.serve.server", room)
     for arguments in ([], ["--monitors", str(tmp_path)]):
         assert CliRunner().invoke(app, ["serve", "-q", *arguments]).exit_code == 0
-    assert "settings" not in asked[0]
+    assert asked[0]["settings"].monitors_folder is None
     assert asked[1]["settings"] == Settings(monitors_folder=tmp_path)
 
 

@@ -105,8 +105,10 @@ class LogitCalibrator(_CalibratedBase):
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
-        self.classes_, labels = _encode(column_or_1d(y), self.classes, max(X.shape[1], 2))
-        self.floor_ = _floor(_both(X), labels, weights, "X") if self.input == "probs" else _FLOOR
+        self.floor_ = _FLOOR
+        self.classes_, labels = _encode(column_or_1d(y), self.classes, self._logits(X).shape[1])
+        if self.input == "probs":
+            self.floor_ = _floor(_both(X), labels, weights, "X")
         self.calibrator_ = _fit(self.method, self.options, self._logits(X), labels, weights)
         return self
 
