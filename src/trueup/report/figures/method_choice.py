@@ -240,7 +240,7 @@ def why(record: MethodChoice) -> list[str]:
         beside = "" if before is None else f", {format_number(before)} without calibration"
         words.append(f"Its log-loss on held-out rows is {loss}{beside}.")
         if before is not None and before < record.chosen_loss:
-            words.append("So few rows cannot tell the two apart; with more the lower of them is taken.")
+            words.append("These rows cannot tell the two apart, and temperature scaling is favoured then.")
     return words
 
 
