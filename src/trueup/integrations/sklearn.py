@@ -223,7 +223,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         """All rows are new to the classifier: no folds, and its classes, of which the rows may lack some."""
         response, weights = _response(self.estimator), _weights(sample_weight, X)
         self.classes_ = np.asarray(self.estimator.classes_)
-        labels = _encode(y, self.classes_, len(self.classes_))[1]
+        labels = _encode(y, self.classes_.tolist(), len(self.classes_))[1]
         self.estimators_ = [clone(self.estimator)]
         return self._fit_calibrator(np.asarray(getattr(self.estimator, response)(X)), response, labels, weights)
 
