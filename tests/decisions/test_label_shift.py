@@ -108,3 +108,8 @@ def test_bad_input():
             estimate_prior(z, **options)
     with pytest.raises(InputError, match="old must be positive"):
         shift_prior(new=[0.5, 0.5], old=[1.0, 0.0])
+
+
+def test_a_class_without_labelled_rows_is_said_to_be_a_guess():
+    z = np.random.default_rng(0).normal(size=(200, 3))
+    assert "No labelled row has class 2" in str(estimate_prior(z, val=(z, np.arange(200) % 2), n_resamples=5))

@@ -57,7 +57,7 @@ def test_every_question_has_its_rows():
     json.dumps(found.to_dict(), allow_nan=False)
     hopeless = plan(z, y, at_most=0.001, coverage=1.0 - 1e-9)
     assert hopeless.rows_for_promise is None
-    assert "No number of rows would promise" in str(hopeless)
+    assert "no number of rows would promise" in str(hopeless)
 
 
 def test_bad_input():
@@ -69,3 +69,13 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             plan(z, y, **options)
+
+
+def test_questions_that_lack_a_part_are_errors():
+    z, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    with pytest.raises(ValueError, match="coverage goes with at_most"):
+        plan(z, y, coverage=0.5)
+    for options in ({"difference": 0.1}, {"difference": -0.1, "beside": z}):
+        with pytest.raises(ValueError, match="difference must be positive, and goes with beside"):
+            plan(z, y, **options)
+    assert plan(z, y, rows=np.int64(100)).to_dict()["detectable"]["rows"] == 100

@@ -217,3 +217,17 @@ def test_absent_options_are_in_no_set_and_clusters_count_once():
         np.repeat(z[:40], 15, axis=0), np.repeat(y[:40], 15), clusters=np.repeat(np.arange(40), 15)
     )
     assert few.quantile == PredictionSets.fit(z[:40], y[:40]).quantile
+
+
+def test_what_a_rule_cannot_take_is_said():
+    z, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    with pytest.raises(InputError, match="have the 3 classes of the rule, got 4"):
+        PredictionSets.fit(z, y, by_class=True)(np.zeros((5, 4)))
+    with pytest.raises(InputError, match="weights must be non-negative"):
+        PredictionSets.fit(z, y, weights=np.ones(60))(z, weights=-np.ones(60))
+    with pytest.raises(InputError, match="groups must have a value in every row"):
+        PredictionSets.fit(z, y, groups=np.array(["a", float("nan")] * 30, dtype=object))
+    with pytest.raises(ValueError, match="at least 1 row"):
+        evaluate_sets(np.zeros((0, 3), bool), np.zeros(0, int))
+    with pytest.raises(ValueError, match="randomised=False"):
+        torch.export.export(PredictionSets.fit(z, y), (torch.from_numpy(z),))

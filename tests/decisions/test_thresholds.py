@@ -217,3 +217,53 @@ def test_correlated_rows_do_not_carry_a_promise_as_if_they_were_many():
         assert found.rows == 150
         assert "One row of each of 150 patients" in str(found)
     assert np.mean(failed) < 0.15
+
+
+def test_a_promise_kept_for_long_is_not_called_broken():
+    """The tail of the mixture underflows after some ten thousand right answers."""
+    for wrong in (np.zeros(100_000), np.arange(100_000) % 100 == 0):
+        check = Recheck(at_most=0.05).update(wrong)
+        assert not check.refuted
+        assert check.wealth == 0
+    assert not check.update(np.ones(4_000)).refuted  # 4.8 % of 104,000 rows
+    assert check.update(np.ones(5_000)).refuted  # 5.7 % of 105,000
+
+
+def test_costs_of_one_and_two_are_not_counted_as_none_and_one():
+    z, y = draw(3000, 3)
+    error = threshold(z, y, at_most=0.1)
+    found = threshold(z, y, costs=2 - np.eye(z.shape[1]), at_most=1.1)
+    assert 0 < found.answered <= error.answered
+    assert 1 < found.observed <= 1.1
+
+
+def test_few_rows_do_not_say_that_more_are_no_help():
+    z, y = draw(60, 0)
+    y[z.max(axis=1).argmax()] = (z[z.max(axis=1).argmax()].argmax() + 1) % z.shape[1]
+    found = threshold(z, y, at_most=0.02)
+    assert found.labels_needed is None
+    assert "too few to tell" in str(found)
+    assert "too few to tell" in str(threshold(z[:0], y[:0]))
+
+
+def test_rows_that_tie_at_the_top_are_no_matter_of_labels():
+    tied = threshold(np.zeros((1000, 2)), np.arange(1000) % 2, risk="false_positive_rate", at_most=0.05)
+    assert tied.labels_needed is None
+    assert "not likely to help" in str(tied)
+    few = threshold(*draw(40, 0, classes=2), risk="false_positive_rate", at_most=0.05)
+    assert few.labels_needed > 40
+
+
+def test_labels_that_fit_the_calibrator_are_counted_among_those_needed():
+    z = np.stack([np.zeros(60), np.linspace(1, 5, 60)], axis=1)
+    halved = threshold(z, np.ones(60, int), at_most=0.05, method="identity")
+    assert halved.labels_needed == 2 * threshold(z[::2], np.ones(30, int), at_most=0.05).labels_needed
+
+
+def test_a_row_without_a_group_is_an_error_and_folds_need_a_method():
+    z, y = draw(50, 0)
+    with pytest.raises(InputError, match="NaN in row 1 and 24 others"):
+        threshold(z, y, groups=np.where(np.arange(50) % 2, np.nan, 1.0))
+    with pytest.raises(ValueError, match="folds goes with method"):
+        threshold(z, y, folds=5)
+    assert threshold(z, y, at_most=np.float32(0.5)).promised

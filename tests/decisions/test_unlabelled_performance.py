@@ -1,6 +1,8 @@
 """Performance without labels: intervals hold what labels show, and the formulas are those of the expectation."""
 
 import json
+import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors, take_rows
+from trueup.core.errors import InputError
 from trueup.decisions import estimate_performance
 from trueup.decisions.refits import Refits
 from trueup.decisions.unlabelled_performance import soft_roc_auc
@@ -91,3 +94,27 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             estimate_performance(z, **options)
+
+
+def test_a_network_that_is_wrong_or_right_everywhere_is_said_to_be():
+    z = 3 * np.random.default_rng(0).normal(size=(700, 3))
+    best = z.argmax(axis=1)
+    with pytest.warns(UserWarning, match="stopped at its bound"):
+        wrong = estimate_performance(z[300:], val=(z[:300], (best[:300] + 1) % 3), n_resamples=20)["accuracy"]
+    assert wrong.high < 0.02
+    with pytest.warns(UserWarning, match="stopped at its bound"):
+        right = estimate_performance(z[300:], val=(z[:300], best[:300]), n_resamples=20)["accuracy"]
+    assert right.low < right.value < 1
+    assert right.value == pytest.approx(300.5 / 301)
+
+
+def test_what_cannot_be_estimated_is_said_without_warnings():
+    z = np.zeros((5, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = estimate_performance(z, metrics=("error_above", "roc_auc"), threshold=0.99, n_resamples=5)
+    assert math.isnan(found["error_above"].value)
+    with pytest.raises(InputError, match="val must have the 3 classes of logits, got 4"):
+        estimate_performance(z, val=(np.zeros((5, 4)), np.arange(5) % 4))
+    with pytest.raises(InputError, match="threshold must lie between 0 and 1"):
+        estimate_performance(z, threshold=5)

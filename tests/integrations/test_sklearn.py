@@ -249,3 +249,22 @@ def test_what_cannot_be_calibrated_is_refused():
     pairwise = SVC(decision_function_shape="ovo")
     with pytest.raises(ValueError, match="a column for each of 4 classes, got 6; decision_function_shape='ovr'"):
         CalibratedClassifier(pairwise).fit(X, y)
+
+
+def test_a_frozen_classifier_needs_no_folds_and_keeps_its_classes():
+    X, y = make_classification(400, n_classes=3, n_informative=5, random_state=0)
+    names = np.array(["ant", "bee", "cat"])[y]
+    forest = RandomForestClassifier(10, random_state=0).fit(X[:200], names[:200])
+    rest, labels = X[200:], names[200:]
+    kept = (labels != "cat") | (np.cumsum(labels == "cat") <= 1)  # one row of a class is too few for two folds
+    for rows in (kept, labels != "cat"):
+        found = CalibratedClassifier(FrozenEstimator(forest), "temperature").fit(rest[rows], labels[rows])
+        assert found.classes_.tolist() == ["ant", "bee", "cat"]
+        assert np.isfinite(found.predict_proba(rest)).all()
+    with pytest.raises(ValueError, match="y must hold the classes"):
+        CalibratedClassifier(FrozenEstimator(forest)).fit(rest, np.where(kept, "dog", labels))
+
+
+def test_one_class_is_refused_in_words():
+    with pytest.raises(ValueError, match="at least 2 classes, got one class"):
+        CalibratedClassifier(GaussianNB()).fit(np.zeros((20, 2)), ["a"] * 20)

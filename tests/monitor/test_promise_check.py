@@ -139,3 +139,19 @@ def forge(path, change):
     header["__metadata__"]["trueup_monitor"] = json.dumps(inside)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def test_a_monitor_does_not_call_a_promise_broken_that_is_kept_for_long():
+    z = np.tile([[4.0, 0.0]], (40_000, 1))
+    monitor = Monitor(2, promise={"threshold": np.float32(0.5), "at_most": 0.05})
+    status = monitor.update(z, np.arange(40_000) % 100 == 0)
+    assert not status.promise["broken"]
+    assert "Nothing speaks against" in status.promise["text"]
+
+
+def test_a_promise_that_has_a_calibrator_wants_its_logits():
+    z, y = draw(2000)
+    promise = threshold(2 * z, y, method="temperature", at_most=0.2)
+    with pytest.warns(UserWarning, match=r"give the monitor promise\.calibrator\(logits\)"):
+        monitor = Monitor(4, promise=promise)
+    assert not monitor.update(promise.calibrator(2 * z), y).promise["broken"]

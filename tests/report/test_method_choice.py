@@ -50,6 +50,8 @@ def test_words_of_a_mixture_of_one_method_and_of_none():
     assert "0.1230 or more in four of five cases" in words
     alone = " ".join(why(method_choice(MIXED._replace(chosen="svs", weights={"svs": 1.0}, loss=0.55))))
     assert alone.startswith("Structured vector scaling was chosen alone. Its log-loss on held-out rows is 0.5500")
+    assert "cannot tell the two apart" not in words
+    assert "cannot tell the two apart" in summary(method_choice(MIXED._replace(loss=0.95)))
     none = " ".join(why(method_choice(MIXED._replace(chosen="identity", weights={"identity": 1.0}, loss=0.9))))
     assert none.startswith("No calibration was chosen: its log-loss on held-out rows is 0.9000; the best method, str")
     assert more_rows(method_choice(MIXED._replace(detectable=0.0))) == ""

@@ -91,6 +91,8 @@ def sets(
     each = ", a limit for each class" if by_class else ", a limit for each group" if groups is not None else ""
     share = f"at most {100 * rule.alpha:g} %"
     print(f"{rule.score.upper()}{each}: a set misses the truth in {share} of rows like the {rows_of_val:,} of {val}.")
+    if val_table.clusters is not None:
+        print(f"One row of each {val_table.cluster_name} made the limit, since rows of one are correlated.")
     print(f"\n{scores}" if scores is not None else f"\nThey have {size:.2f} classes on average on those rows.")
     if by_group:
         print()

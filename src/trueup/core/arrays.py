@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -353,7 +354,7 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
 
 def check_share(value: float, name: str) -> float:
     """A number strictly between 0 and 1."""
-    if not (isinstance(value, (int, float)) and 0 < value < 1):
+    if not (isinstance(value, Real) and 0 < value < 1):
         raise InputError(name, "lie between 0 and 1", repr(value))
     return float(value)
 

@@ -90,6 +90,9 @@ class PriorEstimate:
                 if self.moved
                 else f"Nothing shows that the class frequencies moved ({chance})."
             )
+        if len(unseen := np.flatnonzero(self.old == 0)):
+            some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
+            lines.append(f"No labelled row has class {some}: what is said of such a class is a guess.")
         lines.append("This assumes that only the frequencies of the classes changed, not what each class looks like.")
         return "\n\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class Plan:
             lines.append(
                 f"To see a calibration error of {self.error:g} takes {_about(self.rows_to_detect)} rows."
                 if self.rows_to_detect
-                else f"No number of rows shows a calibration error of {self.error:g}."
+                else f"To see a calibration error of {self.error:g} takes more than {_MOST_ROWS:,} rows."
             )
         if self.precision is not None:
             lines.append(f"To know the ECE to ± {self.precision:g} takes {_about(self.rows_for_ece)} rows.")
@@ -69,7 +70,7 @@ class Plan:
             lines.append(
                 f"To promise {what}{where} takes {_about(self.rows_for_promise)} rows."
                 if self.rows_for_promise
-                else f"No number of rows would promise {what}{where}: the errors seen are too many."
+                else f"If errors stay as frequent as seen, no number of rows would promise {what}{where}."
             )
         if self.difference is not None:
             lines.append(
@@ -112,9 +113,13 @@ def plan(
     """
     z, y = as_tensors(logits, labels, at_least=10)
     tally = Tally.of(z, y)
-    if rows is not None and (not isinstance(rows, int) or rows < 1):
+    if rows is not None and (not isinstance(rows, Integral) or rows < 1):
         raise InputError("rows", "be a positive whole number", repr(rows))
     check_share(certainty, "certainty")
+    if coverage is not None and at_most is None:
+        raise ValueError("coverage goes with at_most, the promise that so many rows are to have")
+    if difference is not None and (beside is None or not difference > 0):
+        raise ValueError("difference must be positive, and goes with beside, the other method's logits")
     detectable = detectable_error_of_tally(tally, rows=rows, power=power, seed=seed)
     found: dict[str, Any] = dict.fromkeys(
         ("rows_to_detect", "rows_for_ece", "rows_for_promise", "rows_for_comparison", "difference")

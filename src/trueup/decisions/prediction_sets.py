@@ -136,7 +136,7 @@ class PredictionSets(ParametricModule):
         z, y = as_tensors(logits, labels, at_least=1)
         if sum((by_class, groups is not None, weights is not None)) > 1:
             raise ValueError("give one of by_class, groups and weights")
-        given = None if groups is None else as_groups(groups, len(z))
+        given = None if groups is None else as_groups(groups, len(z), complete=True)
         weight = None if weights is None else as_vector(weights, "weights", length=len(z)).numpy()
         if weight is not None and (weight.min() < 0 or weight.max() == 0):
             raise InputError("weights", "be non-negative and not all zero", f"{weight.min():g}..{weight.max():g}")
@@ -187,6 +187,8 @@ class PredictionSets(ParametricModule):
     def _sets(self, logits: Tensor, groups: Any, weights: Any, uniform: Any) -> Tensor:
         limit = self._limits(logits.shape[0], groups, weights, logits.device)
         if self.quantile.ndim == 1 and self.groups is None:
+            if logits.shape[1] != len(self.quantile):
+                raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(logits.shape[1]))
             return self.all_scores(logits, uniform=uniform) <= _widen(self.quantile)
         if torch.compiler.is_compiling():
             return self.all_scores(logits, uniform=uniform) <= _widen(limit)[:, None]
@@ -271,6 +273,8 @@ class PredictionSets(ParametricModule):
             return torch.as_tensor(uniform, dtype=torch.float64, device=logits.device)
         if not self.randomised or self.score == "lac":
             return torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
+        if torch.compiler.is_compiling():
+            raise ValueError("randomised sets need uniform to be exported; fit with randomised=False, or give it")
         return torch.from_numpy(row_uniform(logits, self.seed)).to(logits.device)
 
     def _limits(self, n: int, groups: Any, weights: Any, device: torch.device) -> Tensor:
@@ -285,6 +289,8 @@ class PredictionSets(ParametricModule):
             if weights is None:
                 raise ValueError("weights must be given: the limit of a row depends on its own")
             own = as_vector(weights, "weights", length=n).numpy()
+            if n and own.min() < 0:
+                raise InputError("weights", "be non-negative", f"{own.min():g}")
             mass = np.cumsum(self.weights.cpu().numpy())
             at = np.searchsorted(mass, (1 - self.alpha) * (mass[-1] + own) * (1 - 1e-12), side="left")
             return torch.from_numpy(np.append(self.scores.cpu().numpy(), math.inf)[at]).to(device)
@@ -392,16 +398,15 @@ def evaluate_sets(sets: Any, labels: Any) -> SetScores:
     chosen = np.asarray(sets.cpu() if isinstance(sets, Tensor) else sets)
     if chosen.ndim != 2 or chosen.dtype != bool:
         raise InputError("sets", "be booleans of shape (n, classes)", f"{chosen.dtype} of shape {chosen.shape}")
-    true = as_tensors(np.zeros(chosen.shape), labels)[1].numpy()
+    true = as_tensors(np.zeros(chosen.shape), labels, at_least=1)[1].numpy()
     held = chosen[np.arange(len(true)), true]
     size = chosen.sum(axis=1)
     bands = _size_bands(chosen.shape[1])
     by_size = {name: _coverage(held[(size >= low) & (size <= high)]) for name, low, high in bands}
-    nothing = math.nan if not len(true) else None
     return SetScores(
         _coverage(held),
-        math.nan if nothing is not None else float(size.mean()),
-        math.nan if nothing is not None else float((size == 0).mean()),
+        float(size.mean()),
+        float((size == 0).mean()),
         {name: one for name, one in by_size.items() if one.rows},
         tuple(_coverage(held[true == k]) for k in range(chosen.shape[1])),
     )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import betainc as beta_cdf
-from scipy.special import betaln
+from scipy.special import betaincc, betaln
 
 from trueup.core.arrays import as_vector, check_share
 from trueup.core.errors import InputError
@@ -81,9 +80,10 @@ class Recheck:
     def _log_wealth(self, rows: np.ndarray, wrong: np.ndarray) -> np.ndarray:
         r = self.at_most
         a, b = 1.0, (1 - r) / r  # a law with mean r: most risks worth a bet are not far above it
-        tail = np.maximum(1 - beta_cdf(a + wrong, b + rows - wrong, r), 1e-300)
-        prior = 1 - beta_cdf(a, b, r)
-        against = np.log(tail) - math.log(prior) + betaln(a + wrong, b + rows - wrong) - betaln(a, b)
+        # Where errors are much rarer than promised the tail underflows to 0: nothing is left of the wealth.
+        with np.errstate(divide="ignore"):
+            tail = np.log(betaincc(a + wrong, b + rows - wrong, r))
+        against = tail - math.log(betaincc(a, b, r)) + betaln(a + wrong, b + rows - wrong) - betaln(a, b)
         log_wealth: np.ndarray = against - wrong * math.log(r) - (rows - wrong) * math.log1p(-r)
         return log_wealth
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -104,6 +105,13 @@ class Threshold:
         """The share of rows that are not, and go to somebody else."""
         return 1 - self.coverage
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the rows show that the risk is too large wherever there are enough of them to judge."""
+        kept = self.curve.coverage * self.rows
+        low = np.where(np.isnan(self.curve.low), self.curve.risk, self.curve.low)[kept >= _enough(self.rows)]
+        return bool(len(low) and (low > self.at_most).all())
+
     def answers(self, logits: Any) -> Any:
         """Which rows score at least the threshold, (n,), booleans; the calibrator, if there is one, goes first."""
         z = as_logits(logits)
@@ -150,10 +158,17 @@ class Threshold:
                 lines.append(
                     f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
                 )
+<<<<<<< HEAD
             else:
                 lines.append(
                     "More labels are not likely to help: even at the highest scores the risk looks too near the limit."
                 )
+=======
+            elif self.hopeless:
+                lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
+            else:
+                lines.append("They are too few to tell whether more would help.")
+>>>>>>> w-review2
             return " ".join([*lines, self.note]).rstrip()
         done = "answered" if self.event is None else "flagged"
         lines = [
@@ -252,6 +267,8 @@ def threshold(
     z, y = as_tensors(logits, labels)
     name, cost = _check_risk(risk, costs, at_most, z.shape[1])
     check_share(certainty, "certainty")
+    if folds is not None and method is None:
+        raise ValueError("folds goes with method, the calibrator that is cross-fitted")
     of_event = name in ("false_discovery_rate", "false_positive_rate")
     number = None
     if of_event:
@@ -259,7 +276,7 @@ def threshold(
 
         number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""
-    given = None if groups is None else as_groups(groups, len(z))
+    given = None if groups is None else as_groups(groups, len(z), complete=True)
     together = as_clusters(clusters, len(z))
     if together is not None:
         kept = together.one_row_each(seed)
@@ -276,11 +293,14 @@ def threshold(
         loss = cost[true, predicted]
     else:
         loss = (true != (predicted if number is None else number)).astype(np.float64)
-    worst, kinds = (1.0, 2) if cost is None else (float(cost.max()) or 1.0, len(np.unique(cost)))
-    problem = _Problem(name, at_most, number, worst, kinds <= 2)
+    worst = 1.0 if cost is None else float(cost.max()) or 1.0
+    # A binomial count needs losses of 0 and the largest only.
+    problem = _Problem(name, at_most, number, worst, cost is None or set(np.unique(cost)) <= {0.0, worst})
 
     def solve(rows: Any, alpha: float) -> Threshold:
         found = problem.solve(score[rows], loss[rows], alpha)
+        if found.labels_needed is not None and method is not None and folds is None:
+            found = replace(found, labels_needed=2 * found.labels_needed)  # half of them fit the calibrator
         return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip())
 
     if given is None:
@@ -417,22 +437,41 @@ class _Problem(NamedTuple):
     def labels_needed(self, steps: _Sequence, n: int, alpha: float) -> int | None:
         """The fewest rows with which some threshold would pass in four of five cases, were the risks those seen."""
         if self.risk == "false_positive_rate":
-            return math.ceil(least_rows(self.at_most, alpha) * n / max(float(steps.trials[0]), 1.0)) if n else None
+            return self.labels_needed_of_false_positives(steps, n, alpha)
         if not n:
             return None
         bound = self.bound
         # Of few rows an error rate of zero shows little: half an error is added.
         risk = (steps.losses / self.largest + 0.5) / (steps.trials + 1.0)
         risk = np.where(steps.losses == 0, np.minimum(risk, bound / 2), risk)
-        enough = steps.kept >= min(n, max(20.0, 0.02 * n))
-        hopeful = np.flatnonzero(enough & (risk < 0.9 * bound))
+        hopeful = np.flatnonzero((steps.kept >= _enough(n)) & (risk < 0.9 * bound))
         if not len(hopeful):
             return None
         hopeful = hopeful[np.unique(np.linspace(0, len(hopeful) - 1, min(len(hopeful), 100)).astype(np.int64))]
         wanted = [rows_to_pass(float(risk[i]), bound, alpha / 2) * n / steps.kept[i] for i in hopeful]
-        needed = max(math.ceil(min(wanted)), n + 1)
-        digits = max(len(str(needed)) - 2, 0)
-        return math.ceil(needed / 10**digits) * 10**digits
+        return _round_up(max(math.ceil(min(wanted)), n + 1))
+
+    def labels_needed_of_false_positives(self, steps: _Sequence, n: int, alpha: float) -> int | None:
+        """The same for a share of the rows without the event, which falls to 0 unless they tie at the highest score."""
+        if not n:
+            return None
+        negatives, top = max(float(steps.trials[0]), 1.0), float(steps.losses[0])
+        if top <= 1:  # none, or one that more rows would leave alone at the top
+            return _round_up(max(math.ceil(least_rows(self.at_most, alpha) * n / negatives), n + 1))
+        if top >= 0.9 * self.at_most * negatives:
+            return None
+        return _round_up(max(math.ceil(rows_to_pass(top / negatives, self.at_most, alpha) * n / negatives), n + 1))
+
+
+def _enough(rows: int) -> float:
+    """How many of so many rows are enough to judge a risk by."""
+    return min(rows, max(20.0, 0.02 * rows))
+
+
+def _round_up(rows: int) -> int:
+    """To two digits."""
+    unit: int = 10 ** max(len(str(rows)) - 2, 0)
+    return math.ceil(rows / unit) * unit
 
 
 def least_rows(at_most: float, alpha: float) -> float:
@@ -470,11 +509,14 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
     return low, high
 
 
-def as_groups(groups: Any, length: int) -> np.ndarray:
-    """Check groups (n,) of any values, numbers or words."""
+def as_groups(groups: Any, length: int, *, complete: bool = False) -> np.ndarray:
+    """Check groups (n,) of any values, numbers or words; `complete`, that none is NaN, which equals nothing."""
     values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
     if values.shape != (length,):
         raise InputError("groups", f"have shape ({length},), one entry a row", str(values.shape))
+    if complete and values.dtype.kind in "fO" and (missing := np.flatnonzero(values != values)).size:
+        got = f"NaN in row {missing[0]}" + (f" and {missing.size - 1:,} others" if missing.size > 1 else "")
+        raise InputError("groups", "have a value in every row", got, "name what is missing, such as 'unknown'")
     return values
 
 
@@ -491,7 +533,7 @@ def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[st
         raise InputError("costs", f"have shape ({classes}, {classes}), true class by predicted class", str(cost.shape))
     if not np.isfinite(cost).all() or cost.min() < 0:
         raise InputError("costs", "be finite and not negative", f"{cost.min():g}..{cost.max():g}")
-    if not (isinstance(at_most, (int, float)) and at_most > 0):
+    if not (isinstance(at_most, Real) and at_most > 0):
         raise InputError("at_most", "be positive", repr(at_most))
     return "cost", cost
 

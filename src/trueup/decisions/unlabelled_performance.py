@@ -106,7 +106,7 @@ def estimate_performance(
     Estimated without labels on 2,000 rows, calibrated on 2,000 labelled rows
     <BLANKLINE>
     metric    estimate     95 % interval
-    accuracy    0.5830  [0.5540, 0.6120]
+    accuracy    0.5819  [0.5529, 0.6110]
     <BLANKLINE>
     This holds as long as calibration does; a change in what the classes look like shows only with labels.
     >>> f"{(z[2000:].argmax(axis=1) == y[2000:]).mean():.4f}"
@@ -120,6 +120,8 @@ def estimate_performance(
     check_resamples(n_resamples)
     if not len(z):
         raise InputError("logits", "have rows", "none")
+    if not 0 <= threshold <= 1:
+        raise InputError("threshold", "lie between 0 and 1", repr(threshold))
     number = event_class(event, z.shape[1], names)
     if shift and val is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
@@ -127,17 +129,20 @@ def estimate_performance(
     dispersion = 1.0
     if val is None:
         p = softmax(z)
+        predicted = p.argmax(axis=1)
         draws: Any = (p for _ in range(n_resamples))
         labelled = 0
     else:
         pair = as_tensors(*val, at_least=2)
+        if pair[0].shape[1] != z.shape[1]:
+            raise InputError("val", f"have the {z.shape[1]} classes of logits", str(pair[0].shape[1]))
         labelled = len(pair[0])
         name = calibrate or (CALIBRATION if shift else "temperature")
         refits = Refits(name, *pair)
         fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
-        p, dispersion = fit.probs, fit.dispersion
+        p, dispersion, predicted = fit.probs, fit.dispersion, fit.predicted
         draws = (_resampled(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
-    reader = _Reader(p, threshold, number)
+    reader = _Reader(p, predicted, threshold, number)
     values = {name: reader.expected(name, p) for name in wanted}
     means: dict[str, list[float]] = {name: [] for name in wanted}
     noise: dict[str, list[float]] = {name: [] for name in wanted}
@@ -151,8 +156,10 @@ def estimate_performance(
     reach = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
     intervals = {}
     for name, value in values.items():
-        variance = np.nanvar(means[name]) + dispersion * np.nanvar(noise[name])
-        error = math.nan if math.isnan(value) else reach * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
+        error = math.nan
+        if not (math.isnan(value) or np.isnan(noise[name]).all()):
+            variance = np.nanvar(means[name]) + dispersion * np.nanvar(noise[name])
+            error = reach * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
         intervals[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
     return PerformanceEstimate(intervals, len(z), level, labelled, shift)
 
@@ -160,9 +167,9 @@ def estimate_performance(
 class _Reader:
     """What was predicted, and how a metric reads it: from probabilities, or from labels."""
 
-    def __init__(self, p: np.ndarray, threshold: float, event: int) -> None:
-        self.predicted = p.argmax(axis=1)
-        self.kept = p.max(axis=1) >= threshold
+    def __init__(self, p: np.ndarray, predicted: np.ndarray, threshold: float, event: int) -> None:
+        self.predicted = predicted
+        self.kept = p[np.arange(len(p)), predicted] >= threshold
         self.event, self.positive, self.score = event, self.predicted == event, p[:, event]
 
     def expected(self, metric: str, p: np.ndarray) -> float:
@@ -204,6 +211,8 @@ class _Calibrated(NamedTuple):
     """Calibrated probabilities of the unlabelled rows."""
 
     probs: np.ndarray
+    predicted: np.ndarray
+    """The class of each row: a confidence that turns out to be low does not change what the network says."""
     prior: np.ndarray | None
     """The class frequencies that they were corrected for."""
     dispersion: float
@@ -230,13 +239,15 @@ def _calibrate(
     labelled = _shift_confidence(labelled, intercept)
     top = labelled[np.arange(len(predicted)), predicted]
     dispersion = max(float(((right - top) ** 2).sum()) / max(float((top * (1 - top)).sum()), 1e-12), 1.0)
-    p = _shift_confidence(softmax(fitted.calibrator(z)), intercept)
+    fresh = softmax(fitted.calibrator(z))
+    p = _shift_confidence(fresh, intercept)
     if not shift:
-        return _Calibrated(p, None, dispersion)
+        return _Calibrated(p, fresh.argmax(axis=1), None, dispersion)
     old = labelled.mean(axis=0)
     prior = em_prior(p, old, weights=weights, start=start)
     moved = shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))
-    return _Calibrated(softmax(torch.from_numpy(moved)), prior, dispersion)
+    p = softmax(torch.from_numpy(moved))
+    return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
 
 
 def _resampled(
@@ -274,10 +285,16 @@ def _shift_confidence(p: np.ndarray, intercept: float) -> np.ndarray:
     rows, best = np.arange(len(p)), p.argmax(axis=1)
     confidence = p[rows, best]
     moved = expit(_log_odds(confidence) + intercept)
-    out = p * ((1 - moved) / np.maximum(1 - confidence, 1e-15))[:, None]
+    others = p.copy()
+    others[rows, best] = 0
+    total = others.sum(axis=1, keepdims=True)
+    if not total.all():  # of a very sure row nothing is left to the others: they share alike
+        others = np.where(total > 0, others, 1.0)
+        others[rows, best] = 0
+        total = others.sum(axis=1, keepdims=True)
+    out: np.ndarray = others * ((1 - moved)[:, None] / total)
     out[rows, best] = moved
-    shifted: np.ndarray = out / out.sum(axis=1, keepdims=True)
-    return shifted
+    return out
 
 
 def _draw(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:

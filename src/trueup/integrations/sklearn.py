@@ -175,6 +175,10 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_, labels = np.unique(y, return_inverse=True)
+        if isinstance(self.estimator, FrozenEstimator):
+            return self._fit_frozen(X, y, sample_weight)
+        if len(self.classes_) == 1:
+            raise ValueError(f"y must have at least 2 classes, got one class, {self.classes_[0]!r}")
         folds = check_cv(self.cv, y, classifier=True)
         fewest = int(np.bincount(labels).min())
         if fewest < (number := folds.get_n_splits(X, y)):
@@ -189,8 +193,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         weighted = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
         params = {"sample_weight": weights} if weighted else {}
         X, _ = indexable(X, y)
-        together = self.ensemble and not isinstance(self.estimator, FrozenEstimator)
-        if together:
+        if self.ensemble:
             parts = cross_validate(
                 clone(self.estimator),
                 X,
@@ -214,6 +217,17 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                 clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs, params=params
             )
             self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
+        return self._fit_calibrator(scores, response, labels, weights)
+
+    def _fit_frozen(self, X: Any, y: np.ndarray, sample_weight: Any) -> Self:
+        """All rows are new to the classifier: no folds, and its classes, of which the rows may lack some."""
+        response, weights = _response(self.estimator), _weights(sample_weight, X)
+        self.classes_ = np.asarray(self.estimator.classes_)
+        labels = _encode(y, self.classes_.tolist(), len(self.classes_))[1]
+        self.estimators_ = [clone(self.estimator)]
+        return self._fit_calibrator(np.asarray(getattr(self.estimator, response)(X)), response, labels, weights)
+
+    def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, weights: Any) -> Self:
         self.floor_ = _floor(scores, labels, weights) if response == "predict_proba" else _FLOOR
         z = _scores_as_logits(scores, response, self.classes_, self.floor_)
         self.calibrator_ = _fit(self.method, self.options, z, labels, weights)

@@ -312,7 +312,7 @@ def detectable_error_of_tally(
     check_resamples(n_resamples)
     check_share(power, "power")
     check_share(alpha, "alpha")
-    n = tally.n if rows is None else rows
+    n = tally.n if rows is None else int(rows)
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
     # Truth is distorted in the grid's own cells: next to 1 a distortion is far from even within a coarser one.

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 from torch import Tensor
 
-from trueup.core.arrays import check_share
+from trueup.core.arrays import check_share, warn_users
 from trueup.core.errors import InputError
 from trueup.core.row_scores import score_and_class
 from trueup.decisions.recheck import Recheck
@@ -51,8 +51,10 @@ class PromiseCheck:
             except AttributeError:
                 kind = type(promise).__name__
                 raise InputError("promise", "be a Threshold, or a mapping with threshold and at_most", kind) from None
+        if getattr(promise, "calibrator", None) is not None:
+            warn_users("the promise is about calibrated confidences: give the monitor promise.calibrator(logits)")
         number = given["threshold"]
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
+        if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)) or not 0 <= number <= 1:
             raise InputError("promise", "have a threshold between 0 and 1", repr(number))
         at_most, certainty = (
             check_share(given.get(name, default), name) for name, default in (("at_most", 0.0), ("certainty", 0.95))

@@ -239,6 +239,8 @@ def why(record: MethodChoice) -> list[str]:
         words = [f"A mixture was chosen: {'; '.join(shares)}." if len(shares) > 1 else alone]
         beside = "" if before is None else f", {format_number(before)} without calibration"
         words.append(f"Its log-loss on held-out rows is {loss}{beside}.")
+        if before is not None and before < record.chosen_loss:
+            words.append("These rows cannot tell the two apart, and temperature scaling is favoured then.")
     return words
 
 
