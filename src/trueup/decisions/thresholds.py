@@ -158,17 +158,10 @@ class Threshold:
                 lines.append(
                     f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
                 )
-<<<<<<< HEAD
-            else:
-                lines.append(
-                    "More labels are not likely to help: even at the highest scores the risk looks too near the limit."
-                )
-=======
             elif self.hopeless:
                 lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
             else:
                 lines.append("They are too few to tell whether more would help.")
->>>>>>> w-review2
             return " ".join([*lines, self.note]).rstrip()
         done = "answered" if self.event is None else "flagged"
         lines = [
