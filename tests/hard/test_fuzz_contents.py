@@ -136,7 +136,7 @@ def test_arrays_of_any_type_and_shape(tmp_path, effort, tell):
     tell("files", str(count))
 
 
-@pytest.mark.filterwarnings("ignore:.*rows were left out, without a label:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*left out, without a label:UserWarning")
 def test_tables_of_any_content(tmp_path, effort, tell):
     """Parquet columns of every type: ragged lists, missing values, text, dictionaries, structs, times, decimals."""
     pa = pytest.importorskip("pyarrow")
@@ -192,7 +192,7 @@ def test_tables_of_any_content(tmp_path, effort, tell):
     tell("files", str(count))
 
 
-@pytest.mark.filterwarnings("ignore:.*rows were left out, without a label:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*left out, without a label:UserWarning")
 def test_text_of_any_content(tmp_path, effort, tell):
     """CSV files of any text: cells of every kind, quotes, encodings, lines of any length."""
     count = Count()
