@@ -18,7 +18,7 @@ from trueup.io.atomic import errors_name_file
 from trueup.io.columns import require_columns
 from trueup.io.formats import ARRAYS, FORMATS
 from trueup.io.predictions import draft_files, open_predictions
-from trueup.io.source import Chunk, Source, as_list, numbers_of, simplify, suffix_of
+from trueup.io.source import Chunk, Plan, Source, as_list, numbers_of, simplify, suffix_of
 
 __all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
 
@@ -106,7 +106,7 @@ def load_forecasts(
         beside = list(dict.fromkeys([*others, *wanted]))
         if quantiles is not None and tau is None:
             tau = _levels_in_file(source, names)
-        chunks = list(source.read(names, None, sys.maxsize, others=beside, gaps=True))
+        chunks = list(source.read(Plan(names, others=beside, gaps=True), sys.maxsize))
         numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
         columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in beside}
         y = np.full(len(numbers), np.nan) if target is None else _vector(columns[target], target)
@@ -177,7 +177,7 @@ def levels_of_names(names: Sequence[str]) -> np.ndarray:
 def _levels_in_file(source: Source, names: Sequence[str]) -> np.ndarray:
     if "levels" not in source.columns or not source.rows:
         raise InputError("levels", f"be known of the quantiles in {names[0]!r}", "none", Hint.LEVELS)
-    (chunk,) = source.read(["levels"], None, sys.maxsize)
+    (chunk,) = source.read(Plan(["levels"]), sys.maxsize)
     return np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
 
 

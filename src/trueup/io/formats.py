@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from trueup.core.errors import InputError
 from trueup.io.atomic import shorten
-from trueup.io.source import Chunk, LabelParser, Reader, Source, Writer, as_list, file_list, matrix, simplify
+from trueup.io.source import Chunk, Plan, Reader, Source, Writer, as_list, file_list, matrix, simplify
 
 __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 
@@ -38,16 +38,8 @@ class _Column(NamedTuple):
 
 
 def _arrays(columns: dict[str, _Column]) -> Source:
-    def read(
-        logits: Sequence[str],
-        labels: str | None,
-        rows: int,
-        *,
-        others: Sequence[str] = (),
-        parse: LabelParser | None = None,
-        gaps: bool = False,
-        absent: float | None = None,
-    ) -> Iterator[Chunk]:
+    def read(plan: Plan, rows: int) -> Iterator[Chunk]:
+        logits, labels, others, parse, _, _ = plan
         names = [*logits, *([labels] if labels else []), *others]
         lengths = {columns[name].shape[:1] for name in names}
         if len(lengths) > 1 or () in lengths:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trueup.core.errors import Hint, InputError
-from trueup.io.source import MISSING, Chunk, LabelParser, Source, as_list, matrix, object_array
+from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, matrix, object_array
 
 
 def pyarrow() -> tuple[Any, Any]:
@@ -53,16 +53,8 @@ def read_parquet(path: Path) -> Iterator[Source]:
             empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
             yield from file.iter_batches(min(rows, n), columns=list(names)) if n else [empty]
 
-        def read(
-            logits: Sequence[str],
-            labels: str | None,
-            rows: int,
-            *,
-            others: Sequence[str] = (),
-            parse: LabelParser | None = None,
-            gaps: bool = False,
-            absent: float | None = None,
-        ) -> Iterator[Chunk]:
+        def read(plan: Plan, rows: int) -> Iterator[Chunk]:
+            logits, labels, others, parse, gaps, absent = plan
             seen = 0
             names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
             # A text is read only where it may be one: in a column beside, or as the name of a class.

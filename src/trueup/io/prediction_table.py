@@ -23,7 +23,7 @@ import numpy as np
 
 from trueup.core.errors import Hint, InputError
 from trueup.io import lm_eval, top_logprobs
-from trueup.io.source import MISSING, Chunk, LabelParser, Source, as_list, is_gap, object_array
+from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, is_gap, object_array
 
 LINE_CHARACTERS = 1 << 26
 """The longest line of a .jsonl file: packed, a few kilobytes may stand for a line of gigabytes."""
@@ -67,16 +67,8 @@ def read_csv(path: Path) -> Iterator[Source]:
             twice, _ = Counter(header).most_common(1)[0]
             raise ValueError(f"column names must differ, got {twice!r} twice")
 
-        def read(
-            logits: Sequence[str],
-            labels: str | None,
-            rows: int,
-            *,
-            others: Sequence[str] = (),
-            parse: LabelParser | None = None,
-            gaps: bool = False,
-            absent: float | None = None,
-        ) -> Iterator[Chunk]:
+        def read(plan: Plan, rows: int) -> Iterator[Chunk]:
+            logits, labels, others, parse, gaps, absent = plan
             position = {name: i for i, name in enumerate(header)}
             at, last = [position[name] for name in logits], position[labels] if labels else None
             beside = {name: position[name] for name in others}
@@ -195,16 +187,8 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
         for name, value in _fields(record):
             columns.setdefault(name, _describe(value))
 
-    def read(
-        logits: Sequence[str],
-        labels: str | None,
-        rows: int,
-        *,
-        others: Sequence[str] = (),
-        parse: LabelParser | None = None,
-        gaps: bool = False,
-        absent: float | None = None,
-    ) -> Iterator[Chunk]:
+    def read(plan: Plan, rows: int) -> Iterator[Chunk]:
+        logits, labels, others, parse, gaps, absent = plan
         label_of = parse or LabelParser(column=labels or "labels")
         varying = kind is not None and list(logits) == ["logits"] and absent is not None
         wide = _most_options(kind, records(), word) if varying else None

@@ -45,6 +45,7 @@ from trueup.io.formats import FORMATS
 from trueup.io.source import (
     Chunk,
     LabelParser,
+    Plan,
     Source,
     as_list,
     drop_missing,
@@ -354,14 +355,6 @@ def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> Abstrac
     return local_copy(name, storage_options)
 
 
-class _Plan(NamedTuple):
-    """What to read of a source."""
-
-    logits: list[str]
-    labels: str | None
-    options: dict[str, Any]
-
-
 @dataclass(frozen=True)
 class PredictionFile:
     """An open file of predictions, from `open_predictions`."""
@@ -416,7 +409,7 @@ class PredictionFile:
         """The logits alone; see `load_logits`."""
         with errors_name_file(self.name):
             plan = self.plan(split, labelled=False)
-            parts = [chunk.logits for chunk in self.source.read(plan.logits, None, sys.maxsize, **plan.options)]
+            parts = [chunk.logits for chunk in self.source.read(plan._replace(labels=None), sys.maxsize)]
             whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
             if self.fields.confidence is not None:
                 return _plain(from_confidence(_vector(whole), name=self.fields.confidence))
@@ -445,7 +438,7 @@ class PredictionFile:
         with errors_name_file(self.name):
             self._require_labels()
             plan = self.plan(split)
-            chunks: Iterable[Chunk] = self.source.read(plan.logits, plan.labels, rows, **plan.options)
+            chunks: Iterable[Chunk] = self.source.read(plan, rows)
             floor = None
             if rows == sys.maxsize and (fields.probs or fields.confidence):  # all are wanted at once anyway
                 floor = self.floor(chunks := list(chunks))
@@ -483,7 +476,7 @@ class PredictionFile:
                     fields.clusters or "sample",
                 )
 
-    def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> _Plan:
+    def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> Plan:
         """Which columns to read; an error lists those of the file if one is missing."""
         fields, columns = self.fields, self.source.columns
         if others is None:
@@ -495,19 +488,17 @@ class PredictionFile:
             correct = fields.label_column
             require_columns(columns, [fields.confidence, *([correct] if labelled else [])])
             parse = LabelParser(binary=True, column=correct)
-            options = {"others": others, "parse": parse, "gaps": True}
-            return _Plan([fields.confidence], correct if labelled else None, options)
+            return Plan([fields.confidence], correct if labelled else None, others, parse, gaps=True)
         names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
         absent = math.nan if fields.probs else -math.inf
-        return _Plan(names, label, {"others": others, "parse": parse, "absent": absent})
+        return Plan(names, label, others, parse, absent=absent)
 
-    def find_floor(self, plan: _Plan, rows: int) -> float | None:
+    def find_floor(self, plan: Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
-        options = {**plan.options, "others": ()}
         reader, _ = _format(self.path)
         with reader(self.path) as again:
-            return self.floor(again.read(plan.logits, None, rows, **options))
+            return self.floor(again.read(plan._replace(labels=None, others=()), rows))
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:
         """What exact zeros are raised to, the same in all chunks; None where there are none, or one is not sound."""

@@ -80,7 +80,7 @@ def _chunks(
     rows = sys.maxsize if suffix_of(file.path) in ARRAYS else ROWS
     floor = file.find_floor(plan, rows) if fields.probs or fields.confidence else None
     parse = LabelParser(file.class_names or (), column=label or "labels")
-    for chunk in file.source.read(plan.logits, None, rows, **{**plan.options, "others": others}):
+    for chunk in file.source.read(plan._replace(others=others), rows):
         columns = {_without_split(name, split): column for name, column in chunk.others.items()}
         if fields.confidence is not None:
             after, columns = _calibrated_confidence(file, chunk, columns, function, floor)

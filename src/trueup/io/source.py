@@ -132,19 +132,31 @@ class Chunk(NamedTuple):
     """How the numbers are called in a file that is written: `logits`, or `probs`."""
 
 
+class Plan(NamedTuple):
+    """What to read of a source."""
+
+    logits: Sequence[str]
+    """One column (n, classes), or one column a class."""
+    labels: str | None = None
+    others: Sequence[str] = ()
+    """Columns that come as they are."""
+    parse: LabelParser | None = None
+    gaps: bool = False
+    """Whether an empty cell among the numbers is NaN instead of an error."""
+    absent: float | None = None
+    """What an empty cell among those of several classes is: an option that the row does not have, which is −∞ among
+    logits and NaN among probabilities."""
+
+
 class Source(NamedTuple):
-    """An open file: its columns, each described in words; `read(logits, labels, rows, …)`, which yields chunks; and
+    """An open file: its columns, each described in words; `read(plan, rows)`, which yields chunks of so many rows; and
     `width(logits)`, how many numbers a row has.
 
-    `logits` names one column (n, classes) or one column a class; `labels` may be None. `read` takes besides `others`,
-    names of columns that come as they are; `parse`, a `LabelParser`; `gaps`, whether an empty cell among the numbers is
-    NaN instead of an error; and `absent`, what an empty cell among those of several classes is: an option that the row
-    does not have, which is −∞ among logits and NaN among probabilities. At least one chunk comes, though it may have no
-    rows.
+    At least one chunk comes, though it may have no rows.
     """
 
     columns: dict[str, str]
-    read: Callable[..., Iterator[Chunk]]
+    read: Callable[[Plan, int], Iterator[Chunk]]
     width: Callable[[Sequence[str]], int]
     class_names: Mapping[str, tuple[str, ...]] = {}
     """The names of the classes by the column of labels, where the file itself tells them."""

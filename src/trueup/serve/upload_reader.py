@@ -24,7 +24,7 @@ from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file, require_file, shorten
 from trueup.io.columns import find_columns, splits_in
 from trueup.io.formats import FORMATS, npy_header
-from trueup.io.source import Source, drop_missing, file_list, suffix_of
+from trueup.io.source import Plan, Source, drop_missing, file_list, suffix_of
 
 MEMORY, SPACE = "memory", "space"
 """What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
@@ -122,7 +122,7 @@ def _read_split(source: Source, split: str | None, request: Request) -> tuple[np
         raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
     parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
     absent = math.nan if request.probs else -math.inf
-    for chunk in source.read(names, label, most + 1, absent=absent):
+    for chunk in source.read(Plan(names, label, absent=absent), most + 1):
         _, without = drop_missing(chunk)
         if without:
             raise InputError(label, "be there in each row", f"{without:,} rows without")

@@ -19,6 +19,7 @@ import numpy as np
 
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
+from trueup.io.source import Plan
 from trueup.training.data.dataset import Part, Parts
 from trueup.training.data.sources import library
 
@@ -159,7 +160,7 @@ class _Arrays(Mapping[str, np.ndarray]):
         return name in self._source.columns
 
     def __getitem__(self, name: str) -> np.ndarray:
-        (chunk,) = self._source.read((name,), None, sys.maxsize)
+        (chunk,) = self._source.read(Plan((name,)), sys.maxsize)
         array = chunk.logits
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be an array of numbers, got type {array.dtype}")
