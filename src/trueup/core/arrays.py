@@ -647,10 +647,13 @@ def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Te
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
-    """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
+    """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else.
+
+    NumPy has no bfloat16: JAX's comes back as float32.
+    """
     if isinstance(original, Tensor):
         return result.detach() if _is_checked(result) else result  # whoever gets it may write to it through NumPy
-    array = result.cpu().numpy()
+    array = (result.float() if result.dtype == torch.bfloat16 else result).cpu().numpy()
     if isinstance(original, np.ndarray) and not original.flags.writeable and np.may_share_memory(array, original):
         array.flags.writeable = False  # a read-only memory map stays read-only
     return array

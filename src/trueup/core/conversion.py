@@ -106,6 +106,8 @@ def _describe(a: np.ndarray) -> str:
 def _remedy(a: np.ndarray, name: str) -> str | None:
     if name == "labels" and a.ndim and a.dtype.kind in "USO":
         return "number the classes by their columns, from 0"
+    if a.dtype == object and not a.ndim and hasattr(a.item(), "collect"):
+        return ".collect() makes a table of it"
     return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
 
 
