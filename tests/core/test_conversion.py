@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trueup import METHODS, metrics
+from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors
 
 Z = np.random.default_rng(0).normal(size=(12, 3)) * 2
@@ -124,8 +125,7 @@ def test_what_holds_the_same_numbers_is_the_same(what):
 def test_half_precision_of_jax_comes_by_dlpack():
     z = torch.tensor(Z).bfloat16()
     assert torch.equal(as_tensors(Bfloat16(z), Y)[0], z)
-    calibrated = METHODS["temperature"](Bfloat16(z), Y)(Bfloat16(z))
-    assert calibrated.dtype == np.float32  # NumPy has no bfloat16
+    assert Temperature(2.0)(Bfloat16(z)).dtype == np.float32  # NumPy has no bfloat16
 
 
 def of_polars():
@@ -153,9 +153,9 @@ def test_the_real_libraries_where_they_are_installed(make):
     z, y = make()
     close = 0.02 if make is of_half_jax else 1e-6
     assert metrics.nll(z, y) == pytest.approx(metrics.nll(Z, Y), abs=close)
-    calibrator = METHODS["temperature"](z, y)
-    assert isinstance(calibrator(z), np.ndarray)
-    assert float(calibrator.temperature) == pytest.approx(float(METHODS["temperature"](Z, Y).temperature), rel=close)
+    calibrated = Temperature(2.0)(z)
+    assert isinstance(calibrated, np.ndarray)
+    np.testing.assert_allclose(calibrated, Z / 2, atol=close)
 
 
 def test_yes_and_no_are_labels_of_two_classes():
