@@ -21,7 +21,7 @@ def test_aece_equals_the_slow_loop(pair, bins):
     )
 
 
-@given(seed=st.integers(0, 10_000), n=st.integers(1, 400), levels=st.sampled_from([2, 5, 1000]), scale=st.floats(0.1, 8))
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 400), levels=st.sampled_from([2, 5, 999]), scale=st.floats(0.1, 8))
 def test_aece_keeps_equal_confidences_whole_whatever_the_order_of_their_classes(seed, n, levels, scale):
     """In float32 the same numbers in another order sum up to another confidence; exact ones tie."""
     rng = np.random.default_rng(seed)
