@@ -10,8 +10,7 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader, join_groups
-from trueup.cli.output import print_json, require_output
-from trueup.core.warning_capture import silence_warnings
+from trueup.cli.output import print_json, require_output, working
 
 
 def decide(
@@ -84,7 +83,7 @@ def decide(
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
     reader = Reader(probs, logits, labels, confidence, correct, classes, by=by, clusters=clusters)
-    with silence_warnings(enabled=quiet):
+    with working("deciding", quiet=quiet):
         table = reader.load(val, split) if split else reader.load_half(val, "val")
         number = reader.event_number(event, table.classes)
         options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from trueup.core.errors import Hint, message_of
+from trueup.core.progress import clear_line
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: the input or the command line is wrong; something else failed; the user stopped it."""
@@ -97,6 +98,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
 
 def print_stderr(line: str) -> None:
     """Print what is not the result."""
+    clear_line()
     sys.stderr.write(f"trueup: {line}\n")
     sys.stderr.flush()
 

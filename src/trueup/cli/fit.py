@@ -10,10 +10,9 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +87,7 @@ def fit(
             raise ValueError("--multilabel takes one method, and neither --event nor --weight")
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
-    with silence_warnings(enabled=quiet):
+    with working("fitting", quiet=quiet):
         if sharded:
             number = reader.event_number(event)
             calibrator, rows, n_classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet, number)
@@ -234,7 +233,7 @@ def apply(
 
     reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage, class_axis=class_axis)
     targets = _targets(reader, file, out, calibrator)
-    with silence_warnings(enabled=quiet):
+    with working("calibrating", quiet=quiet):
         fitted = load_calibrator(calibrator)
         header = read_header(calibrator)
         function = _of_same_classes(_on_event(fitted, header), header)

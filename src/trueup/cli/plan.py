@@ -9,8 +9,7 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
-from trueup.cli.output import print_json
-from trueup.core.warning_capture import silence_warnings
+from trueup.cli.output import print_json, working
 
 
 def plan(
@@ -50,7 +49,7 @@ def plan(
     from trueup.decisions import plan as make_plan
 
     reader = Reader(probs, logits, labels)
-    with silence_warnings(enabled=quiet):
+    with working("planning", quiet=quiet):
         pair = reader.load(file, split)
         other = None if beside is None else reader.load(beside, split).logits
         options = o.drop_unset(

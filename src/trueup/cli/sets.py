@@ -9,9 +9,8 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader, join_groups
-from trueup.cli.output import print_json, print_table, require_output
+from trueup.cli.output import print_json, print_table, require_output, working
 from trueup.core.formatting import format_interval, format_number
-from trueup.core.warning_capture import silence_warnings
 
 
 def sets(
@@ -56,7 +55,7 @@ def sets(
     from trueup.decisions import PredictionSets, evaluate_sets, save_prediction_sets
 
     reader = Reader(probs, logits, labels, by=by, clusters=clusters)
-    with silence_warnings(enabled=quiet):
+    with working("making sets", quiet=quiet):
         val_table, test_table = reader.load_val_and_test(val, test)
         groups = join_groups(val_table.groups)
         options = o.drop_unset(score=score, alpha=alpha, seed=seed)

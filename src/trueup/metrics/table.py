@@ -152,7 +152,7 @@ class Scores(ScoreTable):
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        caption = f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
+        caption = f"{self.rows:,} row{'' if self.rows == 1 else 's'}{worth}, {what}, {self.bins} bins"
         if self.clusters is None:
             return caption
         named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
