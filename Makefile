@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test pythons dist lint docs reliability server-trial bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs reliability server-trial bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -45,6 +45,10 @@ server-trial: $(VENV)/.ready
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
 	$(BENCH)/bin/python benchmarks/page.py --out docs $(OPTIONS)
+
+# This version beside the last one, or BASE=commit; writes docs/versions.md, and fails if anything became slower.
+bench-versions: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/versions.py --out docs $(if $(BASE),--base $(BASE)) $(OPTIONS)
 
 # The same in one process, turn by turn, each ratio judged by the bar it has to pass.
 bench-bars: $(BENCH)/.ready
