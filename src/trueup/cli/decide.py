@@ -86,9 +86,10 @@ def decide(
     with working("deciding", quiet=quiet):
         table = reader.load(val, split) if split else reader.load_half(val, "val")
         number = reader.event_number(event, table.classes)
+        names = reader.names(table.classes)
         options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)
-        found = _threshold(table, confidence is not None, number, options)
-        benefit = _net_benefit(table, number) if number is not None else None
+        found = _threshold(table, confidence is not None, number, options | {"names": names})
+        benefit = _net_benefit(table, number, names) if number is not None else None
         prior, performance = (None, None)
         if new is not None:
             prior, performance = _without_labels(reader, new, table.pair, number, seed, quiet)
@@ -132,10 +133,10 @@ def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, A
     return threshold(*table.pair, groups=groups, **options)
 
 
-def _net_benefit(table: Any, event: int) -> Any:
+def _net_benefit(table: Any, event: int, names: tuple[str, ...] | None) -> Any:
     from trueup.decisions import net_benefit
 
-    return net_benefit(*table.pair, event=event)
+    return net_benefit(*table.pair, event=event, names=names)
 
 
 def _without_labels(
