@@ -118,7 +118,7 @@ def sample_gradients(
 def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
     """Each sample's gradient by θ, (m, r), from that by its mapped input.
 
-    >>> from trueup.clamping.repair_maps import Offset
+    >>> from trueup.clamping.colour_maps import Offset
     >>> space = PixelSpace(Offset((2,)), torch.tensor(0.0), torch.tensor(1.0))
     >>> pull_back(space, torch.zeros(2), torch.rand(3, 2), torch.ones(3, 2))[0]
     tensor([0.1000, 0.1000])
