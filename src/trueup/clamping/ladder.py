@@ -21,6 +21,7 @@ from trueup.clamping.linearized import gradient_test
 from trueup.clamping.natural_gradient import (
     MapFit,
     SampleGradients,
+    draw_labels,
     logits_through,
     natural_gradient,
     sample_gradients,
@@ -56,8 +57,12 @@ MANY = 150
 """Samples left out that suffice to refuse a rung before the other folds are fitted."""
 COMPARABLE = 0.9
 """Of the largest promise; of families that promise about as much, the smallest is tried."""
-BESIDE = 0.5
+BESIDE = 0.3
 """Of a family's promise; what another one promises beside it must be more for both to be tried as one rung."""
+RENEWED = ("offset", "affine")
+"""Families of which new batch-norm statistics do most by themselves."""
+TOGETHER = 3
+"""Families at most that are tried as one rung."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_val
     whole = len(ways[1.0]) == len(ladder.folds)
     composition, kept = ways[1.0][0].composition, None
     for share in SHARES:
-        title = composition.title if share == 1 else f"{composition.title}, half way"
+        title = composition.title if share == 1 else f"half way: {composition.title}"
         rung = judge(
             ladder.rungs, ladder.current, composition.name, title, len(composition.theta), logits[share],
             problem.targets, p_value=p_value, wanted=STANDARD_ERRORS if kept is None else 0.0,
@@ -337,32 +342,39 @@ def fit_to_teacher(problem: Climb, start: Composition | None = None) -> Composit
 
 
 def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
-    """Extend the map as long as a third of the samples, left out, come nearer to the teacher."""
+    """Extend the map as long as a third of the samples, left out, come nearer to the teacher.
+
+    The teacher's batch norm takes gains and offsets of channels away by itself. A map that does the same again brings
+    the network near to the teacher's mistakes and no further; what is left without them is what only a map can do.
+    """
     network, targets = problem.network, problem.targets
+    renewed = [name for name in problem.families if name in RENEWED]
+    families = [name for name in problem.families if name not in RENEWED]
     problem.progress("screening families against the teacher")
     everything = _extended(Composition([]), problem.families, network.shape)
-    gradients = sample_gradients(network, problem.space(everything), targets, state.temperature)
-    scores = _scores(gradients, everything, problem.families)
+    labels = draw_labels(targets, [problem.seed, 0])  # as if they were given: `natural_gradient` says why
+    gradients = sample_gradients(network, problem.space(everything), labels, state.temperature)
+    scores = _scores(gradients, everything, families, renewed)
     state = replace(state, out=fold_mask(sample_order(network, Loss()), 0, FOLDS))
-    index = state.out.nonzero()[:, 0]
     plain = network.plain_logits()[state.out].double().numpy() / state.temperature
     losses = row_losses(plain, targets[state.out])
     while True:
         p_values = {name: _p_value(scores[name], problem.seed) for name in scores}
-        families = _choose(scores, p_values, set(), problem.seed)
-        if not families or network.cost().equivalents > problem.budget:
+        chosen = _choose(scores, p_values, set(), problem.seed)
+        if not chosen or network.cost().equivalents > problem.budget:
             return state
-        problem.progress(f"input map: {' + '.join(families)}")
-        _, trial = _fit_fold(problem, state, families, 0)
-        candidates = _candidates(problem.families, trial.composition, set())
-        extended = _extended(trial.composition, candidates, network.shape)
-        judged = sample_gradients(network, problem.space(extended), targets, trial.temperature, index)
-        nearer = row_losses(judged.logits.double().numpy() / trial.temperature, targets[state.out])
+        problem.progress(f"input map: {' + '.join(chosen)}")
+        _, trial = _fit_fold(problem, state, chosen, 0)
+        candidates = _candidates(families, trial.composition, set())
+        extended = _extended(trial.composition, [*candidates, *renewed], network.shape)
+        judged = sample_gradients(network, problem.space(extended), labels, trial.temperature)
+        nearer = row_losses(judged.logits[state.out].double().numpy() / trial.temperature, targets[state.out])
         gain, error = paired_gain(losses, nearer)
         if gain <= STANDARD_ERRORS * error:
             return state
         state, losses = trial, nearer
-        scores = _scores(judged, extended, candidates, [part.name for part in trial.composition.parts])
+        known = [part.name for part in trial.composition.parts]
+        scores = _scores(judged, extended, candidates, [*known, *renewed])
 
 
 def _fit_fold(problem: Climb, fold: FoldState, families: Sequence[str], number: int) -> tuple[FoldState, FoldState]:
@@ -431,22 +443,27 @@ def _promise(scores: np.ndarray) -> float:
 
 
 def _choose(scores: dict[str, np.ndarray], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
-    """The family that promises most, and one that promises half as much of what the first cannot do; or none."""
+    """The family that promises most, and others that promise enough of what those before them cannot do; or none."""
     able = [name for name, p in p_values.items() if p * len(p_values) < SIGNIFICANCE and name not in refused]
     promises = {name: promise for name in able if (promise := _promise(scores[name])) > 0}
     if not promises:
         return ()
     enough = COMPARABLE * max(promises.values())
-    first = min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].shape[1])
-    beside = {
-        name: _residual(scores[name], scores[first])
-        for name in promises
-        if name != first and name not in CONTAINS.get(first, ()) and first not in CONTAINS.get(name, ())
-    }
-    promised = {name: promise for name, rest in beside.items() if (promise := _promise(rest)) > 0}
-    if not promised:
-        return (first,)
-    second = max(promised, key=lambda name: promised[name])
-    alone = promised[second] < BESIDE * promises[first]
-    alone = alone or _p_value(beside[second], seed) * len(p_values) >= SIGNIFICANCE
-    return (first,) if alone else (first, second)
+    chosen = [min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].shape[1])]
+    while len(chosen) < TOGETHER:
+        known = np.column_stack([scores[name] for name in chosen])
+        beside = {
+            name: _residual(scores[name], known)
+            for name in promises
+            if not any(name in (other, *CONTAINS.get(other, ())) or other in CONTAINS.get(name, ()) for other in chosen)
+        }
+        promised = {name: promise for name, rest in beside.items() if (promise := _promise(rest)) > 0}
+        if not promised:
+            break
+        best = max(promised, key=lambda name: promised[name])
+        if promised[best] < BESIDE * promises[chosen[0]]:
+            break
+        if _p_value(beside[best], seed) * len(p_values) >= SIGNIFICANCE:
+            break
+        chosen.append(best)
+    return tuple(chosen)
