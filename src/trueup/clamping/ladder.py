@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -184,7 +185,7 @@ def climb(problem: Climb) -> Ladder:
     everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
     temperature = problem.temperature_of(plain, torch.ones(n, dtype=torch.bool))
     gradients = sample_gradients(network, problem.space(everything), targets, temperature)
-    scores = _scores(gradients, everything, problem.families)
+    scores = _scores(gradients, gradients, everything, problem.families)
     ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
     p_values, refused, failures = dict(ladder.p_values), set[str](), 0
     while True:
@@ -242,14 +243,15 @@ def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_val
     return kept
 
 
-def _held_out_scores(problem: Climb, folds: Sequence[FoldState], candidates: Sequence[str]) -> dict[str, np.ndarray]:
+def _held_out_scores(problem: Climb, folds: Sequence[FoldState], candidates: Sequence[str]) -> dict[str, Scores]:
     """Scores of families at the map of each fold, of the samples left out of its fit."""
-    parts: list[tuple[Tensor, dict[str, np.ndarray]]] = []
+    parts: list[tuple[Tensor, dict[str, Scores]]] = []
     for fold in folds:
         extended = _extended(fold.composition, candidates, problem.network.shape)
         index = fold.out.nonzero()[:, 0]
         gradients = sample_gradients(problem.network, problem.space(extended), problem.targets, fold.temperature, index)
-        parts.append((index, _scores(gradients, extended, candidates, [part.name for part in fold.composition.parts])))
+        known = [part.name for part in fold.composition.parts]
+        parts.append((index, _scores(gradients, gradients, extended, candidates, known)))
     return {name: _joined(parts, name, len(problem.targets)) for name in candidates}
 
 
@@ -352,9 +354,14 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
     families = [name for name in problem.families if name not in RENEWED]
     problem.progress("screening families against the teacher")
     everything = _extended(Composition([]), problem.families, network.shape)
-    labels = draw_labels(targets, [problem.seed, 0])  # as if they were given: `natural_gradient` says why
-    gradients = sample_gradients(network, problem.space(everything), labels, state.temperature)
-    scores = _scores(gradients, everything, families, renewed)
+    labels = draw_labels(targets, [problem.seed, 0])  # for the curvature: `natural_gradient` says why
+
+    def gradients_at(composition: Composition, temperature: float) -> tuple[SampleGradients, SampleGradients]:
+        space = problem.space(composition)
+        by_answers = sample_gradients(network, space, targets, temperature)
+        return by_answers, sample_gradients(network, space, labels, temperature)
+
+    scores = _scores(*gradients_at(everything, state.temperature), everything, families, renewed)
     state = replace(state, out=fold_mask(sample_order(network, Loss()), 0, FOLDS))
     plain = network.plain_logits()[state.out].double().numpy() / state.temperature
     losses = row_losses(plain, targets[state.out])
@@ -367,14 +374,14 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
         _, trial = _fit_fold(problem, state, chosen, 0)
         candidates = _candidates(families, trial.composition, set())
         extended = _extended(trial.composition, [*candidates, *renewed], network.shape)
-        judged = sample_gradients(network, problem.space(extended), labels, trial.temperature)
-        nearer = row_losses(judged.logits[state.out].double().numpy() / trial.temperature, targets[state.out])
+        judged = gradients_at(extended, trial.temperature)
+        nearer = row_losses(judged[0].logits[state.out].double().numpy() / trial.temperature, targets[state.out])
         gain, error = paired_gain(losses, nearer)
         if gain <= STANDARD_ERRORS * error:
             return state
         state, losses = trial, nearer
         known = [part.name for part in trial.composition.parts]
-        scores = _scores(judged, extended, candidates, [*known, *renewed])
+        scores = _scores(*judged, extended, candidates, [*known, *renewed])
 
 
 def _fit_fold(problem: Climb, fold: FoldState, families: Sequence[str], number: int) -> tuple[FoldState, FoldState]:
@@ -400,60 +407,80 @@ def _extended(composition: Composition, names: Sequence[str], shape: tuple[int, 
     return Composition([*composition.parts, *(FAMILIES[name](shape) for name in names)])
 
 
+class Scores(NamedTuple):
+    """Per-sample gradients by a family's coordinates, (m, r), what T and the families of the map explain taken out."""
+
+    slope: np.ndarray
+    """Whose mean is the slope of the loss."""
+    curvature: np.ndarray
+    """Whose second moment is its curvature: the same, unless targets are probabilities, which say too little of it."""
+
+    def without(self, known: Scores) -> Scores:
+        """What is left of the slope where the known coordinates are at their best."""
+        if len(self.curvature) <= 2 * known.curvature.shape[1]:
+            known = Scores(known.slope[:, :1], known.curvature[:, :1])
+        explained = np.linalg.lstsq(known.curvature, self.curvature, rcond=None)[0]
+        return Scores(self.slope - known.slope @ explained, self.curvature - known.curvature @ explained)
+
+
 def _scores(
-    gradients: SampleGradients, composition: Composition, names: Sequence[str], known: Sequence[str] = ()
-) -> dict[str, np.ndarray]:
-    """Each family's per-sample gradients, (m, r), what T and the families of the map explain of them taken out."""
+    slopes: SampleGradients,
+    curvatures: SampleGradients,
+    composition: Composition,
+    names: Sequence[str],
+    known: Sequence[str] = (),
+) -> dict[str, Scores]:
     ends = np.cumsum([0, *composition.sizes])
     columns = {
-        part.name: gradients.theta[:, a:b] for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
+        part.name: Scores(slopes.theta[:, a:b], curvatures.theta[:, a:b])
+        for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
     }
-    nuisance = np.column_stack([gradients.log_temperature, *(columns[name] for name in known)])
-    return {name: _residual(columns[name], nuisance) for name in names}
+    temperature = Scores(slopes.log_temperature[:, None], curvatures.log_temperature[:, None])
+    nuisance = _beside([temperature, *(columns[name] for name in known)])
+    return {name: columns[name].without(nuisance) for name in names}
 
 
-def _residual(scores: np.ndarray, nuisance: np.ndarray) -> np.ndarray:
-    if len(scores) <= 2 * nuisance.shape[1]:
-        nuisance = nuisance[:, :1]
-    return scores - nuisance @ np.linalg.lstsq(nuisance, scores, rcond=None)[0]
+def _beside(scores: Sequence[Scores]) -> Scores:
+    return Scores(*(np.column_stack(parts) for parts in zip(*scores, strict=True)))
 
 
-def _joined(parts: Sequence[tuple[Tensor, dict[str, np.ndarray]]], name: str, n: int) -> np.ndarray:
-    first = parts[0][1][name]
-    joined = np.zeros((n, first.shape[1]))
+def _joined(parts: Sequence[tuple[Tensor, dict[str, Scores]]], name: str, n: int) -> Scores:
+    joined = np.zeros((n, parts[0][1][name].slope.shape[1]))
     for index, scores in parts:
-        joined[index.numpy()] = scores[name]
-    return joined
+        joined[index.numpy()] = scores[name].slope
+    return Scores(joined, joined)
 
 
-def _p_value(scores: np.ndarray, seed: int) -> float:
-    n, r = scores.shape
-    return gradient_test(scores, seed=seed) if n > 2 * r else 1.0
+def _p_value(scores: Scores, seed: int) -> float:
+    n, r = scores.slope.shape
+    return gradient_test(scores.slope, seed=seed) if n > 2 * r else 1.0
 
 
-def _promise(scores: np.ndarray) -> float:
+def _promise(scores: Scores) -> float:
     """The gain on new samples that a quadratic model promises: (S − 2r)/2n, S the score statistic.
 
     In the samples themselves it would be S/2n; fitting r parameters costs r/n of that elsewhere.
     """
-    n, r = scores.shape
-    mean = scores.mean(axis=0)
-    inverse = np.linalg.pinv(scores.T @ scores / n, rcond=1e-8, hermitian=True)
+    n, r = scores.slope.shape
+    mean = scores.slope.mean(axis=0)
+    inverse = np.linalg.pinv(scores.curvature.T @ scores.curvature / n, rcond=1e-8, hermitian=True)
     return (n * float(mean @ inverse @ mean) - 2 * r) / (2 * n)
 
 
-def _choose(scores: dict[str, np.ndarray], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
+def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
     """The family that promises most, and others that promise enough of what those before them cannot do; or none."""
     able = [name for name, p in p_values.items() if p * len(p_values) < SIGNIFICANCE and name not in refused]
     promises = {name: promise for name in able if (promise := _promise(scores[name])) > 0}
     if not promises:
         return ()
     enough = COMPARABLE * max(promises.values())
-    chosen = [min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].shape[1])]
+    chosen = [
+        min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].slope.shape[1])
+    ]
     while len(chosen) < TOGETHER:
-        known = np.column_stack([scores[name] for name in chosen])
+        known = _beside([scores[name] for name in chosen])
         beside = {
-            name: _residual(scores[name], known)
+            name: scores[name].without(known)
             for name in promises
             if not any(name in (other, *CONTAINS.get(other, ())) or other in CONTAINS.get(name, ()) for other in chosen)
         }
