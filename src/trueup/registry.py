@@ -131,7 +131,7 @@ METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
         **_fits("ets", ets="EnsembleTemperature.fit"),
         **_fits("platt", platt="Platt.fit"),
         **_fits("beta", beta="Beta.fit"),
-        **_fits("quadratic", quadratic="Quadratic.fit"),
+        **_fits("platt", quadratic="Quadratic.fit"),
         **_fits("smoothing_spline", smoothing_spline="SmoothingSpline.fit"),
         **_fits("venn_abers", venn_abers="VennAbers.fit", venn_abers_cross="VennAbers.fit_cross"),
         **_fits(
@@ -172,7 +172,7 @@ CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
         "Mixture": "trueup.calibrators.pool:Mixture",
-        "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
+        "UniformMixture": "trueup.calibrators.pool:UniformMixture",
         "PerGroup": "trueup.calibrators.per_group:PerGroup",
         "PerLabel": "trueup.calibrators.multilabel:PerLabel",
     },

@@ -23,7 +23,7 @@ from trueup import (
     from_probs,
     metrics,
 )
-from trueup.core.arrays import LooksLikeProbabilities
+from trueup.core.errors import LooksLikeProbabilities
 from trueup.metrics.events import EVENT_METRICS, Points, brownian_range_tail, event_values
 
 

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error, weighted_mean
-from trueup.calibrators.pool import HeldOut, Mixture
+from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 from trueup.calibrators.residual import average_folds, fit_folds
-from trueup.calibrators.uniform_mixture import UniformMixture
 from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
 from trueup.core.clusters import Clusters, weighted_clusters
+from trueup.core.errors import silence_warnings
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
-from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5

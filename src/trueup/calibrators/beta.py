@@ -9,16 +9,14 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.platt import (
-    class_blocks,
-    class_targets,
+    Curve,
+    fit_classes,
     fit_logistic,
-    identity_if_all_right,
-    join_certificates,
     keep_class_vectors,
     log_normalise,
     log_probs_and_rests,
 )
-from trueup.core.arrays import as_weighted, fill_absent, find_absent
+from trueup.core.arrays import fill_absent, find_absent
 from trueup.core.optimize import Certificate
 
 
@@ -66,15 +64,15 @@ class Beta(Calibrator):
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
         rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        parts, certificates = [], []
-        for classes, log_p, log_rest, each in class_blocks(z, w):
-            parameters, certificate = _rising(log_p, -log_rest, class_targets(y, classes, each, targets), each)
-            parts.append(parameters)
-            certificates.append(certificate)
-        fitted = cls(*torch.cat(parts, dim=1)).with_certificate(join_certificates(certificates))
-        ones = torch.ones_like(fitted.a)
-        return identity_if_all_right(fitted, cls(ones, ones, 0 * ones), z, y, w)
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            return _rising(log_p, -log_rest, wanted, w)
+
+        def identity(fitted: Self) -> Self:
+            ones = torch.ones_like(fitted.a)
+            return cls(ones, ones, 0 * ones)
+
+        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
 
 
 def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) -> tuple[Tensor, Certificate]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.temperature_search import (
+from trueup.calibrators.temperature import (
     MAX_BRIER_RATIO,
     brier_inverse_temperature,
     inverse_temperature,

@@ -1,8 +1,8 @@
-"""Platt scaling, and the logistic regressions, one for each class, that it shares with beta calibration."""
+"""Platt scaling, straight and with a square, and the logistic regressions by class that beta calibration shares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -15,6 +15,9 @@ from trueup.core.module import softplus
 from trueup.core.optimize import Certificate, FitError
 
 C = TypeVar("C", bound=Calibrator)
+
+Curve = tuple[Tensor, Certificate]
+"""The parameters (k, classes) of a block of curves, and how their search ended."""
 
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
@@ -61,17 +64,92 @@ class Platt(Calibrator):
         """Platt scaling: minimise each class's cross-entropy against the drawn-in labels. `targets="plain"` takes the
         labels as they are, which separable classes have no finite curve for.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        slopes, offsets, certificates = [], [], []
-        for classes, log_p, log_rest, each in class_blocks(z, w):
-            wanted = class_targets(y, classes, each, targets)
-            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, each)
-            slopes.append(slope[0])
-            offsets.append(offset)
-            certificates.append(certificate)
-        fitted = cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
-        ones = torch.ones_like(fitted.slope)
-        return identity_if_all_right(fitted, cls(ones, 0 * ones), z, y, w)
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, w)
+            return torch.stack([slope[0], offset]), certificate
+
+        def identity(fitted: Self) -> Self:
+            return cls(torch.ones_like(fitted.slope), torch.zeros_like(fitted.slope))
+
+        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
+
+
+class Quadratic(Calibrator):
+    """Fit q_k ∝ σ(a_k s_k + c_k s_k² + b_k) to each class's log-odds s_k = ln p_k − ln(1 − p_k).
+
+    With two classes the curves complement each other. The square bends the curve where a network is too sure on one
+    side only. Beyond the log-odds of the fit a parabola may turn, so they are kept within the range seen. Labels are
+    drawn in as Platt's are. Not for many classes with few samples each.
+
+    >>> z = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, -1.0], [0.0, -3.0]])
+    >>> curve = Quadratic.fit(z, torch.tensor([1, 0, 0, 1, 0]))
+    >>> f"{curve.slope[1]:.3f} {curve.square[1]:.3f} {curve.offset[1]:.3f}"
+    '0.229 0.053 -0.545'
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
+    differentiable = True
+
+    slope: Tensor
+    square: Tensor
+    offset: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, slope: Any, square: Any, offset: Any, low: Any, high: Any) -> None:
+        super().__init__()
+        keep_class_vectors(self, slope=slope, square=square, offset=offset, low=low, high=high)
+        if not bool((self.low <= self.high).all()):
+            raise ValueError(f"low must be at most high, got {low} and {high}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.slope))
+        log_p, log_rest = log_probs_and_rests(logits.double())
+        odds = fill_absent(log_p - log_rest, find_absent(logits))
+        odds = torch.minimum(torch.maximum(odds, self.low), self.high)
+        return log_normalise(self.slope * odds + self.square * odds.square() + self.offset, logits).to(logits.dtype)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            odds = log_p - log_rest
+            coefficients, offset, certificate = fit_logistic([odds, odds.square()], wanted, w)
+            return torch.stack([*coefficients, offset, odds.amin(dim=0), odds.amax(dim=0)]), certificate
+
+        def identity(fitted: Self) -> Self:
+            ones, zeros = torch.ones_like(fitted.slope), torch.zeros_like(fitted.slope)
+            return cls(ones, zeros, zeros, fitted.low, fitted.high)
+
+        return fit_classes(cls, logits, labels, weights, curve, identity)
+
+
+def fit_classes(
+    cls: type[C],
+    logits: Any,
+    labels: Any,
+    weights: Any,
+    curve: Callable[[Tensor, Tensor, Tensor, Tensor | None], Curve],
+    identity: Callable[[C], C],
+    targets: str = "platt",
+) -> C:
+    """One curve a class: `curve` fits those of a block, given ln p, ln(1 − p), targets and weights (n, classes).
+
+    Where every label is right, `identity` of the fitted calibrator is taken if it fits these rows better.
+    """
+    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    curves = [
+        curve(log_p, log_rest, class_targets(y, classes, each, targets), each)
+        for classes, log_p, log_rest, each in class_blocks(z, w)
+    ]
+    parameters, certificates = zip(*curves, strict=True)
+    fitted = cls(*torch.cat(parameters, dim=1)).with_certificate(join_certificates(list(certificates)))
+    return identity_if_all_right(fitted, identity(fitted), z, y, w)
 
 
 def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:

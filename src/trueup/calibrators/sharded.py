@@ -15,8 +15,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges, tally_options
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
-from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
+from trueup.calibrators.temperature import Temperature, inverse_temperature, scale_of, search_beta, subsample_estimate
 from trueup.core.arrays import as_tensors, trusted_tensors
 from trueup.core.bins import BINS, Bins
 from trueup.core.errors import InputError

@@ -11,7 +11,7 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader, join_groups
 from trueup.cli.output import print_json, require_output
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 
 
 def decide(

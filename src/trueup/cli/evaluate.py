@@ -15,8 +15,8 @@ from trueup.cli import options as o
 from trueup.cli.errors import print_stderr
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import Row, format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores

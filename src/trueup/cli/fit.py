@@ -11,9 +11,8 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.errors import InputError
+from trueup.core.errors import InputError, silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

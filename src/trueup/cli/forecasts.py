@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.io.forecasts import ForecastTable

@@ -12,8 +12,8 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_evidence, format_number, format_p
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status

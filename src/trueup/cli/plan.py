@@ -10,7 +10,7 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 
 
 def plan(

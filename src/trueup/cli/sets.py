@@ -10,8 +10,8 @@ import typer
 from trueup.cli import options as o
 from trueup.cli.inputs import Reader, join_groups
 from trueup.cli.output import print_json, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_interval, format_number
-from trueup.core.warning_capture import silence_warnings
 
 
 def sets(

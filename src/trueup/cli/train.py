@@ -12,8 +12,8 @@ from trueup.cli import options as o
 from trueup.cli import resolve
 from trueup.cli.errors import print_stderr
 from trueup.cli.output import print_json, print_remarks, print_table, to_json
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 
 def train(

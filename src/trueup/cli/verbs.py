@@ -17,8 +17,8 @@ from typer.main import get_group
 from trueup.cli.errors import FAILED, INTERRUPTED, describe_error, print_stderr
 from trueup.cli.options import format_examples
 from trueup.core import __version__
+from trueup.core.errors import write_warnings
 from trueup.core.progress import log_lines
-from trueup.core.warning_capture import write_warnings
 
 MODULES = {
     **dict.fromkeys(("evaluate", "compare", "report"), "evaluate"),

@@ -21,7 +21,7 @@ from torch._C._functorch import peek_interpreter_stack
 
 from trueup.core import chunks, native
 from trueup.core.conversion import to_tensor as _tensor
-from trueup.core.errors import Hint, InputError
+from trueup.core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
 
 Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
@@ -272,10 +272,6 @@ def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
     return filled, padded, number
 
 
-class PaddedOptions(UserWarning):
-    """Finite logits were read as absent options."""
-
-
 def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tensor, bool]:
     """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
     if not z.is_floating_point():
@@ -309,10 +305,6 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
 
 _FEW_SCORES = 8
 """Fewer log-odds may all lie between 0 and 1 by chance."""
-
-
-class LooksLikeProbabilities(UserWarning):
-    """What was read as logits or log-odds looks like probabilities."""
 
 
 def _look_like_probabilities(z: Tensor) -> bool:

@@ -40,7 +40,6 @@ from trueup.core.chunks import row_chunks
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent, html_summary
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.io.columns import find_columns, label_names, require_columns, splits_in
 from trueup.io.formats import FORMATS
 from trueup.io.source import (
     Chunk,
@@ -50,9 +49,13 @@ from trueup.io.source import (
     as_list,
     drop_missing,
     file_list,
+    find_columns,
     is_address,
+    label_names,
     numbers_of,
+    require_columns,
     simplify,
+    splits_in,
     suffix_of,
 )
 

@@ -19,11 +19,10 @@ from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, si
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
-from trueup.core.errors import InputError
+from trueup.core.errors import InputError, record_warnings
 from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
 from trueup.core.row_scores import score_rows
-from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE

@@ -24,8 +24,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from trueup.core.arrays import as_pair, from_probs
-from trueup.core.errors import Hint, InputError, message_of
-from trueup.core.warning_capture import record_warnings
+from trueup.core.errors import Hint, InputError, message_of, record_warnings
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions, looks_like_probabilities
