@@ -30,11 +30,19 @@ if TYPE_CHECKING:
     from trueup.calibrators.prompt_bias import contextual_bias, position_bias
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs, from_topk
-    from trueup.core.events import as_event, event_logits
+    from trueup.core.conversion import (
+        as_event,
+        event_logits,
+        flatten,
+        from_binary,
+        from_confidence,
+        from_probs,
+        from_topk,
+    )
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
-    from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
+    from trueup.io.load_save import load, save, stream
+    from trueup.io.predictions import Predictions, from_multilabel
     from trueup.io.shards import Shards
     from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
@@ -65,7 +73,7 @@ _NAMES = {
     "Scores": "metrics.table",
     "Shards": "io.shards",
     "Tally": "core.tally",
-    "as_event": "core.events",
+    "as_event": "core.conversion",
     "chain": "calibrators.compose",
     "choose": "calibrators.compose",
     "clamp": "clamping",
@@ -77,17 +85,17 @@ _NAMES = {
     "evaluate": "metrics.table",
     "evaluate_forecasts": "metrics.forecasts",
     "evaluate_shards": "metrics.sharded",
-    "event_logits": "core.events",
+    "event_logits": "core.conversion",
     "fit_shards": "calibrators.sharded",
-    "flatten": "core.arrays",
+    "flatten": "core.conversion",
     "for_event": "calibrators.compose",
-    "from_binary": "core.arrays",
-    "from_confidence": "core.arrays",
+    "from_binary": "core.conversion",
+    "from_confidence": "core.conversion",
     "from_multilabel": "io.predictions",
-    "from_probs": "core.arrays",
-    "from_topk": "core.arrays",
+    "from_probs": "core.conversion",
+    "from_topk": "core.conversion",
     "grid": "calibrators.compose",
-    "load": "io.predictions",
+    "load": "io.load_save",
     "load_calibrator": "io.artifacts",
     "load_clamped": "clamping",
     "load_repaired": "clamping",
@@ -97,11 +105,11 @@ _NAMES = {
     "position_bias": "calibrators.prompt_bias",
     "refinement": "calibrators.compose",
     "repair": "clamping",
-    "save": "io.predictions",
+    "save": "io.load_save",
     "save_calibrator": "io.artifacts",
     "save_clamped": "clamping",
     "save_repaired": "clamping",
-    "stream": "io.predictions",
+    "stream": "io.load_save",
 }
 
 __all__ = [

@@ -82,7 +82,7 @@ LIBRARY = {
 }
 """Verb → function of the library → option → its argument."""
 LIBRARY["report"] = LIBRARY["compare"]
-OF_FILES = {"trueup.io.predictions:load": {"logits": "logits", "labels": "labels"}}
+OF_FILES = {"trueup.io.load_save:load": {"logits": "logits", "labels": "labels"}}
 OWN = {"data_dir", "store"}
 """Options whose default is not the library's."""
 

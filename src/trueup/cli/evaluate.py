@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
 from trueup.cli.inputs import Reader
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, require_output
 from trueup.core.errors import silence_warnings
 from trueup.core.formatting import Row, format_number
 

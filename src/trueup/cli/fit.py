@@ -291,7 +291,7 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
     event = (header.summary or {}).get("event")
     if event is None:
         return fitted
-    from trueup.core.events import event_logits
+    from trueup.core.conversion import event_logits
 
     return lambda logits: fitted(event_logits(logits, int(event)))
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json
+from trueup.cli.output import print_json, print_stderr
 
 SHORTEST_TOKEN = 16
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json
+from trueup.cli.output import print_json, print_stderr
 
 if TYPE_CHECKING:
     from trueup.study import Cell, Options, RunSummary, Store, Study

@@ -10,8 +10,7 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli import resolve
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json, print_remarks, print_table, to_json
+from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, to_json
 from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_number
 
@@ -80,7 +79,8 @@ def train(
     require_writable_folder(folder)
     from safetensors.torch import save_file
 
-    from trueup.io.predictions import Predictions, save
+    from trueup.io.load_save import save
+    from trueup.io.predictions import Predictions
     from trueup.models.networks import build_network, network_options
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data

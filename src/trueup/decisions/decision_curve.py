@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors, as_vector, as_weights, check_share
+from trueup.core.conversion import event_class
 from trueup.core.errors import InputError
-from trueup.core.events import event_class
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.row_scores import score_and_class
 from trueup.decisions.thresholds import binomial_bounds

@@ -265,7 +265,7 @@ def threshold(
     of_event = name in ("false_discovery_rate", "false_positive_rate")
     number = None
     if of_event:
-        from trueup.core.events import event_class  # most promises are of the predicted class
+        from trueup.core.conversion import event_class  # most promises are of the predicted class
 
         number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""

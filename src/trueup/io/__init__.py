@@ -14,19 +14,8 @@ if TYPE_CHECKING:
         save_calibrator,
         save_recalibrator,
     )
-    from trueup.io.predictions import (
-        Predictions,
-        PredictionTable,
-        from_multilabel,
-        from_rows,
-        load,
-        load_logits,
-        load_table,
-        open_predictions,
-        save,
-        save_logits,
-        stream,
-    )
+    from trueup.io.load_save import from_rows, load, load_logits, load_table, save, save_logits, stream
+    from trueup.io.predictions import Predictions, PredictionTable, from_multilabel, open_predictions
     from trueup.io.shards import BadShard, Shards
 
 _MODULES = {
@@ -35,19 +24,19 @@ _MODULES = {
     "Predictions": "predictions",
     "Shards": "shards",
     "from_multilabel": "predictions",
-    "from_rows": "predictions",
-    "load": "predictions",
+    "from_rows": "load_save",
+    "load": "load_save",
     "load_calibrator": "artifacts",
-    "load_logits": "predictions",
+    "load_logits": "load_save",
     "load_recalibrator": "artifacts",
-    "load_table": "predictions",
+    "load_table": "load_save",
     "open_predictions": "predictions",
     "read_header": "artifacts",
-    "save": "predictions",
+    "save": "load_save",
     "save_calibrator": "artifacts",
-    "save_logits": "predictions",
+    "save_logits": "load_save",
     "save_recalibrator": "artifacts",
-    "stream": "predictions",
+    "stream": "load_save",
 }
 
 __all__ = [

@@ -276,7 +276,7 @@ def compare(
     for name, pair in named.items():
         z, y = _pair(name, pair)
         if event is not None or z.shape[1] == 2:
-            from trueup.core.events import as_event, event_name
+            from trueup.core.conversion import as_event, event_name
 
             title = title or event_name(event, z.shape[1], names)
             z, y = (z, y) if event is None else as_event(z, y, event, names=names)

@@ -198,7 +198,7 @@ def audit(
     classes = val_pair[0].shape[1]
     others = dict(extra or {})
     if event is not None:
-        from trueup.core.events import as_event
+        from trueup.core.conversion import as_event
 
         others = {name: as_event(*pair, event, names=names) for name, pair in others.items()}
     fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, others)
@@ -223,7 +223,7 @@ def audit(
     options |= {"weights": scored_weights, "groups": groups, "clusters": scored_clusters}
     scores = compare({**runs.pairs, **others}, metrics=wanted, **options)
     if scores.is_event:
-        from trueup.core.events import event_name
+        from trueup.core.conversion import event_name
 
         scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
     for name, pair in others.items():
@@ -330,7 +330,7 @@ def _as_pair(pair: tuple[Any, Any], event: int | str | None, names: Sequence[str
     z, y = upcast_half(z), y.clone()
     if event is None:
         return as_tensors(z, y)
-    from trueup.core.events import as_event  # most audits are of no event
+    from trueup.core.conversion import as_event  # most audits are of no event
 
     return as_tensors(*as_event(z, y, event, names=names))
 

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from trueup.core.arrays import as_pair, from_probs
+from trueup.core.arrays import as_pair
+from trueup.core.conversion import from_probs
 from trueup.core.errors import Hint, InputError, message_of, record_warnings
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from trueup import metrics
 from trueup.calibrators.temperature import WIDE_GRID, Temperature
-from trueup.core.arrays import flatten, upcast_half
+from trueup.core.arrays import upcast_half
+from trueup.core.conversion import flatten
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
 from trueup.models.batches import arguments_of, logits_of
