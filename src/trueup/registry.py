@@ -129,9 +129,7 @@ METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
         ),
         **_fits("low_rank", low_rank="LowRank.fit"),
         **_fits("ets", ets="EnsembleTemperature.fit"),
-        **_fits("platt", platt="Platt.fit"),
-        **_fits("beta", beta="Beta.fit"),
-        **_fits("platt", quadratic="Quadratic.fit"),
+        **_fits("logistic", platt="Platt.fit", beta="Beta.fit", quadratic="Quadratic.fit"),
         **_fits("smoothing_spline", smoothing_spline="SmoothingSpline.fit"),
         **_fits("venn_abers", venn_abers="VennAbers.fit", venn_abers_cross="VennAbers.fit_cross"),
         **_fits(

@@ -168,7 +168,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
 
 
 def _log_odds(logits: Tensor) -> Tensor:
-    from trueup.calibrators.platt import log_probs_and_rests
+    from trueup.calibrators.logistic import log_probs_and_rests
 
     log_p, log_rest = log_probs_and_rests(logits)
     return log_p - log_rest

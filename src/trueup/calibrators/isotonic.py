@@ -8,9 +8,11 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel, break_ties
-from trueup.calibrators.per_class import (
+from trueup.calibrators.base import (
     PADDING,
+    Calibrator,
+    TopLabel,
+    break_ties,
     clip_frequencies,
     each_class,
     interpolate,

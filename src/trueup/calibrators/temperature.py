@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import NEVER, as_weighted, count_options, fill_absent, find_absent, upcast_half
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
@@ -184,7 +184,7 @@ def inverse_temperature(
     loss, quick = _mean_loss(z, y, w), None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
     if smooth:
         n = len(z) if w is None else float(w.sum())
-        ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in chunks.row_chunks(len(z), z.shape[1])])
+        ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
         rise = smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
         loss, quick = _tilt(loss, rise), None if quick is None else _tilt(quick, rise)
     return search_beta(loss, quick, _estimate_from_few(z, y, w, scale), scale)
@@ -422,7 +422,7 @@ def scale_of(z: Tensor) -> float:
     numbers that only fill up rows cannot make the scale.
     """
     few = z[:: max(1, len(z) // 256)]
-    parts = [few[rows] for rows in chunks.row_chunks(len(few), z.shape[1], chunks.STEP)]  # a vocabulary is large
+    parts = [few[rows] for rows in native.row_chunks(len(few), z.shape[1], native.STEP)]  # a vocabulary is large
     tops = [torch.topk(upcast_half(part), 2, dim=1).values.double().cpu().numpy() for part in parts]
     farthest = _FARTHEST * np.median(np.concatenate(tops) @ [1.0, -1.0])
     spread = []
@@ -438,6 +438,6 @@ def scale_of(z: Tensor) -> float:
 def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
     share = torch.full((len(z),), 1 / len(z), dtype=torch.float64, device=z.device) if w is None else w / w.sum()
-    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         double = upcast_half(z[rows]).double()
         yield (double - double.amax(dim=1, keepdim=True)).clamp(min=NEVER), y[rows, None], share[rows, None]

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, each_class, one_vs_rest, order_weight, pad_curves, row_weights
+from trueup.calibrators.base import PADDING, Calibrator, each_class, one_vs_rest, order_weight, pad_curves, row_weights
 from trueup.core.arrays import as_logits, as_weighted, match_kind, take_weighted, upcast_half
 from trueup.core.module import count_below
 from trueup.core.splits import k_fold

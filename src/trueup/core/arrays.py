@@ -23,7 +23,7 @@ from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils.dlpack import from_dlpack
 
-from trueup.core import chunks, native
+from trueup.core import native
 from trueup.core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
 
 Array: TypeAlias = np.ndarray | Tensor
@@ -256,7 +256,7 @@ def _find_padding(z: Tensor) -> Tensor:
 def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
     """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
     filled, padded, number = z, 0, 0.0
-    for some in chunks.row_chunks(len(z), z.shape[1]):
+    for some in native.row_chunks(len(z), z.shape[1]):
         padding = _find_padding(z[some])
         if not bool(padding.any()):
             continue
@@ -273,7 +273,7 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
         raise ValueError(f"{name} must be floating point, got {z.dtype}".replace("torch.", ""))
     if not z.numel():
         return z, False
-    if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not is_half(z.dtype):
+    if z.device.type == "cpu" and z.numel() <= native.ONE_THREAD and not is_half(z.dtype):
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))
@@ -289,7 +289,7 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
             "as -inf is",
             PaddedOptions,
         )
-    rows = chunks.row_chunks(len(z), z.shape[1])
+    rows = native.row_chunks(len(z), z.shape[1])
     options = torch.cat([(z[some] > -torch.inf).sum(dim=1) for some in rows])
     if bool((options < 2).any()):
         row = int((options < 2).nonzero()[0])
@@ -302,7 +302,7 @@ def _look_like_probabilities(z: Tensor) -> bool:
     """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
     between = False
     for few in (z[:3], z[:1000]):
-        for some in chunks.row_chunks(len(few), z.shape[1]):
+        for some in native.row_chunks(len(few), z.shape[1]):
             rows = few[some].cpu().double()
             if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
                 return False
@@ -442,7 +442,7 @@ def check_finite(x: Tensor, name: str) -> Tensor:
     # then the exact check decides.) A sum of half precision would overflow, or be made of a copy in float32.
     if not x.numel():
         return x
-    if x.device.type == "cpu" and x.numel() <= chunks.ONE_THREAD and not is_half(x.dtype):
+    if x.device.type == "cpu" and x.numel() <= native.ONE_THREAD and not is_half(x.dtype):
         with np.errstate(all="ignore"):  # where other work keeps the cores, waking them takes longer than the sum
             finite = bool(np.isfinite(x.numpy().sum()))
     else:

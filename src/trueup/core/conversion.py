@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import (
     MIN_PADDING,
     ROUNDING,
@@ -30,6 +30,7 @@ from trueup.core.arrays import (
     warn_users,
 )
 from trueup.core.errors import Hint, InputError, LooksLikeProbabilities
+from trueup.core.row_scores import event_class
 
 FLOOR = 1e-6
 """What an exact zero becomes at least, unless a floor is given."""
@@ -45,9 +46,6 @@ _ROUNDED_TOP = 1e-2
 
 _FEW_SCORES = 8
 """Fewer log-odds may all lie between 0 and 1 by chance."""
-
-_MOST_NAMED = 12
-"""Of so many classes an error lists them all."""
 
 
 def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> A:
@@ -296,38 +294,6 @@ def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Te
     return logits.movedim(1, -1) if classes == "first" else logits
 
 
-def event_class(event: int | str, classes: int, names: Sequence[str] | None = None) -> int:
-    """The number of the class that is meant: by its number, or by its name where the classes have names.
-
-    >>> event_class("ill", 2, ["well", "ill"])
-    1
-    """
-    if names is not None and len(names) != classes:
-        raise InputError("names", f"have {classes} entries, one a class", str(len(names)))
-    if names is not None and isinstance(event, str) and event in names:
-        return list(names).index(event)
-    if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
-        known = "" if names is None else f": {_listing(names)}"
-        hint = "names= names the classes" if isinstance(event, str) and names is None else None
-        raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
-    return int(event)
-
-
-def event_name(event: int | str | None, classes: int, names: Sequence[str] | None = None) -> str:
-    """How the event is called; None is class 1 of two.
-
-    >>> event_name(3, 5), event_name(None, 2, ["well", "ill"])
-    ('class 3', 'ill')
-    """
-    number = 1 if event is None else event_class(event, classes, names)
-    return f"class {number}" if names is None or len(names) != classes else str(names[number])
-
-
-def _listing(names: Sequence[str]) -> str:
-    few = ", ".join(map(str, names[:_MOST_NAMED]))
-    return f"{few}, …" if len(names) > _MOST_NAMED else few
-
-
 def as_event(logits: Any, labels: Any, event: int | str, *, names: Sequence[str] | None = None) -> tuple[Any, Any]:
     """Turn a pair into that of an event: logits (ln(1 − p), ln p) with p = P(class `event`), labels 1[y = event].
 
@@ -361,7 +327,7 @@ def _two_columns(z: Tensor, event: int) -> Tensor:
     if find_absent(z) is not None and bool((gone := z[:, event] == -torch.inf).any()):
         got = f"absent in row {int(gone.nonzero()[0])} (-inf), and in {int(gone.sum())} rows in all"
         raise InputError("event", "be an option of every row", got, "leave out the rows that do not have it")
-    return torch.cat([_log_odds_pair(z[rows], event) for rows in chunks.row_chunks(len(z), classes)])
+    return torch.cat([_log_odds_pair(z[rows], event) for rows in native.row_chunks(len(z), classes)])
 
 
 def _log_odds_pair(z: Tensor, event: int) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import upcast_half
 from trueup.core.clusters import Clusters, block_sums, mean_error
 from trueup.core.native import hash_rows
@@ -118,7 +118,7 @@ def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     shared = _repeated(mixed) if repeat else np.zeros(0, np.int64)
     if not len(shared):
         return mixed, shared
-    for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
+    for some in native.row_chunks(len(shared), logits.shape[1], native.BLOCK):
         rows = shared[some]
         bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])
         whole = mixed[rows]

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, check_share
-from trueup.core.conversion import event_class
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
+from trueup.core.row_scores import event_class
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample
 from trueup.metrics.intervals import Interval

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from trueup.core.arrays import ROUNDING, Array, as_labels, as_logits, as_pair, read_padding
-from trueup.core.chunks import row_chunks
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent, html_summary
+from trueup.core.native import row_chunks
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
 from trueup.io.source import (

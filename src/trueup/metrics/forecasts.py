@@ -22,7 +22,7 @@ from trueup.core.formatting import format_percent
 from trueup.core.tally import Mean
 from trueup.metrics.intervals import Interval, _mean_interval
 from trueup.metrics.resampling import BootstrapBins, check_resamples, paired_interval, tail_share
-from trueup.metrics.score_table import ScoreTable, plain_record
+from trueup.metrics.table import ScoreTable, plain_record
 
 __all__ = [
     "COVERAGE",

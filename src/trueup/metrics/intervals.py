@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.special import ndtri
+from scipy.special import betaincinv, ndtri
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
@@ -476,6 +476,20 @@ def _clustered_event_differences(
         error, value = float(np.sqrt((parts**2).sum())), after[name] - before[name]
         found[name] = value - reach * error, value + reach * error
     return found
+
+
+def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """One-sided lower and upper bounds of a share, each wrong with probability α at most.
+
+    >>> [bound.round(4).tolist() for bound in binomial_bounds(np.array([0.0, 3.0]), np.array([50.0, 50.0]), 0.05)]
+    [[0.0, 0.0166], [0.0582, 0.1478]]
+
+    Clopper and Pearson (1934).
+    """
+    missed = trials - hits
+    low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), missed + 1, alpha), 0.0)
+    high = np.where(missed > 0, betaincinv(hits + 1, np.maximum(missed, 1), 1 - alpha), 1.0)
+    return low, high
 
 
 def _mean_interval(

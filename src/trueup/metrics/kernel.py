@@ -17,7 +17,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.row_scores import scores_and_outcomes
 from trueup.metrics.resampling import check_resamples
@@ -240,7 +240,7 @@ class _Pairs:
 
 
 def _slices(n: int, start: int = 0) -> Iterator[slice]:
-    return chunks.row_chunks(n, 1, chunks.TILE_ROWS, start=start)
+    return native.row_chunks(n, 1, native.TILE_ROWS, start=start)
 
 
 def _probs(z: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from scipy.special import expit
 from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters
-from trueup.core.conversion import as_event, event_class
+from trueup.core.conversion import as_event
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_evidence, format_number, html_summary
-from trueup.core.row_scores import score_rows
+from trueup.core.row_scores import event_class, score_rows
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
     CLASS_BETS,

@@ -22,7 +22,7 @@ from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
 from trueup.core.errors import InputError, record_warnings
 from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
-from trueup.core.row_scores import score_rows
+from trueup.core.row_scores import event_name, score_rows
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
@@ -223,8 +223,6 @@ def audit(
     options |= {"weights": scored_weights, "groups": groups, "clusters": scored_clusters}
     scores = compare({**runs.pairs, **others}, metrics=wanted, **options)
     if scores.is_event:
-        from trueup.core.conversion import event_name
-
         scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
     for name, pair in others.items():
         runs.pairs[name] = trusted_tensors(*pair)
