@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trueup.io.load_save import load, save, stream
     from trueup.io.predictions import Predictions, from_multilabel
     from trueup.io.shards import Shards
-    from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
+    from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
@@ -67,7 +67,7 @@ _PACKAGES = (
 )
 _NAMES = {
     "Calibrated": "models.calibrated",
-    "ForecastScores": "metrics.forecasts",
+    "ForecastScores": "metrics.forecast_table",
     "Monitor": "monitor",
     "Predictions": "io.predictions",
     "Scores": "metrics.table",
@@ -80,10 +80,10 @@ _NAMES = {
     "collect": "models.calibrated",
     "contextual_bias": "calibrators.prompt_bias",
     "compare": "metrics.table",
-    "compare_forecasts": "metrics.forecasts",
+    "compare_forecasts": "metrics.forecast_table",
     "cross_fit": "calibrators.compose",
     "evaluate": "metrics.table",
-    "evaluate_forecasts": "metrics.forecasts",
+    "evaluate_forecasts": "metrics.forecast_table",
     "evaluate_shards": "metrics.sharded",
     "event_logits": "core.conversion",
     "fit_shards": "calibrators.sharded",

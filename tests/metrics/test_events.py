@@ -24,7 +24,8 @@ from trueup import (
     metrics,
 )
 from trueup.core.errors import LooksLikeProbabilities
-from trueup.metrics.events import EVENT_METRICS, Points, brownian_range_tail, event_values
+from trueup.metrics.events import EVENT_METRICS, Points, event_values
+from trueup.metrics.hypothesis_tests import brownian_range_tail
 
 
 def sigmoid(x):

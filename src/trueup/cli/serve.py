@@ -83,10 +83,7 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    app.command(
-        rich_help_panel="Start",
-        epilog=o.format_examples("trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"),
-    )(serve)
-    app.command(rich_help_panel="Start", epilog=o.format_examples("trueup demo", "trueup demo -o first-look --seed 1"))(
-        demo
+    o.add_command(
+        app, serve, "Start", "trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"
     )
+    o.add_command(app, demo, "Start", "trueup demo", "trueup demo -o first-look --seed 1")

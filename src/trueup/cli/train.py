@@ -147,10 +147,10 @@ def train(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Networks",
-        epilog=o.format_examples(
-            "trueup train --data digits --network cnn --epochs 20 -o run",
-            "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
-        ),
-    )(train)
+    o.add_command(
+        app,
+        train,
+        "Networks",
+        "trueup train --data digits --network cnn --epochs 20 -o run",
+        "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
+    )

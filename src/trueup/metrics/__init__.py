@@ -37,18 +37,23 @@ if TYPE_CHECKING:
         e90,
         event_auroc,
         event_brier,
-        hosmer_lemeshow,
         ici,
         kuiper,
-        kuiper_test,
         miscalibration,
         observed,
         observed_expected,
         predicted,
         uncertainty,
     )
-    from trueup.metrics.forecasts import central_coverage, compare_forecasts, evaluate_forecasts, pit
-    from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
+    from trueup.metrics.forecast_table import compare_forecasts, evaluate_forecasts
+    from trueup.metrics.forecasts import central_coverage, pit
+    from trueup.metrics.hypothesis_tests import (
+        consistency,
+        detectable_error,
+        hosmer_lemeshow,
+        kuiper_test,
+        spiegelhalter,
+    )
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
     from trueup.metrics.multilabel import LabelScores, evaluate_labels
@@ -87,16 +92,16 @@ _MODULES = {
     "bootstrap": "intervals",
     "brier_decomposition": "proper",
     "central_coverage": "forecasts",
-    "compare_forecasts": "forecasts",
+    "compare_forecasts": "forecast_table",
     "consistency": "hypothesis_tests",
     "corp": "events",
     "d_ece": "detection",
     "detectable_error": "hypothesis_tests",
-    "evaluate_forecasts": "forecasts",
+    "evaluate_forecasts": "forecast_table",
     "evaluate_labels": "multilabel",
     "from_detections": "detection",
-    "hosmer_lemeshow": "events",
-    "kuiper_test": "events",
+    "hosmer_lemeshow": "hypothesis_tests",
+    "kuiper_test": "hypothesis_tests",
     "ood_aupr": "ranking",
     "ood_auroc": "ranking",
     "ood_fpr95": "ranking",

@@ -252,7 +252,7 @@ def intervals(
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             of_block = None if sums is None else (sums.mean(name), sums.weight)
-            low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
+            low, high = mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
             low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
@@ -322,7 +322,7 @@ def differences(
             change = row_values(second.rows, name) - row_values(first.rows, name)
             mean = Mean.of(change, first.weights)
             of_block = None if first.clusters is None else block_sums(change, first.weights, first.clusters)
-            low, high = _mean_interval("difference", mean, tail, of_block)
+            low, high = mean_interval("difference", mean, tail, of_block)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
@@ -492,7 +492,7 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
     return low, high
 
 
-def _mean_interval(
+def mean_interval(
     name: str, mean: Mean, tail: float, of_block: tuple[np.ndarray, np.ndarray] | None = None
 ) -> tuple[float, float]:
     """The normal or, of a share, Wilson's interval; with sums and weights by block Student's, over clusters."""

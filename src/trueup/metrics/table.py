@@ -49,8 +49,11 @@ class ScoreTable:
     """A table of `values` by method and metric, and of `changes` from the first method: as text, HTML, JSON, pandas."""
 
     values: Mapping[str, Mapping[str, Interval]]
+    tests: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, Interval]]
     level: float
+    clusters: int | None
+    cluster_name: str
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -73,6 +76,14 @@ class ScoreTable:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
         raise NotImplementedError
+
+    def record(self, method: str) -> dict[str, Any]:
+        """One method's numbers, test and paired changes as plain data."""
+        return {
+            "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[method].items()},
+            "test": plain_record(asdict(self.tests[method])),
+            "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(method, {}).items()},
+        }
 
     def to_json(self, **options: Any) -> str:
         """The same as JSON text."""
@@ -110,9 +121,28 @@ class ScoreTable:
         """How much was scored."""
         raise NotImplementedError
 
+    def cluster_caption(self) -> str:
+        """Of which clusters the rows are; nothing where they are independent."""
+        if self.clusters is None:
+            return ""
+        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
+        return f", {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
+
     def notes(self) -> list[str]:
         """What is said below the table."""
         raise NotImplementedError
+
+    def verdict(self, method: str | None = None) -> str:
+        """One or two sentences on whether a method is calibrated."""
+        raise NotImplementedError
+
+    def verdicts(self) -> list[str]:
+        """Those of several methods, below what the marks in the table mean."""
+        verdicts = "\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)
+        if len(self.methods) < 3:
+            return [verdicts]
+        marks = f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
+        return [marks, verdicts]
 
     def digits(self, metric: str) -> int:
         """How many digits behind the point a metric is shown with."""
@@ -249,12 +279,8 @@ class Scores(ScoreTable):
             **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
             "level": self.level,
             "methods": {
-                name: {
-                    "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[name].items()},
-                    "test": plain_record(asdict(self.tests[name])),
-                    "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
-                    **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
-                }
+                name: self.record(name)
+                | ({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {})
                 for name in self.methods
             },
         }
@@ -273,11 +299,7 @@ class Scores(ScoreTable):
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        caption = f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
-        if self.clusters is None:
-            return caption
-        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
-        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
+        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 
     def notes(self) -> list[str]:
         """What is said below the table."""
@@ -289,12 +311,7 @@ class Scores(ScoreTable):
                     "below the value."
                 )
             return [*notes, *map(str, self.group_tables.values())]
-        notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
-        if len(self.methods) > 2:
-            notes.insert(
-                0, f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
-            )
-        return [*notes, *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
+        return [*self.verdicts(), *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
 
 
 def evaluate(

@@ -13,14 +13,8 @@ from trueup.calibrators.recalibration_choice import RAW, RecalibrationChoice, ch
 from trueup.core.arrays import as_weights
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
-from trueup.metrics.forecasts import (
-    LEVELS,
-    ForecastScores,
-    GaussianForecast,
-    check_forecast,
-    compare_forecasts,
-    evaluate_forecasts,
-)
+from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
+from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast
 
 __all__ = ["RECALIBRATION_TITLES", "ForecastAudit", "ForecastStage", "audit_forecasts"]
 
