@@ -181,7 +181,7 @@ def test_without_the_extra_one_line_says_how_to_get_it():
 def test_a_report_loads_only_what_it_needs(classes, tmp_path):
     rng = np.random.default_rng(0)
     for name in ("val", "test"):
-        z = 2 * rng.normal(size=(600, classes))
+        z = 2 * rng.normal(size=(900, classes))
         y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
         np.savez(tmp_path / f"{name}.npz", logits=2 * z, labels=y)
     code = f"""
