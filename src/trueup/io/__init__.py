@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 
 if TYPE_CHECKING:
     from trueup.io.artifacts import (
@@ -18,26 +18,6 @@ if TYPE_CHECKING:
     from trueup.io.predictions import Predictions, PredictionTable, from_multilabel, open_predictions
     from trueup.io.shards import BadShard, Shards
 
-_MODULES = {
-    "BadShard": "shards",
-    "PredictionTable": "predictions",
-    "Predictions": "predictions",
-    "Shards": "shards",
-    "from_multilabel": "predictions",
-    "from_rows": "load_save",
-    "load": "load_save",
-    "load_calibrator": "artifacts",
-    "load_logits": "load_save",
-    "load_recalibrator": "artifacts",
-    "load_table": "load_save",
-    "open_predictions": "predictions",
-    "read_header": "artifacts",
-    "save": "load_save",
-    "save_calibrator": "artifacts",
-    "save_logits": "load_save",
-    "save_recalibrator": "artifacts",
-    "stream": "load_save",
-}
 
 __all__ = [
     "BadShard",
@@ -60,12 +40,13 @@ __all__ = [
     "stream",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "artifacts": "load_calibrator load_recalibrator read_header save_calibrator save_recalibrator",
+            "load_save": "from_rows load load_logits load_table save save_logits stream",
+            "predictions": "PredictionTable Predictions from_multilabel open_predictions",
+            "shards": "BadShard Shards",
+        },
+    )
