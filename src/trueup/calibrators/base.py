@@ -132,7 +132,7 @@ class Identity(Calibrator):
 class TopLabel(Calibrator):
     """A calibrator of the predicted class's confidence alone; the other classes share the rest.
 
-    Where it is said to be of an `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has
+    With `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has
     the rest.
     """
 

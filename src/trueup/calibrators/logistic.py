@@ -308,7 +308,7 @@ def fit_logistic(
     at[-1] = torch.logit((share * targets).sum(dim=0).clamp(1e-12, 1 - 1e-12))
     value = _loss(x, targets, at, share)
     iterations, passes = 0, 1
-    for iterations in range(1, max_iter + 1):  # noqa: B007 (how many there were is told)
+    for iterations in range(1, max_iter + 1):  # noqa: B007 (the certificate has their number)
         probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
         slope = (x * (share * (probs - targets))).sum(dim=1)
         bend = torch.einsum("fnc,gnc->cfg", x * (share * (probs * (1 - probs))), x)

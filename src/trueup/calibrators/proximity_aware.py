@@ -28,7 +28,7 @@ _FULL = 30
 class ProximityInformed(Calibrator):
     """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
 
-    Where it is said to be of an `event`, as every fit to two classes is, it maps P(class 1) instead.
+    With `event`, as every fit to two classes is, it maps P(class 1) instead.
     Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
     """
 

@@ -275,7 +275,7 @@ def _matrix(data: _Data) -> Linear:
     )
 
 
-def _structured(data: _Data, *, vector: bool) -> Linear:
+def _fit_structured(data: _Data, *, vector: bool) -> Linear:
     n, classes = data.total, data.sample.logits.shape[1]
     beta, _, _ = _inverse_temperature(data)
     penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
@@ -354,8 +354,8 @@ FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "temperature": _temperature,
     "vector": _vector,
     "matrix": _matrix,
-    "svs": partial(_structured, vector=True),
-    "sms": partial(_structured, vector=False),
+    "svs": partial(_fit_structured, vector=True),
+    "sms": partial(_fit_structured, vector=False),
     "histogram": _histogram,
     "histogram_mass": _histogram_mass,
     "histogram_ovr": _histogram_ovr,

@@ -1,4 +1,4 @@
-"""The verb decide: from which confidence on to answer, and what can be said of files without labels."""
+"""The verb decide: from which confidence on to answer, and what to expect of files without labels."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, A
     if stated:
         if event is not None or options.get("risk", "error") != "error":
             raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
-        # The event is that the answer is right; what is said of it is said of the answers.
+        # The event is that the answer is right; what holds for it holds for the answers.
         found = threshold(*table.pair, groups=groups, **options | {"risk": "false_discovery_rate"}, event=1)
         if groups is None:
             return replace(found, risk="error", event=None)

@@ -408,7 +408,7 @@ class Reader:
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
-        """What fsspec is told."""
+        """The options of fsspec."""
         if not self.storage:
             return None
         options = {}

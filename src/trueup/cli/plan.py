@@ -35,7 +35,9 @@ def plan(
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option("--beside", metavar="FILE", help="Rows to tell another method, of the same rows, apart."),
+        typer.Option(
+            "--beside", metavar="FILE", help="Rows to detect a difference from this file: another method, same rows."
+        ),
     ] = None,
     *,
     reader: Annotated[o.Reader, ("probs", "logits", "labels")],

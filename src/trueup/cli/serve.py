@@ -55,8 +55,8 @@ def serve(
     settings = Settings(monitors_folder=monitors, token=own)
     # Who asks for quiet still has to learn a token that is made now.
     made_now = not os.environ.get("TRUEUP_TOKEN") and (token or not is_loopback(host or LOCAL[1]))
-    told = made_now or not quiet
-    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if told else None
+    shown = made_now or not quiet
+    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if shown else None
     options = o.drop_unset(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
     run(**options, open_browser=open_browser, on_listening=on_listening)
 

@@ -536,7 +536,7 @@ def to_tensor(x: Any, name: str) -> Tensor:
 def _to_numpy(x: Any, name: str) -> np.ndarray | Tensor:
     """What an object says of itself as an array; torch takes over where NumPy cannot follow, as on other devices."""
     if isinstance(x, np.ma.MaskedArray):
-        return _unmasked(x, name)
+        return _from_masked(x, name)
     if (arrow := sys.modules.get("pyarrow")) is not None and isinstance(x, (arrow.Array, arrow.ChunkedArray)):
         return _from_arrow(x, name)
     if not hasattr(x, "__array__"):
@@ -592,7 +592,7 @@ def _remedy(a: np.ndarray, name: str) -> str | None:
     return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
 
 
-def _unmasked(x: Any, name: str) -> np.ndarray:
+def _from_masked(x: Any, name: str) -> np.ndarray:
     if masked := int(np.ma.getmaskarray(x).sum()):
         raise InputError(name, "hold a number everywhere", f"{masked} masked entries", "leave out those rows")
     return np.asarray(x)

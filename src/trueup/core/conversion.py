@@ -168,8 +168,8 @@ def from_topk(log_probs: A, *, floor: float = FLOOR, name: str = "log_probs") ->
 
     That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
     noise. The labels that go with them are the place of the right answer among the k, or k where it is none of them.
-    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what was
-    not told.
+    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what they
+    leave out.
 
     >>> np.exp(from_topk(np.log([[0.7, 0.2], [0.5, 0.25]])))
     array([[0.7 , 0.2 , 0.1 ],

@@ -177,7 +177,7 @@ def from_rows(
     held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
-    source = source_of_records(lambda: _numbered(held), word="row")._replace(class_names=names)
+    source = source_of_records(lambda: _number_rows(held), word="row")._replace(class_names=names)
     fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
     return PredictionFile(Path("rows"), "rows", source, fields).load_table()
 
@@ -231,7 +231,7 @@ def draft_files(
         yield drafts
 
 
-def _numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _number_rows(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InputError("rows", "be mappings of names to values", type(row).__name__, where=f"row {number}")

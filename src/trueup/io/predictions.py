@@ -49,7 +49,7 @@ from trueup.io.source import (
 
 
 class Predictions(NamedTuple):
-    """What a network said and what was true, in the order every function takes them: `fit(*predictions)`.
+    """What a network predicted and what was true, in the order every function takes them: `fit(*predictions)`.
 
     >>> p = Predictions(np.array([[2.0, 0.0], [0.5, 1.5]]), np.array([0, 1]))
     >>> p.logits.argmax(axis=1) == p.labels
@@ -394,7 +394,7 @@ class PredictionFile:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
         z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
-        # A memory map stays one: the door's view of it would forget that it is read-only.
+        # A memory map stays one: the checked view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:

@@ -370,7 +370,7 @@ def fit_recalibration(points: Points, *, max_iter: int = 100) -> Recalibration:
     happened from what did not.
     """
     x, hits, total = points.odds, points.hits, points.total
-    if len(x) < 2 or not points.has_both or _separated(points):
+    if len(x) < 2 or not points.has_both or _is_separated(points):
         return _NO_FIT
     weight, target = points.count / total, hits / total
     centre = float(weight @ x)
@@ -431,7 +431,7 @@ def _logistic_loss(at: np.ndarray, u: np.ndarray, weight: np.ndarray, target: np
     return float(weight @ np.logaddexp(0.0, odds) - target @ odds)
 
 
-def _separated(points: Points) -> bool:
+def _is_separated(points: Points) -> bool:
     """Whether all scores where it happened lie on one side of those where it did not."""
     no, yes = (np.flatnonzero(rows > 0) for rows in points.rows)
     return bool(yes[0] >= no[-1] or yes[-1] <= no[0])

@@ -83,9 +83,9 @@ class ForecastScores(ScoreTable):
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05 and (self.effective_rows or self.rows) < ENOUGH_ROWS:
-            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
             return (
-                f"{says}{told} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
+                f"{says}{few} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
                 f"{ENOUGH_ROWS} a median that 60 % of the targets lie below would be found in four of five cases."
             )
         if test.p_value > 0.05:
@@ -157,7 +157,7 @@ class ForecastScores(ScoreTable):
         return 4 if not largest else min(max(3 - math.floor(math.log10(largest)), 0), 12)
 
     def notes(self) -> list[str]:
-        """What is said below the table."""
+        """The notes below the table."""
         coarse = [] if self.levels is None else [f"crps is an integral over {len(self.levels)} levels, no finer."]
         if len(self.methods) == 1:
             return [self.verdict(), *self.remarks.get(self.methods[0], ()), *coarse]

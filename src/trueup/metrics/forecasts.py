@@ -23,7 +23,7 @@ from trueup.metrics.intervals import mean_interval
 from trueup.metrics.resampling import BootstrapBins, paired_interval
 
 COVERAGE = (0.5, 0.8, 0.95)
-"""The levels of the central intervals in the table, unless said otherwise."""
+"""The levels of the central intervals in the table, by default."""
 LEVELS = np.linspace(0.01, 0.99, 99)
 """The levels over which the pinball loss of a Gaussian forecast is averaged."""
 _GRID = np.linspace(0.0, 1.0, 100)

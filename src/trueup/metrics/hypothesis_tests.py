@@ -94,7 +94,7 @@ def consistency(
 
 
 def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
-    """A tally whose clusters are told apart however many there are."""
+    """A tally with a sum for each cluster, however many there are."""
     return (
         Tally.of(logits, labels, **options)
         if options["clusters"] is None
@@ -114,7 +114,7 @@ def consistency_of_tally(
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
     if tally.clusters is not None:
-        return _consistency_of_clusters(tally, tally.clusters.filled(), metric, tail, n_resamples, seed)
+        return _consistency_of_clusters(tally, tally.clusters.drop_empty(), metric, tail, n_resamples, seed)
     index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
@@ -191,7 +191,7 @@ def spiegelhalter(
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     if tally.clusters is not None and tally.n:
-        sums = tally.clusters.filled()
+        sums = tally.clusters.drop_empty()
         check_clusters(sums)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)
         return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
@@ -243,7 +243,7 @@ class CalibrationTests:
         fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
         slope_error = fit.slope_error
         if tally.clusters is not None:
-            sums = tally.clusters.filled()
+            sums = tally.clusters.drop_empty()
             z = _cluster_z(sums.mean("predicted") - sums.mean("observed"), sums.weight) if tally.n else math.nan
             slope_error = math.nan
             if clustered is not None:  # as wide as Student's t asks, for those who take 1.96 of it

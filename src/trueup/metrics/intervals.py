@@ -232,7 +232,7 @@ def intervals(
         return reached[name]
 
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
-    sums = None if tally.clusters is None else tally.clusters.filled()
+    sums = None if tally.clusters is None else tally.clusters.drop_empty()
     ends: dict[str, tuple[float, float]] = {}
     if sums is not None:
         noisy = _cluster_bins(tally, sums, scored, n_resamples, seed)
@@ -362,7 +362,7 @@ def _cluster_noise(scored: Scored, adaptive: bool, n_resamples: int, seed: int) 
     if adaptive:
         return scored.adaptive_noise(n_resamples, seed)
     assert scored.tally.clusters is not None
-    return _cluster_bins(scored.tally, scored.tally.clusters.filled(), None, n_resamples, seed)[False]
+    return _cluster_bins(scored.tally, scored.tally.clusters.drop_empty(), None, n_resamples, seed)[False]
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:

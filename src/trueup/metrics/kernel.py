@@ -26,7 +26,7 @@ MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""
 
 QUADRATIC_ROWS = 4096
-"""Up to this many rows the test looks at every pair, unless told otherwise."""
+"""Up to this many rows the test looks at every pair, by default."""
 
 
 def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:

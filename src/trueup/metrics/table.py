@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
-"""The rows of the table, unless said otherwise."""
+"""The rows of the table, by default."""
 EVENT_DEFAULT = (
     "predicted",
     "observed",
@@ -129,7 +129,7 @@ class ScoreTable:
         return f", {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def notes(self) -> list[str]:
-        """What is said below the table."""
+        """The notes below the table."""
         raise NotImplementedError
 
     def verdict(self, method: str | None = None) -> str:
@@ -238,12 +238,12 @@ class Scores(ScoreTable):
             return "There are no rows to judge."
         says = ""
         if self.is_event:
-            said, right = (format_percent(mean, 1) for mean in self.means[name])
-            says = f"It predicts {said} on average and the event happens {right} of the time"
+            predicted, right = (format_percent(mean, 1) for mean in self.means[name])
+            says = f"It predicts {predicted} on average and the event happens {right} of the time"
             says += ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
         elif "confidence" in values and "accuracy" in values:
-            said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
-            says = f"It says {said} on average and is right {right} of the time. "
+            confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            says = f"It says {confidence} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         one = "one" if self.is_event else "network"
         by = "" if self.clusters is None else f" by {self.cluster_name}"
@@ -251,10 +251,10 @@ class Scores(ScoreTable):
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05 and (self.effective_rows or self.rows) < (enough := _enough_rows(self.means[name][0])):
-            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
             mean = "predicted rate" if self.is_event else "confidence"
             return (
-                f"{says}{told} too few to tell whether it is calibrated (consistency test {chance}): with about "
+                f"{says}{few} too few to tell whether it is calibrated (consistency test {chance}): with about "
                 f"{enough:,} a mean {mean} that is 10 points off would be found in four of five cases."
             )
         if test.p_value > 0.05:
@@ -302,7 +302,7 @@ class Scores(ScoreTable):
         return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 
     def notes(self) -> list[str]:
-        """What is said below the table."""
+        """The notes below the table."""
         if len(self.methods) == 1:
             notes = [self.verdict()]
             if any(i.value > i.high for i in self.values[self.methods[0]].values()):
@@ -481,7 +481,7 @@ def has_interval(metric: str) -> bool:
 
 
 def default_metrics(classes: int, fold: bool) -> tuple[str, ...]:
-    """The rows of the table, unless said otherwise."""
+    """The rows of the table, by default."""
     return EVENT_DEFAULT if classes == 2 and not fold else DEFAULT
 
 

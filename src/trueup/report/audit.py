@@ -342,8 +342,8 @@ def _reason(error: Exception) -> str:
 
 def _verdict(audit: Audit) -> str:
     scores, chosen = audit.scores, audit.chosen
-    said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
-    confidence, accuracy = (scores[RAW, metric].value for metric in (said, seen))
+    claim, outcome = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+    confidence, accuracy = (scores[RAW, metric].value for metric in (claim, outcome))
     before = scores[RAW, "ece"].value
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding

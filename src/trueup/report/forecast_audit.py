@@ -73,18 +73,18 @@ class ForecastAudit:
 
     def verdict(self) -> str:
         """What was found, in a few sentences."""
-        said = self.scores.verdict()
+        verdict = self.scores.verdict()
         if self.comparison is None or self.choice is None:
-            return f"{said} Recalibration was left out: {self.failure}." if self.failure else said
+            return f"{verdict} Recalibration was left out: {self.failure}." if self.failure else verdict
         if self.chosen == RAW:
-            return f"{said} No recalibration predicts held-out rows better."
+            return f"{verdict} No recalibration predicts held-out rows better."
         change = self.comparison.changes[self.chosen]
         widest = [metric for metric in self.comparison.metrics if metric.startswith("coverage_")][-1]
         covered = self.comparison[self.chosen, widest].value
         crps, before = change["crps"], self.comparison[RAW, "crps"].value
         title = RECALIBRATION_TITLES[self.chosen]
         return (
-            f"{said} Chosen on held-out rows: {title[0].lower()}{title[1:]}{self.choice.why()}. The CRPS changes by "
+            f"{verdict} Chosen on held-out rows: {title[0].lower()}{title[1:]}{self.choice.why()}. The CRPS changes by "
             f"{100 * crps.value / before:+.1f} % "
             f"({format_percent(self.comparison.level)} interval {100 * crps.low / before:+.1f} % to "
             f"{100 * crps.high / before:+.1f} %), and {widest.partition('_')[2]} % intervals then hold "

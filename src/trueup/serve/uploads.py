@@ -176,7 +176,7 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings, t
 
 
 def too_large(settings: Settings) -> str:
-    """What is said of a file that is too large."""
+    """The message for a file that is too large."""
     return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 
