@@ -107,6 +107,9 @@ class TestWhatFoldingHides:
         assert z[0] == pytest.approx([-800, 0], rel=1e-12)
         assert z[1, 1] == pytest.approx(-50, rel=1e-12)
         assert as_event(logits[:, :2], [0, 1], 0)[0].tolist() == logits[:, 1::-1].tolist()
+        same = as_event(logits[:, :2], [0, 1], 1)
+        assert same[0].tolist() == logits[:, :2].tolist()
+        assert same[1].tolist() == [0, 1]
 
 
 class TestMonitor:
