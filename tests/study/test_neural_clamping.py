@@ -28,7 +28,10 @@ TINY = replace(
     networks=[{"data": "digits", "network": "cnn", "how": HOW}],
     epochs=2,
     gammas=(0.0, 0.5, 1.0),
+    penalties=(0.01,),
+    searched_gammas=(0.25,),
 )
+CLAMPS = len(neural_clamping.CLAMPS) - 1  # digits are too small for the augmentation
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +66,15 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     store = Store(tmp_path / "results.sqlite")
     ran = run(STUDY, store, options=options)
     assert ran.failed == {}
-    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 3 + 2)
+    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + CLAMPS + 3 + 1 + 2)
     assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2  # a network a run, whatever the cells
     rows = store.rows(STUDY.cells(options))
     tables = STUDY.tables(rows, options)
     assert list(tables) == ["methods", "bins", "efficient", "ablation", "gamma", "starts"]
     [members] = tables["methods"].groups.values()
     assert list(members)[:2] == ["Uncalibrated", "Temperature Scaling"]
-    assert len(members) == len(neural_clamping.NAMES) - 1  # one epoch of it is only in the table of costs
+    assert len(members) == len(neural_clamping.NAMES) - 2  # one epoch of it is only in the table of costs
+    assert members["Neural Clamping (FL), λ by ECE too"]["ece"].count == 2
     for each in members.values():
         assert each["ece"].count == 2
         assert all(math.isfinite(each[name].mean) for name in ("accuracy", "entropy", "ece", "aece", "sce", "nll"))
@@ -118,12 +122,17 @@ def test_the_exponent_is_chosen_on_the_calibration_images():
         (1, 0.5, "output only"),
         (1, 0.5, "both"),
     ]
+    of_rule = rows(0, **{"0.5": 0.2})
+    searched = [{**row, "penalty": 0.01, "fit_ece": 0.1, "ece": 1} for row in of_rule]
+    assert choose_gamma(of_rule + searched) == of_rule
+    assert choose_gamma(of_rule + searched, penalties=True) == searched
+    assert choose_gamma(of_rule + searched, penalties=True, oracle=True) == of_rule
 
 
 def test_the_default_grid_is_the_papers():
     cells = STUDY.cells()
     runs = 5
-    assert len(cells) == runs * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 21 + 2)
+    assert len(cells) == runs * (len(neural_clamping.LOGITS) + CLAMPS + 21 + 12 + 2)
     assert {cell.settings["network_seed"] for cell in cells} == set(range(runs))
     begun = [cell.settings for cell in cells if cell.settings["part"] == "starts"]
     assert {(s["network_seed"], s["draw"]) for s in begun} == {(0, 0)}
@@ -192,11 +201,11 @@ def test_the_papers_settings_one_batch_on_files_of_the_right_format(tmp_path):
         rows = np.concatenate([np.zeros((n, 1)), labels[:, None], images.transpose(0, 3, 1, 2).reshape(n, -1)], axis=1)
         rows.astype(np.uint8).tofile(folder / f"{name}.bin")
     options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1)
-    settings = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
+    settings = settings_of(options, network="resnet110", exponent=1.0, part="sweep", penalty=None)
     assert (settings["epochs"], settings["batch"], settings["how"]["epochs"]) == (100, 512, 200)
     (tmp_path / "weights").mkdir()
     torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
-    found = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
+    found = settings_of(options, network="resnet110", exponent=1.0, part="sweep", penalty=None)
     assert found["how"]["weights"] == "weights/cifar100_resnet110.th"
     rows = neural_clamping.work({**found, "epochs": 1})
     assert [(row["fit_rows"], row["test_rows"]) for row in rows] == [(2, 4)] * 6

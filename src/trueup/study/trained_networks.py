@@ -48,6 +48,8 @@ class Loader:
     part: Dataset[Any]
     normalise: nn.Module
     batch_size: int = BATCH
+    name: str = ""
+    """Which samples these are, in words that no others of the same network have."""
 
     def __len__(self) -> int:
         return len(self.part)  # type: ignore[arg-type]
@@ -61,7 +63,7 @@ class Loader:
         if count is None or count >= len(self):
             return self
         indices = np.sort(random_order(len(self), seed)[:count])
-        return Loader(Subset(self.part, indices.tolist()), self.normalise, self.batch_size)
+        return replace(self, part=Subset(self.part, indices.tolist()), name=f"{self.name}, {count} by {seed}")
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -116,7 +118,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
             load_weights(model, path)
     elif "epochs" in how:
         _load_or_train_weights(model, data, normalise, settings)
-    return TrainedNetwork(model.eval(), Loader(data.val, normalise), Loader(data.test, normalise))
+    val, test = (Loader(part, normalise, name=name) for name, part in (("val", data.val), ("test", data.test)))
+    return TrainedNetwork(model.eval(), val, test)
 
 
 def shipped_name(settings: Mapping[str, Any]) -> str:

@@ -21,6 +21,9 @@ class Preset:
     """Of the descent over the calibration set."""
     epochs: int = 100
     gammas: Sequence[float] = GAMMAS
+    penalties: Sequence[float] = ()
+    """λ that are searched beside the rule's, each with some γ."""
+    searched_gammas: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
     val_rows: int | None = None
     """Calibration images, drawn anew in each run; all of them if None."""
     retrained: bool = False
@@ -43,6 +46,7 @@ PRESETS = {
                 "how": {"options": {"width": 8, "batch_norm": False}, "sizes": [400, 700, 697], **_PLAIN},
             }
         ],
+        penalties=(0.001, 0.01, 0.1),
         batch=70,  # ten steps an epoch, as 512 of the paper's 5,000 images make
         retrained=True,
     ),
@@ -61,6 +65,7 @@ PRESETS = {
             {"data": "cifar100", "network": "wrn40x10", "how": _CIFAR},
             *map(_pretrained, ("resnet101", "vit_small_patch16_224", "mixer_b16_224")),
         ],
+        penalties=(0.001, 0.01, 0.1),
         batch=512,
     ),
 }

@@ -15,26 +15,26 @@ from torch import nn
 
 from trueup import metrics
 from trueup.calibrators.base import Identity
-from trueup.clamping.ablation import ablate, compare_starts
+from trueup.clamping.ablation import ablation_rows, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
 from trueup.clamping.published_recipes import SCALES, closed_form, code, paper
 from trueup.core.warning_capture import record_warnings
 from trueup.io.predictions import Predictions
-from trueup.models.calibrated import collect
+from trueup.models.calibrated import Calibrated, collect
 from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
-from trueup.study.grid import Options, Study, product
+from trueup.study.grid import Options, Study, as_json, product
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
 from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
-from trueup.study.trained_networks import Loader, load_or_train
+from trueup.study.trained_networks import SETTINGS, Loader, load_or_train
 from trueup.training.data.sources import folder_of
 
 RUNS = 5
-
-
+KEPT = 4 * RUNS
+"""Halves whose logits a process keeps: a dozen methods ask for those of the same network."""
 LOGITS = (
     "uncalibrated",
     "temperature",
@@ -48,6 +48,10 @@ LOGITS = (
 """Methods that see nothing of a network but its logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"]), "loss": "focal"},
+    "nc_code_augmented": lambda s: {
+        "recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"], augment=True, cutout=s["cutout"]),
+        "loss": "focal",
+    },
     "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch_size=s["batch"])},
     "nc_converged": lambda s: {"recipe": "varpro", "penalty": "R1"},
     "closed": lambda s: {"recipe": "closed_form", "boxed": True},
@@ -55,8 +59,12 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "ours": lambda s: {},
 }
 """Options of `clamp`, from the cell's settings."""
-SWEPT = ("nc_ce", "nc_fl")
-"""Neural Clamping by the paper's recipe: with γ = 0, and with the γ > 0 of least ECE on the calibration set."""
+AUGMENTED = "nc_code_augmented"
+CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
+"""The side of the square that the released code blanks in images of each data set."""
+SWEPT = ("nc_ce", "nc_fl", "nc_searched")
+"""Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
+and λ of least ECE there."""
 NAMES = (*LOGITS, *CLAMPS, *SWEPT)
 
 
@@ -76,12 +84,18 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
             return {**known, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
-        for method, seed in ((m, s) for m in wanted if m not in SWEPT for s in runs):
-            own = descent if method in ("nc_code", "nc_short") else {}
+        cutout = CUTOUTS.get(net["data"])
+        methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or cutout is not None)]
+        for method, seed in ((m, s) for m in methods for s in runs):
+            own = descent if method in ("nc_code", AUGMENTED, "nc_short") else {}
+            own = {**own, "cutout": cutout} if method == AUGMENTED else own
             yield {**run(seed), "part": "method", "method": method, **own}
         if set(SWEPT) & set(wanted):
             for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
                 yield {**run(seed), "part": "sweep", "exponent": gamma, **descent}
+        if "nc_searched" in wanted:
+            for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
+                yield {**run(each["seed"]), "part": "sweep", **descent, **each}
         if not options.methods:
             for each in product(start=["random", "data"], seed=runs):
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
@@ -115,7 +129,7 @@ def measure(pair: Predictions) -> dict[str, Any]:
 def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = settings["method"]
     if name in LOGITS:
-        val_pair, test_pair = (collect(model, half, progress=False) for half in (val, test))
+        val_pair, test_pair = (_logits(model, half, settings) for half in (val, test))
         own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, **BY_STEPS}
         fitted = (own[name] if name in own else METHODS[name])(*val_pair)
         t = getattr(fitted, "temperature", None)
@@ -125,6 +139,20 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     box = val.box if options.pop("boxed", False) else None
     clamped = clamp(model, val, box=box, seed=settings["seed"], progress=False, **options)
     return [{**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped)}]
+
+
+_kept: dict[str, Predictions] = {}
+
+
+def _logits(model: nn.Module, half: Loader, settings: Mapping[str, Any]) -> Predictions:
+    """The network's predictions for a half; those asked for before are kept."""
+    machine = [settings.get(name) for name in ("folder", "cache")]
+    key = as_json([*(settings[name] for name in SETTINGS), *machine, half.name])
+    if key not in _kept:
+        while len(_kept) >= KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = collect(model, half, progress=False)
+    return _kept[key]
 
 
 def _fit_facts(clamped: Clamped) -> dict[str, Any]:
@@ -137,12 +165,14 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The paper's recipe at one exponent, and what its δ and T do apart."""
     recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
-    clamped = clamp(
-        model, val, recipe=recipe, loss="focal", gamma=settings["exponent"], seed=settings["seed"], progress=False
-    )
-    rows = [asdict(row) for row in ablate(clamped, val, test)]
+    how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
+    clamped = clamp(model, val, recipe=recipe, loss="focal", progress=False, **how)
+    shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)
+    plain = (_logits(model, half, settings) for half in (val, test))
+    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, *plain, shifted)]
     fit_ece = metrics.ece(*collect(clamped, val, progress=False))
-    rows[-1] |= {**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped), "fit_ece": fit_ece}
+    joint = Predictions(shifted.logits / clamped.fit_record.temperature, shifted.labels)
+    rows[-1] |= {**measure(joint), **_fit_facts(clamped), "fit_ece": fit_ece}
     return rows
 
 

@@ -34,7 +34,9 @@ TITLES = {
     "dirichlet_odir_steps": "Dir-ODIR, 1,000 steps",
     "nc_ce": "Neural Clamping (CE)",
     "nc_fl": "Neural Clamping (FL)",
+    "nc_searched": "Neural Clamping (FL), λ by ECE too",
     "nc_code": "Neural Clamping, released code",
+    "nc_code_augmented": "Neural Clamping, released code, augmented",
     "nc_converged": "Neural Clamping (CE), converged",
     "closed": "Neural Clamping, closed form",
     "closed_scaled": "Neural Clamping, closed form, scaled",
@@ -66,7 +68,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """The paper's tables, and the numbers of its figures."""
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
-    best, scored = choose_gamma(swept), scored_rows(rows)
+    best, scored = choose_gamma(swept, oracle=options.oracle), scored_rows(rows, options)
     shown = [row for row in scored if row["method"] in TITLES]
     group: dict[str, Any] = {"group": ("data", "network")}
     order = [name for name in TITLES if any(row["method"] == name for row in scored)]
@@ -97,7 +99,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             notes=notes,
             **group,
         )
-    both = [{**row, "γ": f"{row['exponent']:g}"} for row in swept if row["method"] == "both"]
+    both = [{**row, "γ": f"{row['exponent']:g}"} for row in by_rule(swept) if row["method"] == "both"]
     if both:
         tables["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
     if start_rows:
@@ -106,24 +108,38 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     return tables
 
 
-def scored_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows of every method, Neural Clamping with γ = 0 and with the γ chosen on the calibration images too."""
+def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
+    """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
     swept = [row for row in rows if row["part"] == "sweep"]
-    joint = [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
-    joint += [{**row, "method": "nc_ce"} for row in swept if row["exponent"] == 0 and row["method"] == "both"]
+    chosen = {"nc_fl": choose_gamma(swept, oracle=options.oracle)}
+    if len(by_rule(swept)) < len(swept):
+        chosen["nc_searched"] = choose_gamma(swept, oracle=options.oracle, penalties=True)
+    joint = [{**row, "method": name} for name, own in chosen.items() for row in own if row["method"] == "both"]
+    by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
+    joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
     return [*(row for row in rows if row["part"] == "method"), *joint]
 
 
-def choose_gamma(swept: Rows) -> list[Mapping[str, Any]]:
-    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal."""
-    runs: dict[tuple[Any, ...], dict[float, list[Mapping[str, Any]]]] = {}
-    for row in swept:
+def by_rule(swept: Rows) -> list[Mapping[str, Any]]:
+    """The rows whose λ is that of the paper's rule, a tenth of the loss at the start."""
+    return [row for row in swept if row.get("penalty") is None]
+
+
+def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) -> list[Mapping[str, Any]]:
+    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal.
+
+    With `penalties` of each γ and λ; an `oracle` looks at the test images instead.
+    """
+    runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
+    for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
             key = row["data"], row["network"], row["seed"]
-            runs.setdefault(key, {}).setdefault(row["exponent"], []).append(row)
+            pair = row["exponent"], row.get("penalty") or 0.0
+            runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
+    seen = "ece" if oracle else "fit_ece"
     for by in runs.values():
-        errors = {g: next(row["fit_ece"] for row in rows if row["method"] == "both") for g, rows in by.items()}
+        errors = {g: next(row[seen] for row in rows if row["method"] == "both") for g, rows in by.items()}
         best += by[min(errors, key=lambda g: (errors[g], g))]
     return best
 
@@ -135,12 +151,12 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         net_rows = [row for row in rows if (row["data"], row["network"]) == (data, network)]
         name = f"{data}-{network.replace(':', '-')}"
         swept = [row for row in net_rows if row["part"] == "sweep"]
-        if both := [_row(row) for row in swept if row["method"] == "both"]:
+        if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
             drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
         if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
             drawings[f"starts-{name}"] = draw(starts(start_rows), title=f"{data}, {network}").figure
         shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
-        shown += [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
+        shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
         for row in shown:
             if row["seed"] == 0:
                 record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
