@@ -86,10 +86,11 @@ def _entropy_trend(run: dict[float, Mapping[str, Any]]) -> float:
 
 
 def _inside_minimum(run: dict[float, Mapping[str, Any]]) -> float:
-    """The test ECE of γ = 0 less that of the γ inside that has the least ECE on the calibration images."""
+    """The test ECE of the better end of the sweep less that of the γ inside of least ECE on calibration images."""
     exponents = sorted(run)
     inside = min(exponents[1:-1], key=lambda gamma: run[gamma]["fit_ece"])
-    return float(100 * (run[exponents[0]]["ece"] - run[inside]["ece"]))
+    ends = min(run[exponents[0]]["ece"], run[exponents[-1]]["ece"])
+    return float(100 * (ends - run[inside]["ece"]))
 
 
 def _starts(rows: Rows, options: Options) -> Support:
@@ -192,7 +193,7 @@ CLAIMS = (
     Claim(
         "Figure 2",
         "ECE is least at a γ inside",
-        "ECE at γ = 0 less that at the γ inside chosen on the calibration images, points",
+        "ECE at the better of γ = 0 and γ = 1 less that at the γ inside chosen on the calibration images, points",
         partial(_sweep, of_run=_inside_minimum),
     ),
     Claim("Figure 3", "the data-driven start ends lower", "ECE from random starts less the data's, points", _starts),

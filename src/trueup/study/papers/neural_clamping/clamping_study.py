@@ -6,7 +6,7 @@ calibration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
@@ -24,9 +24,10 @@ from trueup.io.predictions import Predictions
 from trueup.models.calibrated import Calibrated, collect
 from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
+from trueup.study import cost
 from trueup.study.grid import Options, Study, as_json, product
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, preset_of, training_settings
+from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, networks_of, preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
 from trueup.study.trained_networks import SETTINGS, Loader, load_or_train
@@ -62,6 +63,8 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 AUGMENTED = "nc_code_augmented"
 CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
 """The side of the square that the released code blanks in images of each data set."""
+PASSES = {"nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
+"""Passes over the calibration images that these took on digits, by which their cost elsewhere is estimated."""
 SWEPT = ("nc_ce", "nc_fl", "nc_searched")
 """Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
 and λ of least ECE there."""
@@ -75,10 +78,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     if unknown := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"methods must be among {', '.join(NAMES)}, got {unknown[0]!r}")
     descent = {"epochs": preset.epochs, "batch": preset.batch}
-    networks = [net for net in preset.networks if options.data in (None, net["data"])]
-    if not networks:
-        raise ValueError(f"data must be one of {', '.join(n['data'] for n in preset.networks)}, got {options.data!r}")
-    for net in networks:
+    for net in networks_of(preset, options):
         known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         if "nc_searched" in wanted:
             for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
                 yield {**run(each["seed"]), "part": "sweep", **descent, **each}
-        if not options.methods:
+        if not options.methods and "starts" not in options.without:
             for each in product(start=["random", "data"], seed=runs):
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
 
@@ -192,6 +192,32 @@ def _starts(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     return [asdict(row) for row in found]
 
 
+def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """The operations of these cells: of training each network once, of its logits once a run, and of every fit."""
+    total, unknown = 0.0, []
+    trained, collected = set(), set()
+    for settings in cells:
+        how = settings["how"]
+        try:
+            forward = cost.forward_flops(settings["network"], settings["data"], as_json(how.get("options", {})))
+        except cost.Unknown as error:
+            unknown.append(str(error))
+            continue
+        sizes = cost.part_sizes(settings["data"], how.get("sizes"))
+        val, test = min(settings["val_rows"] or sizes[1], sizes[1]), sizes[2]
+        network = as_json([settings[name] for name in SETTINGS])
+        if network not in trained and "epochs" in how:
+            total += cost.training_flops(forward, sizes, how["epochs"])
+        if (network, settings["draw"]) not in collected:
+            total += forward * (val + test)
+        trained.add(network)
+        collected.add((network, settings["draw"]))
+        if settings.get("method") not in LOGITS:
+            passes = (1 + cost.INPUT_BACKWARD) * settings.get("epochs", 0) or PASSES[settings["method"]]
+            total += forward * (passes * val + 2 * val + test)
+    return total, unknown
+
+
 STUDY = Study(
     "neural-clamping",
     1,
@@ -202,6 +228,9 @@ STUDY = Study(
     local=local,
     presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
     claims=lambda: CLAIMS,
+    flops=flops,
+    parts=("starts",),
+    chooses=True,
     title="Neural Clamping",
     paper="neural-clamping",
 )

@@ -14,6 +14,7 @@ from trueup.study.figures import draw, gamma_sweep, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate
+from trueup.study.trained_networks import KNOWN_WEIGHTS, WeightsSplit
 
 BINS = (5, 10, 15, 20, 25, 30, 50)
 PASS_BACK = 2
@@ -60,6 +61,11 @@ FIGURES = (
     Column("sce", "SCE, ×10⁻²", scale=100),
     Column("nll", "NLL"),
 )
+HELD_OUT = {
+    "test": "they saw all training images, so that half of the test images is calibrated on and half tested on",
+    "last": "calibrated on the last tenth of the training images, which they did not see",
+    "val": "calibrated on the validation part of the files, which they did not see",
+}
 TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
 """Whose costs are compared."""
 
@@ -183,6 +189,9 @@ def _notes(rows: Rows, best: Rows, options: Options) -> list[str]:
         exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
         notes.append(
             f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
-            f"least ECE on the calibration images: {exponents}."
+            f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
         )
+    for name, how in {row["network"]: row["how"] for row in rows if row["how"].get("weights")}.items():
+        split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+        notes.append(f"{name}: other weights than the paper's, {how['weights']}; {HELD_OUT[split.held_out]}.")
     return notes
