@@ -81,8 +81,8 @@ SECTIONS = (
         "neural-clamping",
         "Neural Clamping",
         "Tang, Chen & Ho (2024). A shift δ of the input and a temperature T, fitted together by SGD. Its rows are "
-        "those of the paper's Tables 1–4; every baseline is there twice, fitted to its end and by the paper's own number "
-        "of gradient steps, since a descent that ends early flatters whoever is compared with it.",
+        "those of the paper's Tables 1–4; every baseline is there twice, fitted to its end and by the paper's own "
+        "number of gradient steps, since a descent that ends early flatters whoever is compared with it.",
         (
             Run(
                 "neural-clamping-digits",

@@ -10,7 +10,7 @@ import numpy as np
 
 from trueup.clamping.ablation import AblationRow
 from trueup.report.figures.reliability import Reliability
-from trueup.study.figures import draw, gamma_sweep, starts
+from trueup.study.figures import draw, gamma_sweep, panels, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate
@@ -61,6 +61,8 @@ FIGURES = (
     Column("sce", "SCE, ×10⁻²", scale=100),
     Column("nll", "NLL"),
 )
+COMPARED = ("entropy", "ece", "aece", "sce")
+"""What figure 3 shows of each start."""
 HELD_OUT = {
     "test": "they saw all training images, so that half of the test images is calibrated on and half tested on",
     "last": "calibrated on the last tenth of the training images, which they did not see",
@@ -160,7 +162,11 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
             drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
         if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
-            drawings[f"starts-{name}"] = draw(starts(start_rows), title=f"{data}, {network}").figure
+            figure, axes = panels(1, len(COMPARED))
+            for ax, metric in zip(axes, COMPARED, strict=True):
+                draw(starts(start_rows, metric), ax, title="")
+            figure.suptitle(f"{data}, {network}", fontsize="small")
+            drawings[f"starts-{name}"] = figure
         shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
         shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
         for row in shown:
