@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -84,8 +85,6 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
     >>> f"{forward_flops('resnet20', 'cifar10') / 1e6:.1f} million"
     '81.6 million'
     """
-    import json
-
     if data not in SIZES:
         raise Unknown(f"{network} on {data}: the length of its texts is not known without the files")
     size = SIZES[data]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -67,7 +66,7 @@ def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPic
     known = "\n".join(f"{path} {path.stat().st_size}" for path in part.files)
     path = folder / f"pictures-{hashlib.sha256(known.encode()).hexdigest()[:32]}.bin"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
+    with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
         if not path.exists():
             with atomic_write(path) as [draft], draft.open("wb") as out:
                 for images, _ in DataLoader(part, batch_size=64, num_workers=workers):
