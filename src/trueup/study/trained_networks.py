@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -133,7 +134,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
         _load_or_train_weights(model, data, normalise, settings)
     parts = {"val": data.val, "test": data.test}
     if any(isinstance(part, Pictures) for part in parts.values()):
-        folder, workers = cache_folder(settings), count_cores()
+        # A daemon, as a worker of Dask is, may have no processes of its own.
+        folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
         parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
     val, test = (Loader(part, normalise, name=name) for name, part in parts.items())
     return TrainedNetwork(model.to(settings.get("device") or "cpu").eval(), val, test)

@@ -63,7 +63,7 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 AUGMENTED = "nc_code_augmented"
 CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
 """The side of the square that the released code blanks in images of each data set."""
-PASSES = {"nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
+PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
 """Passes over the calibration images that these took on digits, by which their cost elsewhere is estimated."""
 SWEPT = ("nc_ce", "nc_fl", "nc_searched")
 """Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
@@ -213,7 +213,8 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
         trained.add(network)
         collected.add((network, settings["draw"]))
         if settings.get("method") not in LOGITS:
-            passes = (1 + cost.INPUT_BACKWARD) * settings.get("epochs", 0) or PASSES[settings["method"]]
+            method = settings.get("method", "")
+            passes = PASSES.get(method) or (1 + cost.INPUT_BACKWARD) * settings["epochs"]
             total += forward * (passes * val + 2 * val + test)
     return total, unknown
 
