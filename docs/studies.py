@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent
 TABLES = DOCS / "studies"
 PAGE = DOCS / "studies.md"
 COSTS = "costs.csv"
+NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
 
 HEAD = """# Studies: what held in our runs
 
@@ -163,6 +164,8 @@ def assemble(folder: Path = TABLES) -> str:
     for section in SECTIONS:
         parts.append(f"\n## {section.title}\n\n{section.words}\n")
         parts += [_run(run, folder / run.name) for run in section.runs if (folder / run.name).is_dir()]
+        missing = [run.title for run in section.runs if not (folder / run.name).is_dir()]
+        parts += [f"\nNot run for this page: {'; '.join(missing)}.\n"] if missing else []
         parts.append(_costs(section.study, costs, folder))
     return "".join([*parts, CALARENA])
 
@@ -222,36 +225,41 @@ def _costs(study: str, costs: Sequence[dict[str, str]], folder: Path) -> str:
     rate = own[0]["TFLOP/s"]
     lines = [
         "\n### What the presets cost\n",
-        f"Hours of networks at {rate} TFLOP/s sustained, from the operations that torch counts for one pass of each "
-        "network (a backward pass to the weights counts as two, one to the input alone as one), the sizes of the data, "
-        "the epochs and the runs; reading data and fits on logits are not counted.\n",
-        "| preset | data | runs | operations | hours | runs done here |",
-        "|:--|:--|--:|--:|--:|--:|",
+        f"Hours of networks on a GPU that sustains {rate} TFLOP/s, and on one core of the machine that wrote this "
+        f"page, at the {own[0]['core GFLOP/s']} GFLOP/s that it was measured to do: from the operations that torch "
+        "counts for one pass of each network (a backward pass to the weights counts as two, one to the input alone as "
+        "one), the sizes of the data, the epochs and the runs. Reading data, metrics and fits on logits are not "
+        "counted; they are most of the work of small networks.\n",
+        "| preset | data | runs | operations | GPU hours | core hours | runs done here |",
+        "|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for line in own:
         facts = {fact["what"]: fact["value"] for fact in _read(folder / f"{study}-{line['preset']}" / "run.csv")}
         here = facts.get("runs", "not run")
         more = f" (without {line['not counted']})" if line["not counted"] else ""
-        cells = [f"`{line['preset']}`", line["data"] + more, line["runs"], line["flops"], line["hours"], here]
+        hours = [line["GPU hours"], line["core hours"]]
+        cells = [f"`{line['preset']}`", line["data"] + more, line["runs"], line["flops"], *hours, here]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def count_costs(path: Path) -> None:
     """Count the operations of every preset, where its networks can be built."""
-    from trueup.study.cost import GPU_RATE
+    from trueup.study.cost import GPU_RATE, measure_rate
     from trueup.study.overview import list_presets
 
+    rates = [GPU_RATE, measure_rate()]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["study", "preset", "data", "runs", "flops", "TFLOP/s", "hours", "not counted"])
+        writer.writerow(["study", "preset", "data", "runs", "flops", *NAMES, "not counted"])
         for preset in list_presets():
-            if preset.flops is None or preset.gpu_hours is None:
+            if preset.flops is None:
                 continue
-            hours = f"{preset.gpu_hours:.3g}" if preset.gpu_hours < 100 else f"{preset.gpu_hours:.0f}"
+            hours = (preset.flops / rate / 3600 for rate in rates)
             data = ", ".join(dict.fromkeys(preset.data))
-            counted = [f"{preset.flops:.2e}", f"{GPU_RATE / 1e12:g}", hours, "; ".join(preset.uncounted)]
-            writer.writerow([preset.study, preset.preset, data, preset.cells, *counted])
+            counted = [f"{preset.flops:.2e}", f"{rates[0] / 1e12:g}", f"{rates[1] / 1e9:.1f}"]
+            counted += ["< 0.001" if h < 1e-3 else f"{h:.3f}" if h < 1 else f"{h:,.1f}" for h in hours]
+            writer.writerow([preset.study, preset.preset, data, preset.cells, *counted, "; ".join(preset.uncounted)])
 
 
 def take(name: str, page: Path) -> None:
