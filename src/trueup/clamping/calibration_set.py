@@ -130,9 +130,9 @@ class CalibrationSet:
         samples = None if self._kept else batches_of(self._chunks)
         if samples is not None:
             numbers = torch.arange(self.n) if self._index is None else self._index
-            order = torch.split(torch.randperm(self.n, generator=generator), size)
-            drawn = batches(samples([numbers[index].tolist() for index in order]), device=self.device)
-            for index, batch in zip(order, drawn, strict=True):
+            parts = torch.split(torch.randperm(self.n, generator=generator), size)
+            drawn = batches(samples([numbers[index].tolist() for index in parts]), device=self.device)
+            for index, batch in zip(parts, drawn, strict=True):
                 self._check_labels(batch, self.labels[index])
                 yield batch
             return
@@ -178,14 +178,14 @@ class CalibrationSet:
         return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
 
 
-def batches_of(loader: Any) -> Callable[[Sequence[Sequence[int]]], Iterable[Any]] | None:
+def batches_of(loader: Any) -> Callable[[Sequence[list[int]]], Iterable[Any]] | None:
     """The function that gives the samples of these numbers, batch by batch; None of a loader that has no numbers.
 
     A loader of one's own may have a method of this name; one of torch has numbers if it reads its set in order.
     """
     own = getattr(loader, "batches_of", None)
     if own is not None or type(loader) is not DataLoader or not isinstance(loader.sampler, SequentialSampler):
-        return own  # type: ignore[no-any-return]
+        return own
     if not hasattr(loader.dataset, "__getitem__"):
         return None
     how = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}

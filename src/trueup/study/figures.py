@@ -222,9 +222,9 @@ def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
     gammas = sorted(groups)
     names = ("ece", "loss", "entropy")
     values = {name: [np.array([getattr(row, name) for row in groups[gamma]]) for gamma in gammas] for name in names}
-    means = (np.array([_mean(fits) for fits in values[name]]) for name in names)
+    ece, loss, entropy = (np.array([_mean(fits) for fits in values[name]]) for name in names)
     stds = {name: np.array([fits.std(ddof=1) if len(fits) > 1 else np.nan for fits in values[name]]) for name in names}
-    return GammaSweep(np.array(gammas), *means, stds)
+    return GammaSweep(np.array(gammas), ece, loss, entropy, stds)
 
 
 @draw.register(GammaSweep)

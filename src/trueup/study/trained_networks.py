@@ -64,7 +64,7 @@ class Loader:
         for images, labels in DataLoader(self.part, batch_size=self.batch_size, num_workers=self.workers):
             yield self.normalise(images), labels
 
-    def batches_of(self, numbers: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches_of(self, numbers: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these numbers, batch by batch."""
         own = torch.Generator()  # a loader draws a number from the global one
         for images, labels in DataLoader(self.part, batch_sampler=numbers, num_workers=self.workers, generator=own):

@@ -84,11 +84,10 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
             return {**known, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
-        cutout = CUTOUTS.get(net["data"])
-        methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or cutout is not None)]
+        methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
         for method, seed in ((m, s) for m in methods for s in runs):
             own = descent if method in ("nc_code", AUGMENTED, "nc_short") else {}
-            own = {**own, "cutout": cutout} if method == AUGMENTED else own
+            own = {**own, "cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else own
             yield {**run(seed), "part": "method", "method": method, **own}
         if set(SWEPT) & set(wanted):
             for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
@@ -168,8 +167,8 @@ def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, A
     how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
     clamped = clamp(model, val, recipe=recipe, loss="focal", progress=False, **how)
     shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)
-    plain = (_logits(model, half, settings) for half in (val, test))
-    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, *plain, shifted)]
+    given, plain = (_logits(model, half, settings) for half in (val, test))
+    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, given, plain, shifted)]
     fit_ece = metrics.ece(*collect(clamped, val, progress=False))
     joint = Predictions(shifted.logits / clamped.fit_record.temperature, shifted.labels)
     rows[-1] |= {**measure(joint), **_fit_facts(clamped), "fit_ece": fit_ece}
