@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = DOCS / "studies"
 NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
-DECIMAL = re.compile(r"[+-]?\d+\.\d+")
+DECIMAL = re.compile(r"[+-]?\d+\.\d+(?:e[+-]?\d+)?")
 RUNS = sorted(path.name for path in TABLES.iterdir() if path.is_dir())
 
 
@@ -83,8 +83,9 @@ def test_printed_tables_have_the_numbers_of_the_files(run):
 def test_every_number_of_the_page_is_in_a_file(studies):
     page = studies.PAGE.read_text("utf-8")
     for run in RUNS:
-        title = next(r.title for section in studies.SECTIONS for r in section.runs if r.name == run)
-        [block] = re.findall(rf"### {re.escape(title)}\n(.*?)(?=\n##? |\n### |\Z)", page, re.DOTALL)
+        section, title = next((s.title, r.title) for s in studies.SECTIONS for r in s.runs if r.name == run)
+        [own] = re.findall(rf"\n## {re.escape(section)}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
+        [block] = re.findall(rf"### {re.escape(title)}\n(.*?)(?=\n### |\Z)", own, re.DOTALL)
         texts = "\n".join(path.read_text("utf-8") for path in (TABLES / run).iterdir())
         numbers = [number for path in (TABLES / run).glob("*.csv") for number in floats(path)]
         words = set(NUMBER.findall(texts))

@@ -90,7 +90,7 @@ def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options
     seeds = {as_json(outcome.settings.get("seed", outcome.settings.get("split"))) for outcome in done}
     return {
         "command": command_of(study, options),
-        "data": values.get("data", ""),
+        "data": ", ".join(dict.fromkeys(str(outcome.settings.get("data", "")) for outcome in done)),
         "networks": values.get("network", ""),
         "seeds": str(len(seeds)),
         "runs": f"{len(done)}",
