@@ -59,15 +59,15 @@ def test_printed_tables_have_the_numbers_of_the_files(run):
         entries = {(line["group"], *list(line.values())[1:3]): line for line in lines}
         group, headings = "", None
         for line in path.read_text("utf-8").splitlines():
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            if not cells or set(line) <= set("|:- "):
+            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if not line.startswith("| ") or set(line) <= set("|:- "):
                 continue
             if headings is None:
                 headings = cells
             elif cells[0].startswith("**") and not any(cells[1:]):
                 group = cells[0].strip("*")
             else:
-                name = cells[0].replace("\\|", "|")
+                name = cells[0]
                 for heading, cell in zip(headings[1:], cells[1:], strict=True):
                     printed = list(DECIMAL.findall(cell))
                     if printed and heading != "runs":
