@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test pythons dist lint docs reliability server-trial bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -40,6 +40,10 @@ reliability: $(VENV)/.ready
 # The server among strangers, at full length: 3,400 half-open connections, 204 uploads, 20 clients, 18 kills.
 server-trial: $(VENV)/.ready
 	TRUEUP_EFFORT=17 $(VENV)/bin/python -m pytest tests/hard/test_shared_server.py
+
+# docs/studies.md from the tables in docs/studies; OPTIONS="--take NAME FOLDER" first takes those of a study's page.
+studies: $(VENV)/.ready
+	$(VENV)/bin/python docs/studies.py $(OPTIONS)
 
 # Ours beside the peers, a process for each library; writes docs/benchmarks.md.
 bench: $(BENCH)/.ready

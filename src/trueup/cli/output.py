@@ -1,4 +1,4 @@
-"""Results: a table on a terminal, aligned text in a pipe, JSON, and files that may be written."""
+"""Results: a table on a terminal, aligned text in a pipe, JSON, files that may be written; remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import Row, text_table
-from trueup.core.progress import waiting
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.progress import clear_line, waiting
 
 SCHEMA = 1
 """Version of the JSON; it grows when the meaning of a key changes."""
@@ -117,6 +117,13 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
         from rich.console import Console
 
         Console(highlight=False).print(line, markup=False, emoji=False)
+
+
+def print_stderr(line: str) -> None:
+    """Print what is not the result."""
+    clear_line()
+    sys.stderr.write(f"trueup: {line}\n")
+    sys.stderr.flush()
 
 
 def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
