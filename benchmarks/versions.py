@@ -12,6 +12,7 @@ more than 1.15 times as long as it did.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,9 @@ def main() -> None:
             for n, classes in ((TINY,) if options.small else sizes)
             for row in measure(task, n, classes, children, plan)
         ]
-        versions = [each.version or f"absent: {each.absent}" for each in children]
+        if absent := [f"{each.name}: {each.absent}" for each in children if each.absent]:
+            sys.exit("; ".join(absent))
+        versions = [version_of(tree), version_of(ROOT)]
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     options.out.mkdir(parents=True, exist_ok=True)
     names = [describe(base), describe("HEAD")]
@@ -74,6 +77,13 @@ def last_version() -> str:
         "log", "-n1", "--format=%H", f'-S"{trueup.__version__}"', "--", "src/trueup/core/__init__.py"
     ).split()
     return f"{since}^"
+
+
+def version_of(tree: Path) -> str:
+    """The version that a tree's own file says; what is installed says that of one of them."""
+    text = (tree / "src" / "trueup" / "core" / "__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    return version
 
 
 def describe(ref: str) -> str:
