@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 PATIENCE = 2.0
 """Seconds before the line appears: what is shorter needs none."""
@@ -20,7 +20,7 @@ LOG_PAUSE = 10.0
 SILENCE = 60.0
 """Seconds after which a log has a line though no item is done: what takes hours is not to look like what hangs."""
 _logging: list[bool] = []
-_shown = {"text": "", "at": 0.0}
+_shown: dict[str, Any] = {"text": "", "at": 0.0}
 """What stands on the terminal's line, and when something was last drawn or logged."""
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def waiting(label: str, enabled: bool = True) -> Iterator[None]:
         while not over.wait(wait):
             wait = pause
             now = monotonic()
-            if _shown["text"] not in ("", own) or (not drawing and now - float(_shown["at"]) < pause):
+            if _shown["text"] not in ("", own) or (not drawing and now - _shown["at"] < pause):
                 continue  # a loop has the line
             own = f"{label}  {now - started:.0f} s"
             (_draw if drawing else _log)(own)
