@@ -125,7 +125,7 @@ SECTIONS = (
                 "clue-digits",
                 "Digits",
                 "A small CNN, also on shifted and foreign images. AvUC is trained with its default weight from the "
-                "first step on and ends far too unsure: what holds against it here says nothing of AvUC with a warm-up.",
+                "first step on and ends far too unsure: what holds against it here says nothing of AvUC warmed up.",
                 _CLUE,
             ),
             Run("clue-diabetes", "Diabetes", "A regression by a small perceptron.", _CLUE),
