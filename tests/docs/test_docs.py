@@ -15,7 +15,8 @@ import trueup
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LARGEST_PICTURE = 200_000
 
 
 def commands(page):
@@ -59,7 +60,25 @@ def test_the_reference_has_every_public_package():
 
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in DOCS.glob("*.md") if page.name not in menu] == []
+    assert [page for page in DOCS.rglob("*.md") if f": {page.relative_to(DOCS)}\n" not in menu] == []
+
+
+def test_pictures_are_there_and_small():
+    for page in PAGES:
+        text = page.read_text()
+        shown = {(page.parent / target).resolve() for target in re.findall(r"!\[[^\]]*\]\((\S+)\)", text)}
+        assert [path for path in shown if not path.is_file() or path.stat().st_size > LARGEST_PICTURE] == [], page
+        assert {DOCS / "images" / name for name in re.findall(r'savefig\("(\S+\.png)"', text)} <= shown, page
+
+
+def test_links_lead_to_pages_and_headings():
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\(([\w./-]*\.md)(?:#([\w-]+))?\)", page.read_text()):
+            linked = page.parent / target
+            assert linked.is_file(), f"{page}: {target}"
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles]
+            assert not heading or heading in slugs, f"{page}: {target}#{heading}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
