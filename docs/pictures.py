@@ -70,7 +70,7 @@ def flow_chart() -> str:
         ("One probability a row (a risk,|a stated confidence)?", "yes", ["from_confidence", 'METHODS["auto"]'], "no"),
         ("Is the network still to be trained?", "yes", ["trueup.losses", "then go on below"], "no"),
         ("Have you some hundred rows|with labels?", "no", ["decisions.plan", "estimate_performance"], "yes"),
-        ("Has the camera or the light changed|since the training?", "yes", ["trueup.repair"], "no"),
+        ("Has the camera or the light|changed since the training?", "yes", ["trueup.repair"], "no"),
         ("Must the predicted class|stay as it is?", "yes", ['METHODS["temperature"]', 'METHODS["ets"]'], "no"),
     ]
     width, height, gap = 232, 54, 26
