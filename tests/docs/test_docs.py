@@ -63,6 +63,21 @@ def test_every_page_is_in_the_menu():
     assert [page for page in DOCS.rglob("*.md") if f": {page.relative_to(DOCS)}\n" not in menu] == []
 
 
+def test_names_are_those_of_the_code():
+    for page in PAGES:
+        text = page.read_text()
+        for name in set(re.findall(r"(?<![\w./-])trueup(?:\.[A-Za-z_]\w*)+(?!\.?\w)", text)):
+            parts = name.split(".")[1:]
+            found = trueup
+            for depth, part in enumerate(parts):
+                if not hasattr(found, part):
+                    found = import_module(".".join(["trueup", *parts[: depth + 1]]))
+                else:
+                    found = getattr(found, part)
+        methods = set(re.findall(r"METHODS\[\"(\w+)\"\]", text))
+        assert methods <= set(trueup.METHODS), page
+
+
 def test_pictures_are_there_and_small():
     for page in PAGES:
         text = page.read_text()
