@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json
+from trueup.cli.output import print_json, print_stderr
 
 if TYPE_CHECKING:
     from trueup.study import Cell, Options, RunSummary, Store, Study
@@ -164,14 +163,14 @@ def _run(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Studies",
-        epilog=o.format_examples(
-            "trueup study list",
-            "trueup study neural-clamping",
-            "trueup study post-hoc --data-dir logits --workers 2 -o results",
-            "trueup study calarena --data-dir CalArena --data cv-multiclass",
-            "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",
-            "trueup study report neural-clamping",
-        ),
-    )(study)
+    o.add_command(
+        app,
+        study,
+        "Studies",
+        "trueup study list",
+        "trueup study neural-clamping",
+        "trueup study post-hoc --data-dir logits --workers 2 -o results",
+        "trueup study calarena --data-dir CalArena --data cv-multiclass",
+        "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",
+        "trueup study report neural-clamping",
+    )

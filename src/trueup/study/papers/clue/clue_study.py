@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.core.warning_capture import record_warnings
+from trueup.core.errors import record_warnings
 from trueup.models.dropout import log_probs_of, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift

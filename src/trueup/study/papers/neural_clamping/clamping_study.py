@@ -19,7 +19,7 @@ from trueup.clamping.ablation import ablate, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
 from trueup.clamping.published_recipes import SCALES, closed_form, code, paper
-from trueup.core.warning_capture import record_warnings
+from trueup.core.errors import record_warnings
 from trueup.io.predictions import Predictions
 from trueup.models.calibrated import collect
 from trueup.registry import METHODS

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from trueup import metrics
+from trueup.core.errors import record_warnings
 from trueup.core.splits import random_order, split_by_sizes
-from trueup.core.warning_capture import record_warnings
 from trueup.models.calibrated import collect
 from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES

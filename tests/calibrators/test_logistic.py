@@ -12,8 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from strategies import calibrated, pairs
 from trueup import METHODS, metrics
-from trueup.calibrators.beta import Beta
-from trueup.calibrators.platt import Platt, log_probs_and_rests
+from trueup.calibrators.logistic import Beta, Platt, log_probs_and_rests
 
 
 def slow_targets(labels, k):
@@ -157,7 +156,7 @@ def test_classes_in_blocks_are_fitted_as_all_at_once(monkeypatch):
     for method in (Platt, Beta):
         whole = method.fit(logits, labels)
         with monkeypatch.context() as small:
-            small.setattr("trueup.core.chunks.FIT", 500)
+            small.setattr("trueup.core.native.FIT", 500)
             parts = method.fit(logits, labels)
         for name, value in whole.config().items():
             assert getattr(parts, name).numpy() == pytest.approx(value.numpy(), rel=1e-6, abs=1e-9)

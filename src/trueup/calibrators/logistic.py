@@ -1,20 +1,23 @@
-"""Platt scaling, and the logistic regressions, one for each class, that it shares with beta calibration."""
+"""Logistic curves of each class's log-odds: Platt scaling, quadratic scaling and beta calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import NEVER, as_weighted, fill_absent, find_absent, upcast_half
 from trueup.core.module import softplus
 from trueup.core.optimize import Certificate, FitError
 
 C = TypeVar("C", bound=Calibrator)
+
+Curve = tuple[Tensor, Certificate]
+"""The parameters (k, classes) of a block of curves, and how their search ended."""
 
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
@@ -61,17 +64,147 @@ class Platt(Calibrator):
         """Platt scaling: minimise each class's cross-entropy against the drawn-in labels. `targets="plain"` takes the
         labels as they are, which separable classes have no finite curve for.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        slopes, offsets, certificates = [], [], []
-        for classes, log_p, log_rest, each in class_blocks(z, w):
-            wanted = class_targets(y, classes, each, targets)
-            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, each)
-            slopes.append(slope[0])
-            offsets.append(offset)
-            certificates.append(certificate)
-        fitted = cls(torch.cat(slopes), torch.cat(offsets)).with_certificate(join_certificates(certificates))
-        ones = torch.ones_like(fitted.slope)
-        return identity_if_all_right(fitted, cls(ones, 0 * ones), z, y, w)
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            slope, offset, certificate = fit_logistic([log_p - log_rest], wanted, w)
+            return torch.stack([slope[0], offset]), certificate
+
+        def identity(fitted: Self) -> Self:
+            return cls(torch.ones_like(fitted.slope), torch.zeros_like(fitted.slope))
+
+        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
+
+
+class Quadratic(Calibrator):
+    """Fit q_k ∝ σ(a_k s_k + c_k s_k² + b_k) to each class's log-odds s_k = ln p_k − ln(1 − p_k).
+
+    With two classes the curves complement each other. The square bends the curve where a network is too sure on one
+    side only. Beyond the log-odds of the fit a parabola may turn, so they are kept within the range seen. Labels are
+    drawn in as Platt's are. Not for many classes with few samples each.
+
+    >>> z = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, -1.0], [0.0, -3.0]])
+    >>> curve = Quadratic.fit(z, torch.tensor([1, 0, 0, 1, 0]))
+    >>> f"{curve.slope[1]:.3f} {curve.square[1]:.3f} {curve.offset[1]:.3f}"
+    '0.229 0.053 -0.545'
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
+    differentiable = True
+
+    slope: Tensor
+    square: Tensor
+    offset: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, slope: Any, square: Any, offset: Any, low: Any, high: Any) -> None:
+        super().__init__()
+        keep_class_vectors(self, slope=slope, square=square, offset=offset, low=low, high=high)
+        if not bool((self.low <= self.high).all()):
+            raise ValueError(f"low must be at most high, got {low} and {high}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.slope))
+        log_p, log_rest = log_probs_and_rests(logits.double())
+        odds = fill_absent(log_p - log_rest, find_absent(logits))
+        odds = torch.minimum(torch.maximum(odds, self.low), self.high)
+        return log_normalise(self.slope * odds + self.square * odds.square() + self.offset, logits).to(logits.dtype)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            odds = log_p - log_rest
+            coefficients, offset, certificate = fit_logistic([odds, odds.square()], wanted, w)
+            return torch.stack([*coefficients, offset, odds.amin(dim=0), odds.amax(dim=0)]), certificate
+
+        def identity(fitted: Self) -> Self:
+            ones, zeros = torch.ones_like(fitted.slope), torch.zeros_like(fitted.slope)
+            return cls(ones, zeros, zeros, fitted.low, fitted.high)
+
+        return fit_classes(cls, logits, labels, weights, curve, identity)
+
+
+class Beta(Calibrator):
+    """Fit to each class q_k ∝ σ(a ln p_k − b ln(1 − p_k) + c), a and b not negative, which rises with p_k.
+
+    It is the likelihood ratio of two beta distributions; a = b = 1, c = 0 is the identity, and a = b is Platt's curve.
+    Labels are drawn in as Platt's, so that separable and missing classes have finite curves. Not for many classes with
+    few samples each, where three numbers a class are too many.
+    Kull et al., "Beta calibration" (2017).
+
+    >>> p = torch.linspace(0.05, 0.95, 1000, dtype=torch.float64)
+    >>> z = torch.stack([torch.log1p(-p), torch.log(p)], dim=1)
+    >>> beta = Beta.fit(z, (torch.arange(1000) * 37 % 100 < 100 * p).long())  # nearly calibrated
+    >>> f"{beta.a[1]:.2f} {beta.b[1]:.2f} {beta.c[1]:.2f}"
+    '0.93 1.08 -0.10'
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
+    differentiable = True
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    def __init__(self, a: Any, b: Any, c: Any) -> None:
+        super().__init__()
+        keep_class_vectors(self, a=a, b=b, c=c)
+        if bool((self.a < 0).any()) or bool((self.b < 0).any()):
+            raise ValueError(f"a and b must not be negative, got a = {a} and b = {b}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The classes' curves, normalised."""
+        self._check_classes(logits, len(self.a))
+        log_p, log_rest = log_probs_and_rests(logits.double())
+        log_p = fill_absent(log_p, find_absent(logits))
+        return log_normalise(self.a * log_p - self.b * log_rest + self.c, logits).to(logits.dtype)
+
+    @classmethod
+    def fit(
+        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", weights: Any = None
+    ) -> Self:
+        """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
+        rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
+        """
+
+        def curve(log_p: Tensor, log_rest: Tensor, wanted: Tensor, w: Tensor | None) -> Curve:
+            return _rising(log_p, -log_rest, wanted, w)
+
+        def identity(fitted: Self) -> Self:
+            ones = torch.ones_like(fitted.a)
+            return cls(ones, ones, 0 * ones)
+
+        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
+
+
+def fit_classes(
+    cls: type[C],
+    logits: Any,
+    labels: Any,
+    weights: Any,
+    curve: Callable[[Tensor, Tensor, Tensor, Tensor | None], Curve],
+    identity: Callable[[C], C],
+    targets: str = "platt",
+) -> C:
+    """One curve a class: `curve` fits those of a block, given ln p, ln(1 − p), targets and weights (n, classes).
+
+    Where every label is right, `identity` of the fitted calibrator is taken if it fits these rows better.
+    """
+    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    curves = [
+        curve(log_p, log_rest, class_targets(y, classes, each, targets), each)
+        for classes, log_p, log_rest, each in class_blocks(z, w)
+    ]
+    parameters, certificates = zip(*curves, strict=True)
+    fitted = cls(*torch.cat(parameters, dim=1)).with_certificate(join_certificates(list(certificates)))
+    return identity_if_all_right(fitted, identity(fitted), z, y, w)
 
 
 def log_probs_and_rests(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,10 +241,10 @@ def class_blocks(z: Tensor, w: Tensor | None) -> Iterator[tuple[Tensor, Tensor, 
     """
     n, classes = z.shape
     absent = find_absent(z)
-    rows = [_row_sums(upcast_half(z[at]).double()) for at in chunks.row_chunks(n, classes, chunks.FIT)]
+    rows = [_row_sums(upcast_half(z[at]).double()) for at in native.row_chunks(n, classes, native.FIT)]
     sums = [torch.cat(column) for column in zip(*rows, strict=True)]
     every = torch.arange(classes, device=z.device)
-    for at in chunks.row_chunks(classes, n, chunks.FIT):
+    for at in native.row_chunks(classes, n, native.FIT):
         columns = _columns(upcast_half(z[:, at]).double(), every[at], *sums)
         if absent is None:
             yield every[at], *columns, w
@@ -175,7 +308,7 @@ def fit_logistic(
     at[-1] = torch.logit((share * targets).sum(dim=0).clamp(1e-12, 1 - 1e-12))
     value = _loss(x, targets, at, share)
     iterations, passes = 0, 1
-    for iterations in range(1, max_iter + 1):  # noqa: B007 (how many there were is told)
+    for iterations in range(1, max_iter + 1):  # noqa: B007 (the certificate has their number)
         probs = torch.sigmoid((x * at[:, None]).sum(dim=0))
         slope = (x * (share * (probs - targets))).sum(dim=1)
         bend = torch.einsum("fnc,gnc->cfg", x * (share * (probs * (1 - probs))), x)
@@ -230,4 +363,41 @@ def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
 
 def _loss(x: Tensor, targets: Tensor, at: Tensor, share: Tensor | float) -> Tensor:
     odds = (x * at[:, None]).sum(dim=0)
+    return (share * (torch.nn.functional.softplus(odds) - targets * odds)).sum(dim=0)
+
+
+def _rising(first: Tensor, second: Tensor, targets: Tensor, w: Tensor | None) -> tuple[Tensor, Certificate]:
+    """The best a, b ≥ 0 and c of each column, (3, columns).
+
+    The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it
+    is the better of the two curves with one coefficient; of one that is negative too, the constant.
+    """
+    weights, offset, certificate = fit_logistic([first, second], targets, w)
+    parameters = torch.cat([weights, offset[None]])
+    falling = (weights < 0).any(dim=0).nonzero()[:, 0]
+    if not len(falling):
+        return parameters, certificate
+    x, t = torch.stack([first[:, falling], second[:, falling]]), targets[:, falling]
+    w = w if w is None or w.ndim == 1 else w[:, falling]
+    share = 1 / len(t) if w is None else w / w.sum(dim=0) if w.ndim == 2 else (w / w.sum())[:, None]
+    level = torch.logit((share * t).sum(dim=0))
+    least = torch.full((len(falling),), torch.inf, dtype=t.dtype, device=t.device)
+    ends = [certificate]
+    for only in (0, 1):
+        weight, offset, end = fit_logistic([x[only]], t, w)
+        rises = weight[0] > 0
+        candidate = torch.zeros(3, len(falling), dtype=t.dtype, device=t.device)
+        candidate[only] = torch.where(rises, weight[0], 0.0)
+        candidate[2] = torch.where(rises, offset, level)
+        loss = _beta_loss(candidate, x[0], x[1], t, share)
+        parameters[:, falling[loss < least]] = candidate[:, loss < least]
+        least = torch.minimum(loss, least)
+        ends.append(end)
+    gradient, iterations = max(end.gradient for end in ends), max(end.iterations for end in ends)
+    loss = _beta_loss(parameters, first, second, targets, share).sum()
+    return parameters, Certificate("converged", gradient, iterations, sum(end.passes for end in ends), float(loss))
+
+
+def _beta_loss(curve: Tensor, first: Tensor, second: Tensor, targets: Tensor, share: Tensor | float) -> Tensor:
+    odds = curve[0] * first + curve[1] * second + curve[2]
     return (share * (torch.nn.functional.softplus(odds) - targets * odds)).sum(dim=0)

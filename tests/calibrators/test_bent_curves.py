@@ -8,7 +8,7 @@ import trueup
 from trueup import METHODS, metrics
 from trueup.calibrators import smoothing_spline
 from trueup.calibrators.linear import Vector
-from trueup.calibrators.quadratic import Quadratic
+from trueup.calibrators.logistic import Quadratic
 from trueup.calibrators.smoothing_spline import SmoothingSpline
 
 
