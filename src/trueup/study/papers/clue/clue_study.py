@@ -125,7 +125,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     network, loss = network_and_loss(0)
     cost = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
-    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"]}
+    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
         network, loss = network_and_loss(member)
@@ -186,5 +186,6 @@ STUDY = Study(
     local=local,
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
+    chooses=True,
     title="CLUE: uncertainty that equals the error",
 )
