@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature_search import inverse_temperature
-from trueup.core.arrays import from_binary, from_probs, given, resolution
+from trueup.core.arrays import effective_rows, from_binary, from_probs, given, resolution
 from trueup.registry import METHODS
 
 try:
@@ -38,6 +38,9 @@ _FLOOR = 1e-16
 """Probabilities are raised to this at least: naive Bayes is not as sure at 1e-6 as at 1e-12, and maps can use that."""
 _VOTES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """What a won comparison may count beside the margins of all."""
+_MEMBERS_NOISE, _SURER = 12.0, 0.15
+"""The mean of classifiers that were trained on different rows may be surer than one of them, since their own noise
+cancels. That noise falls with the number of rows: twelve over it, up to .15, did best on small sets."""
 
 
 class _CalibratedBase(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -134,8 +137,9 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
     support vector machine for more than two classes are votes of pairs, which jump where a margin changes its sign:
     they are taken apart, and a vote counts `votes_` beside the sum of the margins, as is most likely after a
     temperature. The classifiers of the folds, `estimators_`, then predict together, by the mean of their calibrated
-    probabilities; with `ensemble=False` one does that is fitted to all rows. For a classifier that is fitted already,
-    pass `sklearn.frozen.FrozenEstimator(classifier)` and rows that it has not seen.
+    probabilities, made surer by `temperature_` where the rows are few; with `ensemble=False` one does that is fitted to
+    all rows. For a classifier that is fitted already, pass `sklearn.frozen.FrozenEstimator(classifier)` and rows that
+    it has not seen.
 
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.ensemble import RandomForestClassifier
@@ -145,13 +149,14 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
     ...     confidence = model.predict_proba(X[1::2]).max(axis=1)
     ...     print(f"says {confidence.mean():.3f}, is right {model.score(X[1::2], y[1::2]):.3f}")
     says 0.731, is right 0.943
-    says 0.931, is right 0.959
+    says 0.932, is right 0.959
     """
 
     calibrator_: Calibrator
     estimators_: list[Any]
     floor_: float
     votes_: float | None
+    temperature_: float
 
     def __init__(
         self,
@@ -236,6 +241,8 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         probs = response == "predict_proba"
         self.floor_ = _floor(scores, labels, weights) if probs else _FLOOR
         self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, weights)
+        noise = _MEMBERS_NOISE / effective_rows(weights, len(labels)) * (1 - 1 / len(self.estimators_))
+        self.temperature_ = 1 / (1 + min(noise, _SURER))
         z = self._logits(scores, response)
         self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -252,7 +259,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         if len(calibrated) == 1:
             return calibrated[0]
         mean: np.ndarray = logsumexp(log_softmax(np.stack(calibrated), axis=2), axis=0) - np.log(len(calibrated))
-        return mean
+        return mean / self.temperature_
 
     def _logits(self, scores: Any, response: str) -> np.ndarray:
         z = _scores_as_logits(scores, response, self.classes_, self.floor_)
