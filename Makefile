@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test pythons dist lint docs reliability bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs reliability studies bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -35,6 +35,10 @@ docs: $(VENV)/.docs
 # Every trial of tests/hard, longer than in the tests; writes docs/reliability.md.
 reliability: $(VENV)/.ready
 	$(VENV)/bin/python docs/reliability.py $(OPTIONS)
+
+# docs/studies.md from the tables in docs/studies; OPTIONS="--take NAME FOLDER" first takes those of a study's page.
+studies: $(VENV)/.ready
+	$(VENV)/bin/python docs/studies.py $(OPTIONS)
 
 # Ours beside the peers, a process for each library; writes docs/benchmarks.md.
 bench: $(BENCH)/.ready

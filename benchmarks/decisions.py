@@ -133,7 +133,7 @@ def real(name: str) -> tuple[np.ndarray, np.ndarray] | None:
     if folder is None:
         print("  skipped: TRUEUP_DATA names no folder")
         return None
-    from trueup.core.arrays import from_probs
+    from trueup.core.conversion import from_probs
 
     with np.load(Path(folder) / "logits" / f"{name}.npz") as file:
         if "probs" in file:

@@ -5,11 +5,10 @@ Every public package and name is reachable from here; nothing heavy is imported 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trueup.core import __version__
-from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_attribute
+from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS, RECALIBRATIONS, lazy_names
 
 if TYPE_CHECKING:
     from trueup import (
@@ -30,13 +29,21 @@ if TYPE_CHECKING:
     from trueup.calibrators.prompt_bias import contextual_bias, position_bias
     from trueup.calibrators.sharded import fit_shards
     from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
-    from trueup.core.arrays import flatten, from_binary, from_confidence, from_probs, from_topk
-    from trueup.core.events import as_event, event_logits
+    from trueup.core.conversion import (
+        as_event,
+        event_logits,
+        flatten,
+        from_binary,
+        from_confidence,
+        from_probs,
+        from_topk,
+    )
     from trueup.core.tally import Tally
     from trueup.io.artifacts import load_calibrator, save_calibrator
-    from trueup.io.predictions import Predictions, from_multilabel, load, save, stream
+    from trueup.io.load_save import load, save, stream
+    from trueup.io.predictions import Predictions, from_multilabel
     from trueup.io.shards import Shards
-    from trueup.metrics.forecasts import ForecastScores, compare_forecasts, evaluate_forecasts
+    from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
     from trueup.metrics.sharded import evaluate_shards
     from trueup.metrics.table import Scores, compare, evaluate
     from trueup.models.calibrated import Calibrated, collect, on_model
@@ -57,52 +64,6 @@ _PACKAGES = (
     "study",
     "training",
 )
-_NAMES = {
-    "Calibrated": "models.calibrated",
-    "ForecastScores": "metrics.forecasts",
-    "Monitor": "monitor",
-    "Predictions": "io.predictions",
-    "Scores": "metrics.table",
-    "Shards": "io.shards",
-    "Tally": "core.tally",
-    "as_event": "core.events",
-    "chain": "calibrators.compose",
-    "choose": "calibrators.compose",
-    "clamp": "clamping",
-    "collect": "models.calibrated",
-    "contextual_bias": "calibrators.prompt_bias",
-    "compare": "metrics.table",
-    "compare_forecasts": "metrics.forecasts",
-    "cross_fit": "calibrators.compose",
-    "evaluate": "metrics.table",
-    "evaluate_forecasts": "metrics.forecasts",
-    "evaluate_shards": "metrics.sharded",
-    "event_logits": "core.events",
-    "fit_shards": "calibrators.sharded",
-    "flatten": "core.arrays",
-    "for_event": "calibrators.compose",
-    "from_binary": "core.arrays",
-    "from_confidence": "core.arrays",
-    "from_multilabel": "io.predictions",
-    "from_probs": "core.arrays",
-    "from_topk": "core.arrays",
-    "grid": "calibrators.compose",
-    "load": "io.predictions",
-    "load_calibrator": "io.artifacts",
-    "load_clamped": "clamping",
-    "load_repaired": "clamping",
-    "on_model": "models.calibrated",
-    "one_vs_rest": "calibrators.compose",
-    "plot_reliability": "report.figures.reliability",
-    "position_bias": "calibrators.prompt_bias",
-    "refinement": "calibrators.compose",
-    "repair": "clamping",
-    "save": "io.predictions",
-    "save_calibrator": "io.artifacts",
-    "save_clamped": "clamping",
-    "save_repaired": "clamping",
-    "stream": "io.predictions",
-}
 
 __all__ = [
     "LOSSES",
@@ -169,14 +130,29 @@ __all__ = [
     "training",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        if name in _PACKAGES:
-            return import_module(f"trueup.{name}")
-        return lazy_attribute(__name__, name, _NAMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            **dict.fromkeys(_PACKAGES, ""),
+            "calibrators.compose": "chain choose cross_fit for_event grid one_vs_rest refinement",
+            "calibrators.prompt_bias": "contextual_bias position_bias",
+            "calibrators.sharded": "fit_shards",
+            "clamping.clamped_file": "load_clamped save_clamped",
+            "clamping.fit": "clamp",
+            "clamping.input_repair": "repair",
+            "clamping.repaired_file": "load_repaired save_repaired",
+            "core.conversion": "as_event event_logits flatten from_binary from_confidence from_probs from_topk",
+            "core.tally": "Tally",
+            "io.artifacts": "load_calibrator save_calibrator",
+            "io.load_save": "load save stream",
+            "io.predictions": "Predictions from_multilabel",
+            "io.shards": "Shards",
+            "metrics.forecast_table": "ForecastScores compare_forecasts evaluate_forecasts",
+            "metrics.sharded": "evaluate_shards",
+            "metrics.table": "Scores compare evaluate",
+            "models.calibrated": "Calibrated collect on_model",
+            "monitor.monitor": "Monitor",
+            "report.figures.reliability": "plot_reliability",
+        },
+    )

@@ -58,11 +58,25 @@ class Lazy(Mapping[str, T]):
         return f"<{len(self)} {plural}: {', '.join(self)}>"
 
 
-def lazy_attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
-    """What a package's `__getattr__` returns: a public name, from the module, relative to the package, that has it."""
-    if name in modules:
-        return getattr(import_module(f".{modules[name]}", package), name)
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+def lazy_names(
+    package: str, modules: Mapping[str, str], registry: Mapping[str, Any] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """What a package takes as its `__getattr__` and `__dir__`: names that are imported when they are first used.
+
+    `modules` has the names of each module, which is relative to the package, separated by blanks; without names the
+    module itself is meant. `registry` has further names.
+    """
+    where = {name: module for module, names in modules.items() for name in names.split() or [module]}
+
+    def attribute(name: str) -> Any:
+        if registry is not None and name in registry:
+            return registry[name]
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(f".{where[name]}", package)
+        return getattr(module, name) if modules[where[name]] else module
+
+    return attribute, lambda: sorted({*import_module(package).__all__, *(registry or ())})
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -130,9 +144,7 @@ METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
         ),
         **_fits("low_rank", low_rank="LowRank.fit"),
         **_fits("ets", ets="EnsembleTemperature.fit"),
-        **_fits("platt", platt="Platt.fit"),
-        **_fits("beta", beta="Beta.fit"),
-        **_fits("quadratic", quadratic="Quadratic.fit"),
+        **_fits("logistic", platt="Platt.fit", beta="Beta.fit", quadratic="Quadratic.fit"),
         **_fits("smoothing_spline", smoothing_spline="SmoothingSpline.fit"),
         **_fits("venn_abers", venn_abers="VennAbers.fit", venn_abers_cross="VennAbers.fit_cross"),
         **_fits(
@@ -173,7 +185,7 @@ CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
         "Chain": "trueup.calibrators.compose:Chain",
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
         "Mixture": "trueup.calibrators.pool:Mixture",
-        "UniformMixture": "trueup.calibrators.uniform_mixture:UniformMixture",
+        "UniformMixture": "trueup.calibrators.pool:UniformMixture",
         "PerGroup": "trueup.calibrators.per_group:PerGroup",
         "PerLabel": "trueup.calibrators.multilabel:PerLabel",
     },

@@ -10,8 +10,7 @@ from reference import softmax
 from strategies import calibrated, pairs
 from trueup import metrics
 from trueup.calibrators.ets import EnsembleTemperature, simplex_minimum
-from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import _brier, brier_inverse_temperature
+from trueup.calibrators.temperature import Temperature, _brier, brier_inverse_temperature
 
 CORNERS = [(i / 40, j / 40, (40 - i - j) / 40) for i in range(41) for j in range(41 - i)]
 

@@ -128,8 +128,8 @@ def test_training_depends_on_the_seed_alone():
 def test_a_fit_in_chunks_is_the_same(monkeypatch):
     logits, _, labels = bent(300, 4)
     whole = Diagonal.fit(logits, labels)
-    monkeypatch.setattr("trueup.core.chunks.STEP", 500)
-    monkeypatch.setattr("trueup.core.chunks.KEPT", 0)
+    monkeypatch.setattr("trueup.core.native.STEP", 500)
+    monkeypatch.setattr("trueup.core.native.KEPT", 0)
     assert Diagonal.fit(logits, labels).slopes.numpy() == pytest.approx(whole.slopes.numpy(), rel=1e-5)
 
 

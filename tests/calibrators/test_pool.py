@@ -15,9 +15,8 @@ from trueup import METHODS, metrics
 from trueup.calibrators import auto as auto_module
 from trueup.calibrators.auto import CANDIDATES, auto
 from trueup.calibrators.base import Identity
-from trueup.calibrators.pool import HeldOut, Mixture, brier_weights, likelihood_weights
+from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture, brier_weights, likelihood_weights
 from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.uniform_mixture import UniformMixture
 from trueup.io.artifacts import load_calibrator, save_calibrator
 
 seeds = st.integers(0, 10**6)

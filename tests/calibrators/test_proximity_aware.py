@@ -174,7 +174,7 @@ def test_blocks_change_nothing(monkeypatch):
     logits, labels, features, fresh, fresh_features = sample(3, n=60)
     ratio = DensityRatio.fit(logits, labels, features=features)
     whole, near = ratio(fresh, features=fresh_features), proximity(features)
-    monkeypatch.setattr("trueup.core.chunks.BLOCK", 50)
+    monkeypatch.setattr("trueup.core.native.BLOCK", 50)
     assert ratio(fresh, features=fresh_features) == pytest.approx(whole)
     x = torch.as_tensor(features)
     assert closeness(x, x, neighbours=10, exclude_self=True).numpy() == pytest.approx(near)

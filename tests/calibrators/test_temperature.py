@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from strategies import calibrated
 from trueup import load, metrics
-from trueup.calibrators.temperature import FINE_GRID, WIDE_GRID, Temperature, grid_errors
-from trueup.calibrators.temperature_search import inverse_temperature
+from trueup.calibrators.temperature import FINE_GRID, WIDE_GRID, Temperature, grid_errors, inverse_temperature
 from trueup.core import native as room
 from trueup.core.loss_sums import temperature_sums
 from trueup.core.optimize import FitError, newton

@@ -9,10 +9,9 @@ from sklearn.linear_model import LogisticRegression
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.beta import Beta
 from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, simplest
 from trueup.calibrators.isotonic import Isotonic
-from trueup.calibrators.platt import Platt
+from trueup.calibrators.logistic import Beta, Platt
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import equal_mass

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.calibration_set import CalibrationSet, batches_of
 
 X = torch.arange(22.0).reshape(11, 2)
 Y = torch.arange(11) % 3
@@ -80,6 +81,39 @@ def test_shuffled_batches_hold_every_sample_once_and_depend_on_the_generator_alo
     for batch in inputs.shuffled_batches(4, torch.Generator().manual_seed(1)):
         assert torch.equal(Y[(batch.args[0][:, 0] / 2).long()], batch.labels)
     assert torch.equal(state, torch.get_rng_state())
+
+
+class Numbered(Rereadable):
+    """A loader of one's own that can give the samples of any numbers."""
+
+    def batches_of(self, numbers):
+        yield from ((X[index], Y[index]) for index in numbers)
+
+
+def in_order(**more):
+    return DataLoader(TensorDataset(X, Y), batch_size=3, **more)
+
+
+@pytest.mark.parametrize("source", [in_order(), Numbered(loader())], ids=["torch", "own"])
+def test_a_set_too_large_to_keep_is_shuffled_just_as_one_that_is_kept(source):
+    kept = CalibrationSet.read(loader(), device="cpu")
+    state = torch.get_rng_state()
+    again = CalibrationSet.read(source, device="cpu", limit=0)
+    torch.set_rng_state(state)
+    chosen = torch.tensor([1, 4, 5, 9, 10])
+    for one, other in ((kept, again), (kept.subset(chosen), again.subset(chosen))):
+        batches = [list(inputs.shuffled_batches(4, torch.Generator().manual_seed(3))) for inputs in (one, other)]
+        for ours, theirs in zip(*batches, strict=True):
+            assert torch.equal(ours.args[0], theirs.args[0])
+            assert torch.equal(ours.labels, theirs.labels)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_loader_without_numbers_keeps_its_order():
+    assert batches_of(loader()) is None
+    assert batches_of(in_order(shuffle=True)) is None
+    inputs = CalibrationSet.read(Rereadable(loader()), device="cpu", limit=0)
+    assert torch.equal(joined(inputs.shuffled_batches(2, torch.Generator()))[0], X)
 
 
 def test_inputs_of_several_shapes_come_in_their_own_batches():

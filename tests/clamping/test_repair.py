@@ -20,7 +20,7 @@ from trueup.clamping.batch_norm import batch_norms, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.head import fit_correction
 from trueup.clamping.input_repair import Repaired, repair
-from trueup.clamping.ladder import Rung, judge, nested_rows
+from trueup.clamping.ladder import FoldState, Ladder, Rung, average_folds, judge, nested_rows
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
@@ -66,7 +66,9 @@ def test_the_ladder_tells_what_was_tried(balanced: Repaired) -> None:
     assert first.name == "temperature"
     assert first.loss == pytest.approx(balanced.repair_record.baseline)
     for rung in others:
-        assert rung.kept == (rung.gain > 1.64 * rung.error)
+        assert rung.kept == (rung.gain > rung.wanted * rung.error)
+        # Only how far to go along a map that helps half way is settled by the mean.
+        assert rung.wanted == 1.64 or (rung.wanted == 0 and not rung.title.startswith("half way"))
     assert balanced.repair_record.p_values.keys() == {"affine", "gamma"}
 
 
@@ -162,13 +164,24 @@ def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
     start = Rung("temperature", "", 0, 0, plain, np.full(90, np.log(2)))
     kept, refused = judge([start], 0, "better", "", 1, better, labels), judge([start], 0, "noise", "", 1, noise, labels)
     assert (kept.kept, refused.kept) == (True, False)
-    masks = [torch.arange(90) % 3 == k for k in range(3)]
-    losses, _ = nested_rows([start, refused, kept], masks)
+    losses, _ = nested_rows([start, refused, kept], 3)
     assert losses.mean() < start.losses.mean()
-    # A rung that is good in one fold alone is chosen by that fold for the others only, and refused by them for it.
-    lucky = np.where(masks[0].numpy()[:, None], better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
-    losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], masks)
-    assert (losses[masks[0].numpy()] == start.losses[masks[0].numpy()]).all()
+    # A rung that is good in one group alone is chosen by that group for the others only, and refused by them for it.
+    first = np.arange(90)[:, None] % 3 == 0
+    lucky = np.where(first, better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
+    losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], 3)
+    assert (losses[first[:, 0]] == start.losses[first[:, 0]]).all()
+
+
+def test_half_way_lies_between_two_maps_and_their_temperatures() -> None:
+    family, out = FAMILIES["gamma"], torch.zeros(3, dtype=torch.bool)
+    start = FoldState(out, Composition([family((3, 8, 8))]), 1.0)
+    end = FoldState(out, Composition([family((3, 8, 8), torch.tensor([0.8]))]), 4.0)
+    half = start.part_way(end, 0.5)
+    assert float(half.composition.theta) == pytest.approx(0.4)
+    assert half.temperature == pytest.approx(2.0)
+    ladder = Ladder([], 0, [start, end], {}, "")
+    assert float(average_folds(ladder).theta) == pytest.approx(0.4)
 
 
 def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from trueup.clamping.input_map import InputMap
 from trueup.clamping.natural_gradient import pull_back, solve_damped
-from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, InputMap, PixelSpace
+from trueup.clamping.repair_maps import CONTAINS, FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
 
 SHAPE = (3, 8, 8)

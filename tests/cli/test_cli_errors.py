@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import trueup
 from trueup.cli import app
-from trueup.cli.errors import describe_error
+from trueup.cli.verbs import describe_error
 
 
 def line_of(result):

@@ -110,7 +110,7 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(folder, command, monke
     def broken(logits, labels):
         raise ValueError("it cannot be\ndone")
 
-    monkeypatch.setattr("trueup.calibrators.beta.Beta.fit", broken)
+    monkeypatch.setattr("trueup.calibrators.logistic.Beta.fit", broken)
     assert METHODS["beta"] is broken
     result = command("compare", "both.npz", "-m", "beta", "-m", "temperature")
     assert "trueup: warning: beta was left out: it cannot be done\n" in result.stderr

@@ -5,7 +5,7 @@ import pytest
 
 from trueup.io.artifacts import load_recalibrator
 from trueup.io.forecasts import load_forecasts, save_columns
-from trueup.metrics.forecasts import evaluate_forecasts
+from trueup.metrics.forecast_table import evaluate_forecasts
 
 COLUMNS = ("--mean", "mu", "--std", "sd", "--target", "sold")
 

@@ -9,6 +9,7 @@ import sys
 from functools import reduce
 from importlib import import_module
 
+import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -82,7 +83,7 @@ LIBRARY = {
 }
 """Verb → function of the library → option → its argument."""
 LIBRARY["report"] = LIBRARY["compare"]
-OF_FILES = {"trueup.io.predictions:load": {"logits": "logits", "labels": "labels"}}
+OF_FILES = {"trueup.io.load_save:load": {"logits": "logits", "labels": "labels"}}
 OWN = {"data_dir", "store"}
 """Options whose default is not the library's."""
 
@@ -176,14 +177,22 @@ def test_without_the_extra_one_line_says_how_to_get_it():
     assert done.stderr == "trueup: typer is not installed: pip install 'trueup[cli]'\n"
 
 
-def test_a_report_loads_only_what_it_needs(folder):
-    code = """
-import sys
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_report_loads_only_what_it_needs(classes, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("val", "test"):
+        z = 2 * rng.normal(size=(900, classes))
+        y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+        np.savez(tmp_path / f"{name}.npz", logits=2 * z, labels=y)
+    code = f"""
+import os, sys
 from typer.testing import CliRunner
 from trueup.cli import app
+os.chdir({str(tmp_path)!r})
 assert CliRunner().invoke(app, ["report", "val.npz", "test.npz", "-q"]).exit_code == 0
 print(*(name for name in sys.modules if name.split(".")[0] == "trueup"))
 """
     loaded = run("-c", code).stdout.split()
     assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "training", "study", "serve"} == set()
-    assert len(loaded) <= 77  # a file for each figure, method, and candidate of the automatic choice
+    assert "trueup.report.page" in loaded
+    assert len(loaded) <= 65  # a file for each figure, method, and candidate of the automatic choice

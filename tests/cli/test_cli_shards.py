@@ -72,7 +72,7 @@ def test_a_state_goes_on(folder, draw, asked, command):
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "csv", "parquet", "safetensors"])
 def test_a_calibrator_needs_no_labels(folder, draw, command, suffix):
-    from trueup.io.predictions import load_logits, save_logits
+    from trueup.io.load_save import load_logits, save_logits
 
     z, _ = draw(50, 5)
     save_logits(f"new.{suffix}", z)

@@ -11,8 +11,8 @@ import torch
 from reference import masked_nll_temperature
 from trueup import METHODS, METRICS, compare, evaluate
 from trueup.core import native
-from trueup.core.arrays import PaddedOptions, as_logits, as_tensors
-from trueup.core.errors import InputError
+from trueup.core.arrays import as_logits, as_tensors
+from trueup.core.errors import InputError, PaddedOptions
 
 TRUTH = 1.65
 BY_CLASSES = {"ms_odir", "dirichlet", "dirichlet_odir", "svs", "sms", "sms_cv", "low_rank", "residual", "diagonal_sms"}

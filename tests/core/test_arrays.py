@@ -193,6 +193,10 @@ class TestFlatten:
         assert np.array_equal(z1, [z for z, _ in expected])
         assert np.array_equal(y1, [y for _, y in expected])
 
+    def test_texts_of_one_token_are_clusters_of_their_own(self):
+        labels = np.array([[0], [-100], [1]])
+        assert flatten(np.zeros((3, 1, 4)), labels, classes="last", clusters=True)[2].tolist() == [0, 2]
+
     def test_torch_stays_torch(self):
         z, y = flatten(torch.zeros(2, 3, 4, dtype=torch.float16), torch.zeros(2, 3, dtype=torch.int64), classes="last")
         assert z.dtype == torch.float16

@@ -2,6 +2,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +175,19 @@ def test_a_log_has_a_plain_line_every_ten_seconds_of_a_command(clock, monkeypatc
         list(slowly(clock, [6.0] * 5, label="fitting"))
         list(slowly(clock, [6.0] * 5, label="silent", enabled=False))
     assert log.getvalue() == "fitting 2/5  about 18 s left\nfitting 4/5  about 6 s left\n"
+
+
+def test_a_log_has_a_line_now_and_then_while_one_item_takes_long(monkeypatch):
+    stream = io.StringIO()
+    attach(monkeypatch, stream)
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    with progress.log_lines():
+        for item in track([1, 2], label="cells"):
+            if item == 2:
+                until = time.monotonic() + 60
+                while stream.getvalue().count("cells 1/2  still at work\n") < 2 and time.monotonic() < until:
+                    time.sleep(0.01)
+    assert stream.getvalue().count("cells 1/2  still at work\n") >= 2
+    written = stream.getvalue()
+    time.sleep(0.05)
+    assert stream.getvalue() == written  # nobody writes after the end

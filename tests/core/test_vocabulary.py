@@ -11,7 +11,7 @@ import torch
 
 import trueup
 from trueup.calibrators.temperature import Temperature
-from trueup.cli.inputs import Reader
+from trueup.cli.options import Reader
 from trueup.core.row_scores import score_rows
 
 VOCABULARY = 50_257

@@ -15,7 +15,7 @@ FORKS.set_forkserver_preload(
         "trueup.cli.verbs",
         "trueup.clamping",
         "trueup.monitor",
-        "trueup.io.predictions",
+        "trueup.io.load_save",
         "trueup.io.artifacts",
         "trueup.report.page",
         "trueup.metrics.table",

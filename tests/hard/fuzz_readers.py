@@ -20,7 +20,7 @@ ALLOWED = (ValueError, FileNotFoundError, PermissionError, ImportError)
 def read_pair(path):
     """load, stream and load_logits must agree on whether the file is whole, and on what is in it."""
     import trueup
-    from trueup.io.predictions import load_logits
+    from trueup.io.load_save import load_logits
 
     refusals = []
     answers = [

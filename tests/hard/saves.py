@@ -14,7 +14,7 @@ from trueup.calibrators.regression import VarianceScaling
 from trueup.calibrators.temperature import Temperature
 from trueup.io.artifacts import load_recalibrator, save_recalibrator
 from trueup.io.atomic import atomic_write
-from trueup.io.predictions import load_logits, save_logits
+from trueup.io.load_save import load_logits, save_logits
 from trueup.monitor import Monitor, load_monitor, save_monitor
 
 

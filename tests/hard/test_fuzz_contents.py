@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import trueup
 from small_datasets import CodeInPickle
-from trueup.io.predictions import load_logits
+from trueup.io.load_save import load_logits
 
 ALLOWED = (ValueError, FileNotFoundError, ImportError)
 DTYPES = (

@@ -103,7 +103,7 @@ TRAPS = {
 PROGRAM = """
 import resource, sys, trueup
 from trueup.monitor import load_monitor
-from trueup.io.predictions import load_logits
+from trueup.io.load_save import load_logits
 trueup.load_calibrator, trueup.load
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -80,7 +80,7 @@ def test_more_refusals(tmp_path):
         save_columns(tmp_path / "a.npy", {"mean": MEAN})
     with pytest.warns(UserWarning, match="cannot hold the columns name"):
         save_columns(tmp_path / "a.safetensors", {"mean": MEAN[:2], "name": np.array(["a", "b"])})
-    from trueup.io.predictions import load
+    from trueup.io.load_save import load
 
     save_columns(tmp_path / "b.csv", {"mean": MEAN, "std": STD, "target": Y})
     with pytest.raises(ValueError, match="forecasts of a number are read by load_forecasts"):

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 
 from trueup.core.errors import Hint, InputError
 from trueup.io import formats
-from trueup.io.predictions import Predictions, load, save, stream
+from trueup.io.load_save import load, load_logits, save, stream
+from trueup.io.predictions import Predictions, open_predictions
 
 SUFFIXES = [".npz", ".npy", ".csv", ".parquet", ".safetensors"]
 BINARY = [suffix for suffix in SUFFIXES if suffix != ".csv"]
@@ -829,3 +830,11 @@ def test_zeros_become_the_same_in_every_part_of_a_stream(tmp_path, suffix):
     assert np.exp(whole.logits).min() == pytest.approx(0.05)
     parts = list(stream(path, rows=1, probs=True))
     assert np.array_equal(np.concatenate([part.logits for part in parts]), whole.logits)
+
+
+def test_logits_without_labels_may_be_written_as_probabilities_or_confidences(tmp_path):
+    path = tmp_path / "new.npz"
+    np.savez(path, probs=np.array([[0.75, 0.25], [0.5, 0.5]]), stated=np.array([0.75, 0.5]))
+    assert np.exp(load_logits(path, probs=True)) == pytest.approx(np.array([[0.75, 0.25], [0.5, 0.5]]))
+    with open_predictions(path, confidence="stated") as file:
+        assert np.exp(file.load_logits())[:, 1] == pytest.approx([0.75, 0.5])

@@ -23,8 +23,9 @@ from trueup import (
     from_probs,
     metrics,
 )
-from trueup.core.arrays import LooksLikeProbabilities
-from trueup.metrics.events import EVENT_METRICS, Points, brownian_range_tail, event_values
+from trueup.core.errors import LooksLikeProbabilities
+from trueup.metrics.events import EVENT_METRICS, Points, event_values
+from trueup.metrics.hypothesis_tests import brownian_range_tail
 
 
 def sigmoid(x):
@@ -106,6 +107,9 @@ class TestWhatFoldingHides:
         assert z[0] == pytest.approx([-800, 0], rel=1e-12)
         assert z[1, 1] == pytest.approx(-50, rel=1e-12)
         assert as_event(logits[:, :2], [0, 1], 0)[0].tolist() == logits[:, 1::-1].tolist()
+        same = as_event(logits[:, :2], [0, 1], 1)
+        assert same[0].tolist() == logits[:, :2].tolist()
+        assert same[1].tolist() == [0, 1]
 
 
 class TestMonitor:

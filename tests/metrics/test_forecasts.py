@@ -13,7 +13,8 @@ from scipy.special import ndtr, ndtri
 from sklearn.metrics import mean_pinball_loss
 
 from trueup.metrics import regression
-from trueup.metrics.forecasts import LEVELS, compare_forecasts, evaluate_forecasts
+from trueup.metrics.forecast_table import compare_forecasts, evaluate_forecasts
+from trueup.metrics.forecasts import LEVELS
 
 TAU = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
 UNCERTAINTY_TOOLBOX = {

@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 
 import reference
 from trueup.models import corruptions
-from trueup.models.corruptions import CAST, CORRUPTIONS, corrupt, defined_for
+from trueup.models.corruptions import CAST, CORRUPTIONS, corrupt, corruptions_for
 
 names = pytest.mark.parametrize("name", CORRUPTIONS)
 
@@ -92,7 +92,7 @@ def test_odd_shapes(name, shape):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_channels(channels):
     x = drawn(2, channels, 8, 8)
-    defined = defined_for(channels)
+    defined = corruptions_for(channels)
     assert set(CORRUPTIONS) - set(defined) == {1: {"colour_cast"}, 3: set()}.get(channels, {"colour_cast", "jpeg"})
     for name in CORRUPTIONS:
         if name in defined:

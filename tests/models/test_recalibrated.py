@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trueup.calibrators.regression import IsotonicQuantiles, VarianceScaling
-from trueup.metrics.forecasts import evaluate_forecasts
+from trueup.metrics.forecast_table import evaluate_forecasts
 from trueup.models.recalibrated import Recalibrated, collect_forecasts, recalibrate_model
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from torch import nn
 
 import reference
 from trueup import metrics
-from trueup.models.corruptions import corrupt, defined_for
+from trueup.models.corruptions import corrupt, corruptions_for
 from trueup.models.networks import CNN, Normalise, load_weights, resnet20
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
 
@@ -26,7 +26,7 @@ def numbers(row):
 def test_rows_are_the_metrics_of_the_shifted_images():
     model, x, y = CNN(5, seed=3).train(), images(), torch.arange(12) % 5
     rows = evaluate_shift(model, x, y, severities=(0, 2, 5), batch_size=5, seed=7, bins=4)
-    assert [(r.corruption, r.severity) for r in rows] == [(c, s) for c in defined_for(3) for s in (0, 2, 5)]
+    assert [(r.corruption, r.severity) for r in rows] == [(c, s) for c in corruptions_for(3) for s in (0, 2, 5)]
     assert model.training
     for row in rows:
         with torch.no_grad():
@@ -58,7 +58,7 @@ def test_severity_zero_is_computed_once():
 def test_bytes_and_one_channel():
     x, y = (images(channels=1) * 255).byte(), np.arange(12) % 2
     rows = evaluate_shift(CNN(2, channels=1), x, y, severities=(1,))
-    assert {r.corruption for r in rows} == set(defined_for(1))
+    assert {r.corruption for r in rows} == set(corruptions_for(1))
     assert rows == evaluate_shift(CNN(2, channels=1), x.float() / 255, y, severities=(1,))
 
 

@@ -87,3 +87,8 @@ if __name__ == "__main__":
     path, folder, count, pause, executor = sys.argv[1:]
     with executor_for(executor) as workers:
         run(study(count=int(count), folder=folder, pause=float(pause)), Store(path), executor=workers)
+
+
+def visible_gpu(seconds):
+    time.sleep(seconds)
+    return os.environ["CUDA_VISIBLE_DEVICES"]

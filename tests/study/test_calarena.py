@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup import METHODS, metrics
-from trueup.core.arrays import from_probs
+from trueup.core.conversion import from_probs
 from trueup.study import STUDIES, Options, Store, run
 from trueup.study.papers.calarena import benchmark_files as files
 from trueup.study.papers.calarena.leaderboard import leaderboard

@@ -1,3 +1,4 @@
+import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import torch
 
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
+from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import clamp
 from trueup.models.calibrated import collect
 from trueup.models.networks import CNN, Normalise, resnet20, resnet110
@@ -20,6 +22,7 @@ from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train
+from trueup.training.data import load_data
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
@@ -28,7 +31,10 @@ TINY = replace(
     networks=[{"data": "digits", "network": "cnn", "how": HOW}],
     epochs=2,
     gammas=(0.0, 0.5, 1.0),
+    penalties=(0.01,),
+    searched_gammas=(0.25,),
 )
+CLAMPS = len(neural_clamping.CLAMPS) - 1  # digits are too small for the augmentation
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +69,15 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     store = Store(tmp_path / "results.sqlite")
     ran = run(STUDY, store, options=options)
     assert ran.failed == {}
-    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 3 + 2)
+    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + CLAMPS + 3 + 1 + 2)
     assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2  # a network a run, whatever the cells
     rows = store.rows(STUDY.cells(options))
     tables = STUDY.tables(rows, options)
     assert list(tables) == ["methods", "bins", "efficient", "ablation", "gamma", "starts"]
     [members] = tables["methods"].groups.values()
     assert list(members)[:2] == ["Uncalibrated", "Temperature Scaling"]
-    assert len(members) == len(neural_clamping.NAMES) - 1  # one epoch of it is only in the table of costs
+    assert len(members) == len(neural_clamping.NAMES) - 2  # one epoch of it is only in the table of costs
+    assert members["Neural Clamping (FL), λ by ECE too"]["ece"].count == 2
     for each in members.values():
         assert each["ece"].count == 2
         assert all(math.isfinite(each[name].mean) for name in ("accuracy", "entropy", "ece", "aece", "sce", "nll"))
@@ -118,12 +125,17 @@ def test_the_exponent_is_chosen_on_the_calibration_images():
         (1, 0.5, "output only"),
         (1, 0.5, "both"),
     ]
+    of_rule = rows(0, **{"0.5": 0.2})
+    searched = [{**row, "penalty": 0.01, "fit_ece": 0.1, "ece": 1} for row in of_rule]
+    assert choose_gamma(of_rule + searched) == of_rule
+    assert choose_gamma(of_rule + searched, penalties=True) == searched
+    assert choose_gamma(of_rule + searched, penalties=True, oracle=True) == of_rule
 
 
 def test_the_default_grid_is_the_papers():
     cells = STUDY.cells()
     runs = 5
-    assert len(cells) == runs * (len(neural_clamping.LOGITS) + len(neural_clamping.CLAMPS) + 21 + 2)
+    assert len(cells) == runs * (len(neural_clamping.LOGITS) + CLAMPS + 21 + 12 + 2)
     assert {cell.settings["network_seed"] for cell in cells} == set(range(runs))
     begun = [cell.settings for cell in cells if cell.settings["part"] == "starts"]
     assert {(s["network_seed"], s["draw"]) for s in begun} == {(0, 0)}
@@ -134,7 +146,9 @@ def test_the_default_grid_is_the_papers():
 def test_what_is_asked_for_must_be_there(tmp_path):
     with pytest.raises(ValueError, match="methods must be among uncalibrated, .*, got 'x'"):
         STUDY.cells(Options(methods=("x",)))
-    with pytest.raises(ValueError, match="preset must be one of digits, cifar10, paper, or data of .*, got 'trec'"):
+    with pytest.raises(
+        ValueError, match="preset must be one of digits, cifar10, cifar10-5000, paper, or data of .*, got 'trec'"
+    ):
         STUDY.cells(Options(data="trec"))
     with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
         STUDY.cells(Options(preset="digits", data="cifar10"))
@@ -167,7 +181,9 @@ def test_published_weights_for_cifar10(tmp_path):
     network = resnet20(seed=3)
     torch.save({"state_dict": {f"module.{k}": v for k, v in network.state_dict().items()}}, tmp_path / "net.th")
     (tmp_path / "net.th").rename(tmp_path / "weights" / "cifar10_resnet20.th")
-    options = Options(data="cifar10", data_dir=str(tmp_path), seeds=2, methods=("uncalibrated", "closed", "nc_ce"))
+    (tmp_path / "weights" / "cifar10_resnet20.json").write_text('{"held_out": "test"}')
+    asked = {"seeds": 2, "methods": ("uncalibrated", "closed", "nc_ce"), "network": "resnet20"}
+    options = Options(data="cifar10", data_dir=str(tmp_path), **asked)
     cells = STUDY.cells(options)
     assert {cell.settings["network_seed"] for cell in cells} == {0}
     [row] = neural_clamping.work(settings_of(options, method="uncalibrated", seed=0))
@@ -184,42 +200,139 @@ def test_published_weights_for_cifar10(tmp_path):
         neural_clamping.work(settings)
 
 
-def test_the_papers_settings_one_batch_on_files_of_the_right_format(tmp_path):
-    folder = tmp_path / "cifar-100-binary"
-    folder.mkdir()
-    for name, n in (("train", 20), ("test", 4)):
+def cifar100_files(folder, train=20, test=4):
+    place = folder / "cifar-100-binary"
+    place.mkdir()
+    for name, n in (("train", train), ("test", test)):
         images, labels = drawn_images(n, 100)
         rows = np.concatenate([np.zeros((n, 1)), labels[:, None], images.transpose(0, 3, 1, 2).reshape(n, -1)], axis=1)
-        rows.astype(np.uint8).tofile(folder / f"{name}.bin")
-    options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1)
-    settings = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
-    assert (settings["epochs"], settings["batch"], settings["how"]["epochs"]) == (100, 512, 200)
-    (tmp_path / "weights").mkdir()
-    torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
-    found = settings_of(options, network="resnet110", exponent=1.0, part="sweep")
-    assert found["how"]["weights"] == "weights/cifar100_resnet110.th"
-    rows = neural_clamping.work({**found, "epochs": 1})
-    assert [(row["fit_rows"], row["test_rows"]) for row in rows] == [(2, 4)] * 6
-    one = {**settings["how"], "epochs": 1, "options": {"width": 2}}
-    [row] = neural_clamping.work({**settings, "network": "cnn", "how": one, "part": "method", "method": "temperature"})
-    assert row["test_rows"] == 4
+        rows.astype(np.uint8).tofile(place / f"{name}.bin")
 
 
-def test_imagenet_one_batch_on_files_of_the_right_format(tmp_path):
+def imagenet_files(folder, count=4):
     pillow = pytest.importorskip("PIL.Image")
-    for part, n in (("train", 1), ("val", 4)):
+    for part, n in (("train", 1), ("val", count)):
         for name in ("n01440764", "n01443537"):
-            place = tmp_path / part / name
+            place = folder / part / name
             place.mkdir(parents=True)
-            for number, image in enumerate(drawn_images(n, 2, 48)[0]):
+            for number, image in enumerate(drawn_images(n, 2, 48, seed=len(name + part))[0]):
                 pillow.fromarray(image).save(place / f"{number}.png")
+
+
+@pytest.fixture
+def small_timm(monkeypatch):
+    """A small network in the place of timm's, with the normalisation that timm's would name."""
+
+    def made(name, classes=10, *, channels=3, dropout=0.0, pretrained=False, seed=0):
+        network = CNN(classes, channels=channels, width=2, seed=seed)
+        network.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+        return network
+
+    monkeypatch.setattr("trueup.models.timm_networks.timm_network", made)
+
+
+def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(tmp_path, small_timm, monkeypatch):
+    cifar100_files(tmp_path)
+    imagenet_files(tmp_path)
+    blood = {f"{part}_{what}": drawn_images(n, 8, 28)[i] for part, n in (("train", 9), ("val", 6), ("test", 3))
+             for i, what in enumerate(("images", "labels"))}  # fmt: skip
+    np.savez(tmp_path / "bloodmnist.npz", **blood)
+    orders = []
+    read = CalibrationSet.shuffled_batches
+
+    def watched(self, size, generator):
+        orders.append([])
+        for batch in read(self, size, generator):
+            orders[-1].append(batch.args[0].flatten(1).sum(dim=1).tolist())
+            yield batch
+
+    monkeypatch.setattr(CalibrationSet, "shuffled_batches", watched)
+    options = Options(preset="paper", data_dir=str(tmp_path), seeds=1)
+    for network, rows in (
+        ("timm:resnet50", 6),
+        ("resnet110", 2),
+        ("wrn40x10", 2),
+        *((f"timm:{name}", 4) for name in clamping_presets.IMAGENET_NETWORKS),
+    ):
+        settings = settings_of(options, network=network, exponent=1.0, part="sweep", penalty=None)
+        assert (settings["epochs"], settings["batch"]) == (100, 512)
+        how = {**settings["how"], "epochs": 1, "batch": 9} if network == "timm:resnet50" else {}
+        pretrained = {"options": {"pretrained": True}} if settings["data"] == "imagenet" else how
+        orders.clear()
+        found = neural_clamping.work({**settings, "epochs": 1 if rows == 2 else 3, "batch": 3, "how": pretrained})
+        assert {row["fit_rows"] for row in found} == {rows}
+        assert [len(batch) for batch in orders[0]] == [3] * (rows // 3) + [rows % 3] * (rows % 3 > 0)
+        epochs = [[x for batch in order for x in batch] for order in orders]
+        assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1  # every image once in each epoch
+        if rows > 2:
+            assert len({tuple(epoch) for epoch in epochs}) > 1  # in another order
+
+
+def test_a_pretrained_network_has_its_own_normalisation_and_pictures_are_decoded_once(tmp_path, small_timm):
+    imagenet_files(tmp_path)
     options = Options(data="imagenet", data_dir=str(tmp_path), seeds=1)
     names = {cell.settings["network"] for cell in STUDY.cells(options)}
-    assert names == {"timm:resnet101", "timm:vit_small_patch16_224", "timm:mixer_b16_224"}
-    settings = settings_of(options, network="timm:resnet101", method="closed")
-    small = {"network": "cnn", "how": {"options": {"width": 2}}}  # as it was made, without training
-    [row] = neural_clamping.work({**settings, **small})
+    assert names == {f"timm:{name}" for name in clamping_presets.IMAGENET_NETWORKS}
+    settings = settings_of(options, network="timm:resnet101.tv_in1k", method="closed")
+    [row] = neural_clamping.work(settings)
     assert (row["fit_rows"], row["test_rows"]) == (4, 4)
+    _, val, test = load_or_train(settings)
+    images, labels = next(iter(val))
+    data = load_data("imagenet", tmp_path)
+    pictures = torch.stack([data.val[i][0] for i in range(4)])
+    assert torch.allclose(images, (pictures - 0.5) / 0.25, atol=4 * 0.5 / 255 + 1e-6)  # whole bytes
+    assert labels.tolist() == [data.val[i][1] for i in range(4)]
+    decoded = sorted((tmp_path / "networks").glob("pictures-*.bin"))
+    assert [path.stat().st_size for path in decoded] == [4 * 3 * 224 * 224] * 2
+    for path in (tmp_path / "val").rglob("*.png"):
+        path.write_bytes(path.read_bytes())  # the same files
+    before = [path.stat().st_mtime_ns for path in decoded]
+    one, two = (torch.cat([x for x, _ in load_or_train(settings).test]) for _ in range(2))
+    assert torch.equal(one, two)
+    assert [path.stat().st_mtime_ns for path in decoded] == before
+    [(last, label)] = test.batches_of([[3]])
+    assert torch.equal(last[0], one[3])
+    assert label.tolist() == [data.test[3][1]]
+
+
+def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
+    cifar100_files(tmp_path)
+    (tmp_path / "weights").mkdir()
+    torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
+    options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
+    with pytest.raises(ValueError, match=r"resnet110.th: which images .* not known.*write cifar100_resnet110.json"):
+        STUDY.cells(options)
+    side = tmp_path / "weights" / "cifar100_resnet110.json"
+    side.write_text(json.dumps({"held_out": "val"}))
+    with pytest.raises(ValueError, match=r"resnet110.json: held_out must be one of test, last for cifar100, got 'val'"):
+        STUDY.cells(options)
+    whole = (drawn_images(20, 100)[0].transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    test = (drawn_images(4, 100)[0].transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    keys = set()
+    for held_out, images in (("last", whole[-2:]), ("test", test)):
+        side.write_text(json.dumps({"held_out": held_out, "mean": [0, 0, 0], "std": [1, 1, 1]}))
+        settings = settings_of(options, method="uncalibrated")
+        keys.add(cell_of(options, method="uncalibrated").key)
+        _, val, rest = load_or_train(settings)
+        given = torch.cat([x for x, _ in val])
+        if held_out == "test":
+            given = torch.cat([given, *(x for x, _ in rest)])
+        assert sorted(given.flatten(1).sum(1).tolist()) == pytest.approx(sorted(images.reshape(len(images), -1).sum(1)))
+    assert len(keys) == 2  # another split is another cell
+    [row] = neural_clamping.work(settings)
+    assert "half of the test images" in STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
+
+
+def test_a_network_goes_where_it_is_wanted(tiny):
+    settings = settings_of(Options(seeds=1, device="cpu"), method="uncalibrated")
+    assert settings["device"] == "cpu"
+    assert (
+        cell_of(Options(seeds=1), method="uncalibrated").key
+        == cell_of(Options(seeds=1, device="cuda:1"), method="uncalibrated").key
+    )  # the machine's, not the result's
+    load_or_train(settings)
+    model, _, _ = load_or_train({**settings, "device": "meta"})  # the one other device that is always there
+    assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 def test_a_network_is_trained_once_and_again_the_same(tmp_path):

@@ -68,7 +68,7 @@ def test_the_files_beside_the_page(tmp_path):
     page, html = shown(tmp_path, study())
     names = {path.name for path in page.parent.iterdir()}
     assert names == {
-        "index.html", "a_curve.pdf", "a_curve.svg", "a_curve.png",
+        "index.html", "run.csv", "a_curve.pdf", "a_curve.svg", "a_curve.png",
         *(f"{table}.{suffix}" for table in ("before", "some") for suffix in ("md", "tex", "csv")),
     }  # fmt: skip
     for link in re.findall(r'href="([^"#]+)"', html):
@@ -104,7 +104,7 @@ def test_nothing_run_gives_no_number(tmp_path):
     made = study()
     page = save_page(made, Store(tmp_path / "empty.sqlite"), None, tmp_path / "page")
     html = page.read_text("utf-8")
-    assert [path.name for path in page.parent.iterdir()] == ["index.html"]
+    assert {path.name for path in page.parent.iterdir()} == {"index.html", "run.csv"}
     assert "<table" not in html
     assert "0 of 6 runs are in" in words(html)
 

@@ -14,7 +14,7 @@ import chores
 import pytest
 
 from trueup.core.executors import executor_for
-from trueup.study import STUDIES, Options, Store, Study, product, run
+from trueup.study import STUDIES, Options, Store, Study, cost, product, run
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -284,6 +284,14 @@ def test_executors_have_names(name):
         pass
 
 
+def test_processes_are_dealt_to_gpus(undisturbed, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    with executor_for("processes:2", gpus=2) as pool:
+        seen = {pool.submit(chores.visible_gpu, 0.5).result() for _ in range(2)}
+        both = {f.result() for f in [pool.submit(chores.visible_gpu, 1.0) for _ in range(6)]}
+    assert seen <= both == {"4", "7"}
+
+
 def test_studies_are_listed_without_their_import():
     code = (
         "import sys; from trueup.study import STUDIES; print(*STUDIES, 'torch' in sys.modules, 'numpy' in sys.modules)"
@@ -292,6 +300,37 @@ def test_studies_are_listed_without_their_import():
     assert out.split() == ["neural-clamping", "rethinking", "clue", "post-hoc", "calarena", "False", "False"]
     with pytest.raises(KeyError, match="no study is called 'x'; there are: neural-clamping"):
         STUDIES["x"]
+
+
+def test_an_oracle_and_parts_are_refused_where_there_are_none():
+    with pytest.raises(ValueError, match="oracle is of studies that choose among settings, got it with post-hoc"):
+        STUDIES["post-hoc"].cells(Options(oracle=True))
+    with pytest.raises(ValueError, match="without must be among figure-1d in rethinking, got 'x'"):
+        STUDIES["rethinking"].cells(Options(without=("x",)))
+    whole, fewer = (len(STUDIES["rethinking"].cells(Options(without=w))) for w in ((), ("figure-1d",)))
+    assert fewer < 0.5 * whole
+
+
+def test_what_a_study_costs():
+    assert cost.estimate(STUDIES["post-hoc"], Options()) is None
+    study = STUDIES["rethinking"]
+    options = Options(methods=("cross_entropy",), seeds=1, without=("figure-1d",))
+    forward = 2 * (64 * 128 + 128 * 128 + 128 * 10)
+    found = cost.estimate(study, options)
+    assert (found.cells, found.flops) == (1, forward * 60 * (4 * 200 + 450 + 900))
+    assert found.hours(found.flops) == 1 / 3600
+    [cell] = study.cells(options)
+    assert cost.estimate(study, options, done=frozenset([cell.key])).flops == 0
+    texts = cost.estimate(study, Options(preset="trec"))
+    assert (texts.flops, len(texts.unknown)) == (0, 1)
+    clamping = STUDIES["neural-clamping"]
+    one = Options(methods=("nc_ce",), seeds=1)
+    more = cost.estimate(clamping, one)
+    image = cost.forward_flops("cnn", "digits", '{"width":8,"batch_norm":false}')
+    training = 60 * (4 * 400 + 700 + 697)
+    fits = 21 * (2 * 100 * 700 + 2 * 700 + 697)
+    assert more.flops == pytest.approx(image * (training + 700 + 697 + fits))
+    assert cost.measure_rate() > 1e7
 
 
 @pytest.mark.parametrize("name", ["seeds", "threads"])

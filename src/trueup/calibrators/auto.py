@@ -13,15 +13,13 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error, weighted_mean
-from trueup.calibrators.pool import HeldOut, Mixture
-from trueup.calibrators.residual import average_folds, fit_folds
-from trueup.calibrators.uniform_mixture import UniformMixture
+from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
 from trueup.core.clusters import Clusters, weighted_clusters
+from trueup.core.errors import silence_warnings
 from trueup.core.optimize import FitError
 from trueup.core.progress import track
 from trueup.core.splits import k_fold, stratified_folds
-from trueup.core.warning_capture import silence_warnings
 from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
@@ -316,6 +314,8 @@ class _Trial:
         if base is None:
             self._drop(name, "its base map could not be fitted")
             return
+        from trueup.calibrators.residual import fit_folds  # small problems have no such candidate
+
         models = fit_folds(self.z, self.y, self.folds, w=self.w, bases=self.models[base])
         if models == self.models[base]:
             self._drop(name, "it found nothing to correct in its base map")
@@ -338,6 +338,8 @@ class _Trial:
         base = self._base(name)
         if base is None:
             return self.fits[name](self.z, self.y, **given(self.w))
+        from trueup.calibrators.residual import average_folds
+
         return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from trueup.calibrators.pool import Mixture
-from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import inverse_temperature, smoothed_loss
+from trueup.calibrators.temperature import Temperature, inverse_temperature, smoothed_loss
 from trueup.core.arrays import as_weighted
 
 _SMOOTH = 0.1  # rows that have all classes alike: the likelihood is then bounded where every row is right

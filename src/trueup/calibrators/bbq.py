@@ -10,15 +10,7 @@ import numpy as np
 from scipy.special import gammaln
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import (
-    PADDING,
-    each_class,
-    keep_curve,
-    one_vs_rest,
-    pad_curves,
-    step,
-)
+from trueup.calibrators.base import PADDING, Calibrator, each_class, keep_curve, one_vs_rest, pad_curves, step
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import tie_ends, weighted_places
 

@@ -149,7 +149,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
 
     The calibrator takes what `event_logits` makes of logits, and gives (ln(1 − p), ln p).
 
-    >>> from trueup.core.events import event_logits
+    >>> from trueup.core.conversion import event_logits
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -160,7 +160,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
-        from trueup.core.events import as_event  # most fits are of no event
+        from trueup.core.conversion import as_event  # most fits are of no event
 
         return method(*as_event(logits, labels, event, names=names), **options)
 
@@ -168,7 +168,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
 
 
 def _log_odds(logits: Tensor) -> Tensor:
-    from trueup.calibrators.platt import log_probs_and_rests
+    from trueup.calibrators.logistic import log_probs_and_rests
 
     log_p, log_rest = log_probs_and_rests(logits)
     return log_p - log_rest

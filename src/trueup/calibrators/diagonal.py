@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_weighted, fill_absent, find_absent, upcast_half
 from trueup.core.optimize import Certificate, lbfgs
 
@@ -100,7 +100,7 @@ def _integrals(u: Tensor, knots: Tensor) -> Iterator[Tensor]:
 def _knots(z: Tensor, w: Tensor | None, temperature: float, number: int) -> Tensor:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
-    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         u = centre_rows(upcast_half(z[rows]).double())
         scaled = _mask(u / temperature, find_absent(z[rows]))
         p, place = torch.softmax(scaled, dim=1).topk(min(10, u.shape[1]), dim=1)
@@ -124,11 +124,11 @@ def _increasing(z: Tensor, y: Tensor, w: Tensor | None, knots: Tensor, start: fl
     share = torch.full((n, 1), 1 / n, dtype=torch.float64, device=z.device) if w is None else (w / w.sum())[:, None]
 
     def pieces() -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
-        for rows in chunks.row_chunks(n, z.shape[1] * len(knots), chunks.STEP):
+        for rows in native.row_chunks(n, z.shape[1] * len(knots), native.STEP):
             basis = torch.stack(list(_integrals(centre_rows(upcast_half(z[rows]).double()), knots)), dim=2)
             yield basis, find_absent(z[rows]), y[rows, None], share[rows]
 
-    cache = list(pieces()) if size <= chunks.KEPT else None
+    cache = list(pieces()) if size <= native.KEPT else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * torch.exp(torch.from_numpy(theta).to(z.device))

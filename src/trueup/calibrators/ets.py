@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.temperature_search import (
+from trueup.calibrators.temperature import (
     MAX_BRIER_RATIO,
     brier_inverse_temperature,
     inverse_temperature,
@@ -24,7 +24,7 @@ from trueup.core.optimize import FitError, warn_at_bound
 Loss = Literal["brier", "nll"]
 
 _TRACE = 1e-3
-"""What the scaled distribution keeps where the uniform would take all, so that the predicted class can be told."""
+"""What the scaled distribution keeps where the uniform would take all, so that there still is a predicted class."""
 
 
 class EnsembleTemperature(Calibrator):

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel
-from trueup.calibrators.per_class import (
+from trueup.calibrators.base import (
+    Calibrator,
+    TopLabel,
     check_margin,
     clip_frequencies,
     keep_curve,

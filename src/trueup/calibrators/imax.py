@@ -10,18 +10,20 @@ import torch
 from scipy.special import expit, xlogy
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel, set_confidence
-from trueup.calibrators.per_class import (
+from trueup.calibrators.base import (
+    Calibrator,
+    TopLabel,
     check_margin,
     clip_frequencies,
     keep_curve,
     one_vs_rest,
     row_count,
     row_weights,
+    set_confidence,
     step,
 )
-from trueup.calibrators.platt import log_probs_and_rests
-from trueup.core import chunks
+from trueup.calibrators.logistic import log_probs_and_rests
+from trueup.core import native
 from trueup.core.arrays import as_logits, as_weighted, find_absent, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_width
 from trueup.core.row_scores import scores_and_outcomes
@@ -129,7 +131,7 @@ class IMaxShared(Calibrator):
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         rows, classes = z.shape
-        blocks = chunks.row_chunks(rows, classes, chunks.BLOCK)
+        blocks = native.row_chunks(rows, classes, native.BLOCK)
         odds = torch.cat([_odds(upcast_half(z[at]).double()) for at in blocks]).ravel().cpu().numpy()
         positive = np.arange(rows) * classes + y.cpu().numpy()
         weights = None if w is None else np.repeat(w.cpu().numpy(), classes)

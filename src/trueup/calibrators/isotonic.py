@@ -8,9 +8,11 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, TopLabel, break_ties
-from trueup.calibrators.per_class import (
+from trueup.calibrators.base import (
     PADDING,
+    Calibrator,
+    TopLabel,
+    break_ties,
     clip_frequencies,
     each_class,
     interpolate,
@@ -104,14 +106,14 @@ class IsotonicOvR(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
-        return cls._fitted(*as_weighted(logits, labels, weights, at_least=1), temperature=1.0)
+        return cls._fit(*as_weighted(logits, labels, weights, at_least=1), temperature=1.0)
 
     @classmethod
     def fit_scaled(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         scaler = Temperature.fit(z, y, weights=w)
-        return cls._fitted(scaler(upcast_half(z)), y, w, float(scaler.temperature), scaler.certificate)
+        return cls._fit(scaler(upcast_half(z)), y, w, float(scaler.temperature), scaler.certificate)
 
     @classmethod
     def fit_centred(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -124,7 +126,7 @@ class IsotonicOvR(Calibrator):
         return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)))
 
     @classmethod
-    def _fitted(
+    def _fit(
         cls, z: Tensor, y: Tensor, w: Tensor | None, temperature: float, certificate: Certificate | None = None
     ) -> Self:
         curves = [pool_adjacent_violators(*rows) for rows in each_class(z, y, w)]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import fill_absent, find_absent, upcast_half
 from trueup.core.loss_sums import vector_sums
 from trueup.core.native import one_thread
@@ -260,7 +260,7 @@ class Problem:
                 u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
             return fill_absent(u, absent).to(kind), absent, self.y[rows, None], share
 
-        parts = list(chunks.row_chunks(len(self.z), classes, chunks.PRODUCT))
+        parts = list(native.row_chunks(len(self.z), classes, native.PRODUCT))
         kept: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:

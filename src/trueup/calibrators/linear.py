@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
-from trueup.calibrators.temperature_search import finite_inverse_temperature, near_inverse_temperature
+from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.linear import Structured
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_weighted, fill_absent, find_absent, take_weighted, upcast_half
 from trueup.core.native import one_thread
 from trueup.core.optimize import Certificate, lbfgs
@@ -124,7 +124,7 @@ class _Problem:
         self.n = float(len(z) if w is None else w.sum())
         share = torch.ones(len(z), dtype=torch.float64, device=z.device) if w is None else w
         self.rows = []
-        for at in chunks.row_chunks(len(z), self.classes, chunks.PRODUCT):
+        for at in native.row_chunks(len(z), self.classes, native.PRODUCT):
             absent = find_absent(z[at])
             u = fill_absent(about.features(upcast_half(z[at]).double()), absent).float()
             self.rows.append(_Rows(u, _centre(u), absent, y[at], share[at, None].float()))

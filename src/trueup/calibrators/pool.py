@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,10 +12,15 @@ from scipy.special import xlogy
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, break_ties
-from trueup.calibrators.temperature_search import brier_inverse_temperature, inverse_temperature
-from trueup.core.arrays import NEVER, count_options
+from trueup.calibrators.temperature import brier_inverse_temperature, inverse_temperature
+from trueup.core.arrays import NEVER, as_weighted, count_options, take_weighted, upcast_half
 from trueup.core.row_scores import score_rows
+from trueup.core.splits import stratified_folds
 
+SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+"""Shares of the uniform distribution that `UniformMixture.fit` tries."""
+_LEAST_SHARE_GAIN = 1e-4  # in the mean log-loss, or one over the rows: a share that gains less is not taken
+_SHARE_NUMBERS = 1 << 21  # as many as choose a share
 _RIDGE = 1e-9  # parts that say the same leave a direction without curvature
 _LEAST_GAIN = 1e-9  # in the mean loss of a row
 
@@ -75,8 +80,7 @@ class Mixture(Calibrator):
             for part, w in zip(self.calibrators, self.weights, strict=True)
         ]
         log_q = torch.log_softmax(torch.logsumexp(torch.stack(parts), dim=0) / self.temperature, dim=1)
-        uniform = torch.log(self.share) - torch.as_tensor(count_options(logits), dtype=torch.float64).log()
-        mixed = torch.logaddexp(log_q + torch.log1p(-self.share), uniform).to(logits.dtype)
+        mixed = _add_uniform(log_q, self.share, logits).to(logits.dtype)
         return break_ties(logits, mixed) if self.keeps_argmax else mixed
 
     def config(self) -> dict[str, Any]:
@@ -87,6 +91,56 @@ class Mixture(Calibrator):
             "temperature": self.temperature,
             "share": self.share,
         }
+
+
+class UniformMixture(Calibrator):
+    """Mix with the uniform distribution: q = (1 − ε) softmax(z) + ε/K.
+
+    Sure errors of naive Bayes, boosted trees or an over-trained network rule the likelihood of every map of logits; a
+    share ε of the uniform bounds what they cost. `fit` takes the ε of least log-loss, each with a temperature of its
+    own, and ε = 0 where none gains: a step before another method. Not for calibration by itself.
+
+    >>> UniformMixture(0.1)([[0.0, -1000.0]]).round(4)
+    array([[-0.0513, -2.9957]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    sample_invariant = False  # of very many rows, some choose the share
+    differentiable = True
+
+    share: Tensor
+
+    def __init__(self, share: Tensor | float) -> None:
+        super().__init__()
+        self.keep("share", share)
+        if not (self.share.ndim == 0 and 0 <= float(self.share) < 1):
+            raise ValueError(f"share must be one number in [0, 1), got {share}")
+
+    def map(self, logits: Tensor) -> Tensor:
+        """The logarithm of the mixture."""
+        log_p = torch.log_softmax(logits, dim=1).clamp(min=NEVER)
+        return _add_uniform(log_p, self.share.to(logits.dtype), logits)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """Uniform mixture: take the share of least log-loss, each with a temperature of its own."""
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        most = max(1, _SHARE_NUMBERS // z.shape[1])
+        if len(z) > most:
+            place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
+            z, y, w = take_weighted(z, y, w, place < most)
+        z = upcast_half(z)
+        losses = [inverse_temperature(cls(share)(z) if share else z, y, w)[1].loss for share in SHARES]
+        best = min(range(len(SHARES)), key=losses.__getitem__)
+        n = len(z) if w is None else float(w.sum())
+        return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_SHARE_GAIN, 1 / n) else 0.0)
+
+
+def _add_uniform(log_p: Tensor, share: Tensor, logits: Tensor) -> Tensor:
+    """ln((1 − ε) p + ε/K), K the options that a row of the logits has."""
+    uniform = torch.log(share) - torch.as_tensor(count_options(logits), dtype=log_p.dtype).log()
+    return torch.logaddexp(log_p + torch.log1p(-share), uniform)
 
 
 class HeldOut:

@@ -9,10 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, set_confidence
+from trueup.calibrators.base import Calibrator, check_margin, row_count, row_weights, set_confidence
 from trueup.calibrators.diagonal import centre_rows
-from trueup.calibrators.per_class import check_margin, row_count, row_weights
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
 from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
 from trueup.core.row_scores import event_probs
@@ -29,7 +28,7 @@ _FULL = 30
 class ProximityInformed(Calibrator):
     """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
 
-    Where it is said to be of an `event`, as every fit to two classes is, it maps P(class 1) instead.
+    With `event`, as every fit to two classes is, it maps P(class 1) instead.
     Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
     """
 
@@ -302,7 +301,7 @@ def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
         log_share = log_share.repeat(3)
     scaled, at = query / width, points / width
     whole = torch.compiler.is_compiling()
-    blocks = [scaled] if whole else [scaled[at] for at in chunks.row_chunks(len(query), len(points), chunks.BLOCK)]
+    blocks = [scaled] if whole else [scaled[at] for at in native.row_chunks(len(query), len(points), native.BLOCK)]
     sums = [
         torch.logsumexp(log_share - ((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1)
         for q in blocks

@@ -7,8 +7,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import keep_curve, step
+from trueup.calibrators.base import TopLabel, keep_curve, step
 from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_logits, as_weighted, match_kind, upcast_half
 from trueup.core.bins import Bins, equal_mass

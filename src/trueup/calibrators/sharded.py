@@ -15,8 +15,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges, tally_options
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
-from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import inverse_temperature, scale_of, search_beta, subsample_estimate
+from trueup.calibrators.temperature import Temperature, inverse_temperature, scale_of, search_beta, subsample_estimate
 from trueup.core.arrays import as_tensors, trusted_tensors
 from trueup.core.bins import BINS, Bins
 from trueup.core.errors import InputError
@@ -276,7 +275,7 @@ def _matrix(data: _Data) -> Linear:
     )
 
 
-def _structured(data: _Data, *, vector: bool) -> Linear:
+def _fit_structured(data: _Data, *, vector: bool) -> Linear:
     n, classes = data.total, data.sample.logits.shape[1]
     beta, _, _ = _inverse_temperature(data)
     penalty = Penalty(off=classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
@@ -355,8 +354,8 @@ FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "temperature": _temperature,
     "vector": _vector,
     "matrix": _matrix,
-    "svs": partial(_structured, vector=True),
-    "sms": partial(_structured, vector=False),
+    "svs": partial(_fit_structured, vector=True),
+    "sms": partial(_fit_structured, vector=False),
     "histogram": _histogram,
     "histogram_mass": _histogram_mass,
     "histogram_ovr": _histogram_ovr,

@@ -8,9 +8,9 @@ import numpy as np
 from scipy.special import betaln
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import (
+from trueup.calibrators.base import (
     PADDING,
+    Calibrator,
     clip_frequencies,
     each_class,
     keep_curve,

@@ -10,9 +10,8 @@ from scipy.interpolate import BSpline
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import interpolate, pad_curves
-from trueup.calibrators.platt import class_blocks, log_normalise, log_probs_and_rests, platt_targets
+from trueup.calibrators.base import Calibrator, interpolate, pad_curves
+from trueup.calibrators.logistic import class_blocks, log_normalise, log_probs_and_rests, platt_targets
 from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold

@@ -9,8 +9,7 @@ from scipy.interpolate import CubicSpline
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from trueup.calibrators.base import TopLabel
-from trueup.calibrators.per_class import check_margin, interpolate, keep_curve
+from trueup.calibrators.base import TopLabel, check_margin, interpolate, keep_curve
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import scores_and_outcomes

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.per_class import PADDING, each_class, one_vs_rest, order_weight, pad_curves, row_weights
+from trueup.calibrators.base import PADDING, Calibrator, each_class, one_vs_rest, order_weight, pad_curves, row_weights
 from trueup.core.arrays import as_logits, as_weighted, match_kind, take_weighted, upcast_half
 from trueup.core.module import count_below
 from trueup.core.splits import k_fold
@@ -151,14 +150,14 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray
     came_true = np.zeros(len(scores))
     came_true[positive] = 1.0
     count, hits = np.add.reduceat(np.stack([w, w * came_true[order]]), first, axis=1)
-    high = _added_as_one(count, hits)
+    high = _isotonic_with_one(count, hits)
     # Turned around, a row added as 0 is one added as 1.
-    low = 1 - _added_as_one(count[::-1], (count - hits)[::-1])[::-1]
+    low = 1 - _isotonic_with_one(count[::-1], (count - hits)[::-1])[::-1]
     high = np.clip(high, 0.0, 1.0)  # sums of weights are rounded
     return ordered[first], np.clip(low, 0.0, high), high
 
 
-def _added_as_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
+def _isotonic_with_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The isotonic value at each group of equal scores if one more positive is put there, and 1 above them all.
 
     One walk along the cumulative sums (n, hits), led by a point (−1, −1) for the added row: the value is the slope of

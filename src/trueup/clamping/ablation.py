@@ -11,9 +11,10 @@ from torch import nn
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit import clamp
-from trueup.clamping.fit_record import Clamped
+from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.problem import Recipe
 from trueup.core.arrays import Array
+from trueup.io.predictions import Predictions
 from trueup.models.calibrated import Calibrated, collect
 
 GAMMAS = tuple(i / 20 for i in range(21))
@@ -47,9 +48,14 @@ def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) ->
     `temperature (focal)` has the exponent of the fit, or 1 where that was 0. Tang et al., "Neural Clamping" (2024),
     table 4.
     """
-    record, model = clamped.fit_record, clamped.model
+    model = clamped.model
     given = collect(model, calibration, progress=False)
     plain, shifted = (collect(m, test, progress=False) for m in (model, Calibrated(model, before=clamped.before)))
+    return ablation_rows(clamped.fit_record, given, plain, shifted)
+
+
+def ablation_rows(record: FitRecord, given: Predictions, plain: Predictions, shifted: Predictions) -> list[AblationRow]:
+    """The same from the network's predictions: for calibration data, for test data, and for test data moved by δ."""
     gamma, labels = record.gamma or 1.0, plain.labels
     by_likelihood, by_focal = Temperature.fit(*given), Temperature.fit_focal(*given, gamma=gamma)
     one, fitted = Temperature(1.0), Temperature(record.temperature)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from operator import itemgetter
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, SequentialSampler
 
 from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
 from trueup.models.batches import Batch, Device, batches, tensors_in
@@ -121,10 +122,20 @@ class CalibrationSet:
     def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch of mini-batches in a new order.
 
-        Samples are shuffled where the set is kept and its inputs have one shape; inputs of several shapes come in their
-        own batches, in a new order of these, and a set that is not kept in the loader's order.
+        Samples are shuffled where the set is kept and its inputs have one shape, or is not kept and its loader can give
+        the samples of any number; inputs of several shapes come in their own batches, in a new order of these, and a
+        set that can only be read from end to end in the loader's order.
         """
         chunks = list(self._chunks) if self._kept else []
+        samples = None if self._kept else batches_of(self._chunks)
+        if samples is not None:
+            numbers = torch.arange(self.n) if self._index is None else self._index
+            parts = torch.split(torch.randperm(self.n, generator=generator), size)
+            drawn = batches(samples([numbers[index].tolist() for index in parts]), device=self.device)
+            for index, batch in zip(parts, drawn, strict=True):
+                self._check_labels(batch, self.labels[index])
+                yield batch
+            return
         if len(chunks) == 1:
             order = torch.randperm(self.n, generator=generator)
             for index in torch.split(order, size):
@@ -149,18 +160,37 @@ class CalibrationSet:
             rows = index[at] - start
             start += len(batch.labels)
             batch = batch if len(rows) == len(batch.labels) else self._rows(batch, rows)
-            if not torch.equal(batch.labels.cpu(), self.labels[at]):
-                raise ValueError(
-                    "loader must give the same samples in the same order each time it is read, since they are too many "
-                    "to be kept; got other labels than before: turn shuffling off"
-                )
+            self._check_labels(batch, self.labels[at])
             if len(rows):
                 yield batch
         if start <= int(index[-1:].sum()):
             raise ValueError(f"loader must give as many samples each time it is read, got only {start} this time")
 
+    @staticmethod
+    def _check_labels(batch: Batch, labels: Tensor) -> None:
+        if not torch.equal(batch.labels.cpu(), labels):
+            raise ValueError(
+                "loader must give the same samples in the same order each time it is read, since they are too many "
+                "to be kept; got other labels than before: turn shuffling off"
+            )
+
     def _rows(self, batch: Batch, rows: Tensor) -> Batch:
         return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+
+
+def batches_of(loader: Any) -> Callable[[Sequence[list[int]]], Iterable[Any]] | None:
+    """The function that gives the samples of these numbers, batch by batch; None of a loader that has no numbers.
+
+    A loader of one's own may have a method of this name; one of torch has numbers if it reads its set in order.
+    """
+    own = getattr(loader, "batches_of", None)
+    if own is not None or type(loader) is not DataLoader or not isinstance(loader.sampler, SequentialSampler):
+        return own
+    if not hasattr(loader.dataset, "__getitem__"):
+        return None
+    how = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
+    # With a generator of its own, since a loader draws a number from the global one.
+    return lambda numbers: DataLoader(loader.dataset, batch_sampler=numbers, generator=torch.Generator(), **how)
 
 
 def local_subset(inputs: CalibrationSet, which: Tensor) -> CalibrationSet:

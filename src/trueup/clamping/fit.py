@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.calibrators.temperature import Temperature
-from trueup.calibrators.temperature_search import bound_reason, inverse_temperature, scale_of
+from trueup.calibrators.temperature import Temperature, bound_reason, inverse_temperature, scale_of
 from trueup.clamping import starts
 from trueup.clamping.calibration_set import CalibrationSet, local_subset
 from trueup.clamping.fit_record import Clamped, FitRecord

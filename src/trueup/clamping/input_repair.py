@@ -16,20 +16,21 @@ from trueup.clamping.batch_norm import Augment, Crop, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
+from trueup.clamping.input_map import Shape
 from trueup.clamping.ladder import (
     FoldState,
     Ladder,
+    average_folds,
     climb,
     fit_to_teacher,
     judge,
     nested_rows,
     paired_gain,
-    refit,
 )
 from trueup.clamping.network import Network, extent
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
-from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition, Shape
+from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.clamping.unlabelled_repair import repair_without_labels
 from trueup.core.errors import InputError
@@ -165,8 +166,7 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
             f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
         )
         job = replace(job, parts=(), families=())
-    problem = job.climb(labels)
-    ladder = climb(problem)
+    ladder = climb(job.climb(labels))
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
     afford = job.network.cost().equivalents <= TAUGHT_BUDGET
@@ -180,12 +180,13 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
         first, *others = ladder.rungs
         ladder.rungs, ladder.current, ladder.folds = [first, *(replace(r, kept=False) for r in others)], 0, identity
         weight, ridge, taught = 0.0, None, None
-    composition, temperature = refit(problem, ladder) if taught is None else (ladder.folds[0].composition, 1.0)
-    before = job.space(composition)
+    before = job.space(average_folds(ladder))
     changed: dict[str, Tensor] = {}
     if weight:
         changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed)
-    if before is not None or changed or ridge is not None:
+    if before is None and not changed and ridge is None:
+        temperature = Loss().temperature(network.plain_logits(), labels)
+    else:
         logits, features = forward(job, before, changed, head if ridge is not None else None)
         temperature = Loss().temperature(logits, labels)
         if ridge is not None and features is not None and head is not None:
@@ -207,7 +208,7 @@ def _holds(ladder: Ladder) -> bool:
     """
     if not ladder.current:
         return True
-    gain, error = paired_gain(ladder.rungs[0].losses, nested_rows(ladder.rungs, [f.out for f in ladder.folds])[0])
+    gain, error = paired_gain(ladder.rungs[0].losses, nested_rows(ladder.rungs)[0])
     return gain > (STANDARD_ERRORS * error if len(ladder.rungs[0].losses) < FEW else 0.0)
 
 

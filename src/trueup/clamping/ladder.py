@@ -1,8 +1,10 @@
 """The ladder of input maps: which family has signal, and is it worth its parameters on samples left out.
 
 A rung extends the map by the family whose score test promises most; it is fitted with each fold left out in turn, and
-kept only if the paired gain on the samples left out exceeds 1.64 standard errors. The same pass that judges a rung
-gives the gradients from which the next family is chosen. Temperature alone is the lowest rung.
+kept only if the paired gain on the samples left out exceeds 1.64 standard errors, half way to the fit or the whole way.
+Half the way is three quarters of what a step in the right direction gains, at half of its noise: with few labels it can
+be told from nothing where the whole cannot. The gradients of samples left out, at the map that was kept, choose the
+next family. Temperature alone is the lowest rung.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from trueup.clamping.linearized import gradient_test
 from trueup.clamping.natural_gradient import (
     MapFit,
     SampleGradients,
+    draw_labels,
     logits_through,
     natural_gradient,
     sample_gradients,
@@ -33,21 +37,34 @@ FOLDS = 3
 SIGNIFICANCE = 0.05
 """Families are tried if the p-value of a score test times the number of tests is smaller, so that all of them together
 raise so many false alarms; samples left out have the last word."""
-STEPS, MORE_STEPS, LAST_STEPS = 11, 8, 9
-"""Mini-batches of the search: from the identity, from a poorer map, and on all samples at the end."""
+STEPS, MORE_STEPS = 11, 8
+"""Mini-batches of the search: from the identity, and from a poorer map."""
 TAUGHT_STEPS = 9
 """Of a search for a teacher's answers on all samples."""
 BATCHES = 5
 """Mini-batches into which the samples go."""
-SMALLEST_BATCH, LARGEST_BATCH = 24, 256
+SMALLEST_BATCH, LARGEST_BATCH = 64, 256
+"""Steps of fewer samples wander: the noise of a step costs r/2b in the loss, which one last step over all samples does
+not wholly take back."""
+FEWER_STEPS = 8
+"""Where the smallest batch is more than a fifth of the samples, so that few samples cost no more passes."""
+SHARES = (0.5, 1.0)
+"""Of the way from a map to the fit with more families."""
+GROUPS = 100
+"""Of samples for each of which the others choose. They are small: where few samples bear most of a gain, taking a tenth
+away would take the evidence with it from just those who gain."""
 FAILURES = 2
 """Rungs in a row that do not help before the ladder ends."""
 MANY = 150
 """Samples left out that suffice to refuse a rung before the other folds are fitted."""
 COMPARABLE = 0.9
 """Of the largest promise; of families that promise about as much, the smallest is tried."""
-BESIDE = 0.5
+BESIDE = 0.3
 """Of a family's promise; what another one promises beside it must be more for both to be tried as one rung."""
+RENEWED = ("offset", "affine")
+"""Families of which new batch-norm statistics do most by themselves."""
+TOGETHER = 3
+"""Families at most that are tried as one rung."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,8 @@ class Rung:
     kept: bool = True
     p_value: float | None = None
     """Of the score test by which the family was chosen."""
+    wanted: float = STANDARD_ERRORS
+    """Standard errors that the gain had to exceed: none where only the length of a step that helps is in question."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,12 @@ class FoldState:
     """Mask of the samples left out."""
     composition: Composition
     temperature: float
+
+    def part_way(self, end: FoldState, share: float) -> FoldState:
+        """From here, brought to the same families, so far towards the end."""
+        theta = torch.lerp(self.composition.theta, end.composition.theta, share)
+        temperature = self.temperature ** (1 - share) * end.temperature**share
+        return FoldState(self.out, end.composition.with_theta(theta), temperature)
 
 
 @dataclass
@@ -127,6 +152,7 @@ class Climb:
 
     def search(self, composition: Composition, index: Tensor, temperature: float, steps: int, seed: int) -> MapFit:
         """Fit a map to some samples, from where it is."""
+        steps = steps if self.batch_size > SMALLEST_BATCH else min(steps, FEWER_STEPS)
         return natural_gradient(
             self.network,
             self.space(composition),
@@ -160,7 +186,7 @@ def climb(problem: Climb) -> Ladder:
     everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
     temperature = problem.temperature_of(plain, torch.ones(n, dtype=torch.bool))
     gradients = sample_gradients(network, problem.space(everything), targets, temperature)
-    scores = _scores(gradients, everything, problem.families)
+    scores = _scores(gradients, gradients, everything, problem.families)
     ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
     p_values, refused, failures = dict(ladder.p_values), set[str](), 0
     while True:
@@ -172,41 +198,62 @@ def climb(problem: Climb) -> Ladder:
             ladder.stopped = "the budget of passes was spent"
             return ladder
         problem.progress(f"input map: {' + '.join(families)}")
-        current = ladder.rungs[ladder.current]
-        trial: list[FoldState] = []
-        logits, losses = current.logits.copy(), current.losses.copy()
-        parts: list[tuple[Tensor, dict[str, np.ndarray]]] = []
-        for number, fold in enumerate(ladder.folds):
-            state = _fit_fold(problem, fold, families, number)
-            trial.append(state)
-            candidates = _candidates(problem.families, state.composition, refused)
-            extended = _extended(state.composition, candidates, network.shape)
-            held, index = state.out.numpy(), state.out.nonzero()[:, 0]
-            judged = sample_gradients(network, problem.space(extended), targets, state.temperature, index)
-            logits[held] = judged.logits.double().numpy() / state.temperature
-            losses[held] = row_losses(logits[held], targets[state.out])
-            known = [part.name for part in state.composition.parts]
-            parts.append((index, _scores(judged, extended, candidates, known)))
-            # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
-            if len(index) >= MANY and losses[held].mean() >= current.losses[held].mean():
-                break
-        composition = trial[0].composition
-        rung = judge(
-            ladder.rungs, ladder.current, composition.name, composition.title, len(composition.theta), logits, targets,
-            p_value=p_values[families[0]],
-        )  # fmt: skip
-        rung = rung if len(trial) == len(ladder.folds) else replace(rung, kept=False)
-        ladder.rungs.append(rung)
-        if rung.kept:
-            ladder.current, ladder.folds, failures = len(ladder.rungs) - 1, trial, 0
-            scores = {name: _joined(parts, name, n) for name in candidates}
-            p_values = {name: _p_value(scores[name], problem.seed) for name in candidates}
-        else:
+        kept = _try_families(problem, ladder, families, p_values[families[0]])
+        if kept is None:
             refused.add(families[-1])  # of two the first may yet do alone
             failures += 1
             if failures == FAILURES:
                 ladder.stopped = "two richer maps in a row did not help"
                 return ladder
+            continue
+        ladder.folds, failures = kept, 0
+        candidates = _candidates(problem.families, kept[0].composition, refused)
+        scores = _held_out_scores(problem, kept, candidates)
+        p_values = {name: _p_value(scores[name], problem.seed) for name in candidates}
+
+
+def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_value: float) -> list[FoldState] | None:
+    """Fit the map with more families, each fold left out in turn, and judge it half way and the whole way."""
+    current = ladder.rungs[ladder.current]
+    ways: dict[float, list[FoldState]] = {share: [] for share in SHARES}
+    logits = {share: current.logits.copy() for share in SHARES}
+    for number, fold in enumerate(ladder.folds):
+        start, end = _fit_fold(problem, fold, families, number)
+        held, index = fold.out.numpy(), fold.out.nonzero()[:, 0]
+        for share in SHARES:
+            state = end if share == 1 else start.part_way(end, share)
+            ways[share].append(state)
+            z = logits_through(problem.network, problem.space(state.composition), index)
+            logits[share][held] = z.double().numpy() / state.temperature
+        best = min(row_losses(logits[share][held], problem.targets[fold.out]).mean() for share in SHARES)
+        # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
+        if len(index) >= MANY and best >= current.losses[held].mean():
+            break
+    whole = len(ways[1.0]) == len(ladder.folds)
+    composition, kept = ways[1.0][0].composition, None
+    for share in SHARES:
+        title = composition.title if share == 1 else f"half way: {composition.title}"
+        rung = judge(
+            ladder.rungs, ladder.current, composition.name, title, len(composition.theta), logits[share],
+            problem.targets, p_value=p_value, wanted=STANDARD_ERRORS if kept is None else 0.0,
+        )  # fmt: skip
+        rung = rung if whole else replace(rung, kept=False)
+        ladder.rungs.append(rung)
+        if rung.kept:
+            ladder.current, kept = len(ladder.rungs) - 1, ways[share]
+    return kept
+
+
+def _held_out_scores(problem: Climb, folds: Sequence[FoldState], candidates: Sequence[str]) -> dict[str, Scores]:
+    """Scores of families at the map of each fold, of the samples left out of its fit."""
+    parts: list[tuple[Tensor, dict[str, Scores]]] = []
+    for fold in folds:
+        extended = _extended(fold.composition, candidates, problem.network.shape)
+        index = fold.out.nonzero()[:, 0]
+        gradients = sample_gradients(problem.network, problem.space(extended), problem.targets, fold.temperature, index)
+        known = [part.name for part in fold.composition.parts]
+        parts.append((index, _scores(gradients, gradients, extended, candidates, known)))
+    return {name: _joined(parts, name, len(problem.targets)) for name in candidates}
 
 
 def judge(
@@ -219,11 +266,13 @@ def judge(
     targets: Tensor,
     *,
     p_value: float | None = None,
+    wanted: float = STANDARD_ERRORS,
 ) -> Rung:
-    """A rung beside the one it would replace: kept if the paired gain exceeds 1.64 standard errors."""
+    """A rung beside the one it would replace: kept if the paired gain exceeds so many standard errors."""
     losses = row_losses(logits, targets)
     gain, error = paired_gain(rungs[parent].losses, losses)
-    return Rung(name, title, size, parent, logits, losses, gain, error, bool(gain > STANDARD_ERRORS * error), p_value)
+    kept = bool(gain > wanted * error)
+    return Rung(name, title, size, parent, logits, losses, gain, error, kept, p_value, wanted)
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
@@ -239,34 +288,32 @@ def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
     return -(targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)).sum(dim=1).numpy()
 
 
-def nested_rows(rungs: Sequence[Rung], outs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and logits of each fold at the rung that the other folds' samples choose: choosing is not judged on the
-    samples that chose.
+def nested_rows(rungs: Sequence[Rung], groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and logits of each sample at the rung that other samples choose, so that those who chose do not judge.
+
+    A share s of the samples shows √s of the standard errors that all of them show, and so many are asked of it.
     """
     losses, logits = rungs[0].losses.copy(), rungs[0].logits.copy()
-    for mask in outs:
-        out, current = mask.numpy(), 0
+    for group in range(groups):
+        out, current = np.arange(len(losses)) % groups == group, 0
         for number, rung in enumerate(rungs[1:], start=1):
             if rung.parent != current:
                 continue
             gain, error = paired_gain(rungs[current].losses[~out], rung.losses[~out])
-            current = number if gain > STANDARD_ERRORS * error else current
+            current = number if gain > rung.wanted * math.sqrt(1 - out.mean()) * error else current
         losses[out], logits[out] = rungs[current].losses[out], rungs[current].logits[out]
     return losses, logits
 
 
-def refit(problem: Climb, ladder: Ladder) -> tuple[Composition, float]:
-    """The chosen map on all samples, from the mean of what the folds found."""
+def average_folds(ladder: Ladder) -> Composition:
+    """The mean of the maps that the folds found: to first order the fit to all samples, and without its last noise.
+
+    Each sample is in all fits but one, so that the mean of their influences is what the whole has.
+    """
     composition = ladder.folds[0].composition
     if not len(composition.theta):
-        plain = problem.network.plain_logits()
-        return composition, problem.temperature_of(plain, torch.ones(len(plain), dtype=torch.bool))
-    mean = torch.stack([state.composition.theta for state in ladder.folds]).mean(dim=0)
-    temperature = math.exp(sum(math.log(state.temperature) for state in ladder.folds) / len(ladder.folds))
-    problem.progress("input map on all samples")
-    index = torch.arange(len(problem.targets))
-    fit = problem.search(composition.with_theta(mean), index, temperature, LAST_STEPS, problem.seed + FOLDS)
-    return composition.with_theta(fit.theta), fit.temperature
+        return composition
+    return composition.with_theta(torch.stack([state.composition.theta for state in ladder.folds]).mean(dim=0))
 
 
 def fit_to_teacher(problem: Climb, start: Composition | None = None) -> Composition:
@@ -298,42 +345,56 @@ def fit_to_teacher(problem: Climb, start: Composition | None = None) -> Composit
 
 
 def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
-    """Extend the map as long as a third of the samples, left out, come nearer to the teacher."""
+    """Extend the map as long as a third of the samples, left out, come nearer to the teacher.
+
+    The teacher's batch norm takes gains and offsets of channels away by itself. A map that does the same again brings
+    the network near to the teacher's mistakes and no further; what is left without them is what only a map can do.
+    """
     network, targets = problem.network, problem.targets
+    renewed = [name for name in problem.families if name in RENEWED]
+    families = [name for name in problem.families if name not in RENEWED]
     problem.progress("screening families against the teacher")
     everything = _extended(Composition([]), problem.families, network.shape)
-    gradients = sample_gradients(network, problem.space(everything), targets, state.temperature)
-    scores = _scores(gradients, everything, problem.families)
+    labels = draw_labels(targets, [problem.seed, 0])  # for the curvature: `natural_gradient` says why
+
+    def gradients_at(composition: Composition, temperature: float) -> tuple[SampleGradients, SampleGradients]:
+        space = problem.space(composition)
+        by_answers = sample_gradients(network, space, targets, temperature)
+        return by_answers, sample_gradients(network, space, labels, temperature)
+
+    scores = _scores(*gradients_at(everything, state.temperature), everything, families, renewed)
     state = replace(state, out=fold_mask(sample_order(network, Loss()), 0, FOLDS))
-    index = state.out.nonzero()[:, 0]
     plain = network.plain_logits()[state.out].double().numpy() / state.temperature
     losses = row_losses(plain, targets[state.out])
     while True:
         p_values = {name: _p_value(scores[name], problem.seed) for name in scores}
-        families = _choose(scores, p_values, set(), problem.seed)
-        if not families or network.cost().equivalents > problem.budget:
+        chosen = _choose(scores, p_values, set(), problem.seed)
+        if not chosen or network.cost().equivalents > problem.budget:
             return state
-        problem.progress(f"input map: {' + '.join(families)}")
-        trial = _fit_fold(problem, state, families, 0)
-        candidates = _candidates(problem.families, trial.composition, set())
-        extended = _extended(trial.composition, candidates, network.shape)
-        judged = sample_gradients(network, problem.space(extended), targets, trial.temperature, index)
-        nearer = row_losses(judged.logits.double().numpy() / trial.temperature, targets[state.out])
+        problem.progress(f"input map: {' + '.join(chosen)}")
+        _, trial = _fit_fold(problem, state, chosen, 0)
+        candidates = _candidates(families, trial.composition, set())
+        extended = _extended(trial.composition, [*candidates, *renewed], network.shape)
+        judged = gradients_at(extended, trial.temperature)
+        nearer = row_losses(judged[0].logits[state.out].double().numpy() / trial.temperature, targets[state.out])
         gain, error = paired_gain(losses, nearer)
         if gain <= STANDARD_ERRORS * error:
             return state
         state, losses = trial, nearer
-        scores = _scores(judged, extended, candidates, [part.name for part in trial.composition.parts])
+        known = [part.name for part in trial.composition.parts]
+        scores = _scores(*judged, extended, candidates, [*known, *renewed])
 
 
-def _fit_fold(problem: Climb, fold: FoldState, families: Sequence[str], number: int) -> FoldState:
+def _fit_fold(problem: Climb, fold: FoldState, families: Sequence[str], number: int) -> tuple[FoldState, FoldState]:
+    """The state with more families before and after their fit."""
     start = fold.composition
     for family in families:
         start = start.extend(family, problem.network.shape)
     steps = MORE_STEPS if len(fold.composition.theta) else STEPS
     index = (~fold.out).nonzero()[:, 0]
     fit = problem.search(start, index, fold.temperature, steps, problem.seed + number)
-    return FoldState(fold.out, start.with_theta(fit.theta), fit.temperature)
+    before = FoldState(fold.out, start, fold.temperature)
+    return before, FoldState(fold.out, start.with_theta(fit.theta), fit.temperature)
 
 
 def _candidates(families: Sequence[str], composition: Composition, refused: set[str]) -> list[str]:
@@ -347,65 +408,90 @@ def _extended(composition: Composition, names: Sequence[str], shape: tuple[int, 
     return Composition([*composition.parts, *(FAMILIES[name](shape) for name in names)])
 
 
+class Scores(NamedTuple):
+    """Per-sample gradients by a family's coordinates, (m, r), what T and the families of the map explain taken out."""
+
+    slope: np.ndarray
+    """Whose mean is the slope of the loss."""
+    curvature: np.ndarray
+    """Whose second moment is its curvature: the same, unless targets are probabilities, which say too little of it."""
+
+    def without(self, known: Scores) -> Scores:
+        """What is left of the slope where the known coordinates are at their best."""
+        if len(self.curvature) <= 2 * known.curvature.shape[1]:
+            known = Scores(known.slope[:, :1], known.curvature[:, :1])
+        explained = np.linalg.lstsq(known.curvature, self.curvature, rcond=None)[0]
+        return Scores(self.slope - known.slope @ explained, self.curvature - known.curvature @ explained)
+
+
 def _scores(
-    gradients: SampleGradients, composition: Composition, names: Sequence[str], known: Sequence[str] = ()
-) -> dict[str, np.ndarray]:
-    """Each family's per-sample gradients, (m, r), what T and the families of the map explain of them taken out."""
+    slopes: SampleGradients,
+    curvatures: SampleGradients,
+    composition: Composition,
+    names: Sequence[str],
+    known: Sequence[str] = (),
+) -> dict[str, Scores]:
     ends = np.cumsum([0, *composition.sizes])
     columns = {
-        part.name: gradients.theta[:, a:b] for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
+        part.name: Scores(slopes.theta[:, a:b], curvatures.theta[:, a:b])
+        for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
     }
-    nuisance = np.column_stack([gradients.log_temperature, *(columns[name] for name in known)])
-    return {name: _residual(columns[name], nuisance) for name in names}
+    temperature = Scores(slopes.log_temperature[:, None], curvatures.log_temperature[:, None])
+    nuisance = _beside([temperature, *(columns[name] for name in known)])
+    return {name: columns[name].without(nuisance) for name in names}
 
 
-def _residual(scores: np.ndarray, nuisance: np.ndarray) -> np.ndarray:
-    if len(scores) <= 2 * nuisance.shape[1]:
-        nuisance = nuisance[:, :1]
-    return scores - nuisance @ np.linalg.lstsq(nuisance, scores, rcond=None)[0]
+def _beside(scores: Sequence[Scores]) -> Scores:
+    return Scores(*(np.column_stack(parts) for parts in zip(*scores, strict=True)))
 
 
-def _joined(parts: Sequence[tuple[Tensor, dict[str, np.ndarray]]], name: str, n: int) -> np.ndarray:
-    first = parts[0][1][name]
-    joined = np.zeros((n, first.shape[1]))
+def _joined(parts: Sequence[tuple[Tensor, dict[str, Scores]]], name: str, n: int) -> Scores:
+    joined = np.zeros((n, parts[0][1][name].slope.shape[1]))
     for index, scores in parts:
-        joined[index.numpy()] = scores[name]
-    return joined
+        joined[index.numpy()] = scores[name].slope
+    return Scores(joined, joined)
 
 
-def _p_value(scores: np.ndarray, seed: int) -> float:
-    n, r = scores.shape
-    return gradient_test(scores, seed=seed) if n > 2 * r else 1.0
+def _p_value(scores: Scores, seed: int) -> float:
+    n, r = scores.slope.shape
+    return gradient_test(scores.slope, seed=seed) if n > 2 * r else 1.0
 
 
-def _promise(scores: np.ndarray) -> float:
+def _promise(scores: Scores) -> float:
     """The gain on new samples that a quadratic model promises: (S − 2r)/2n, S the score statistic.
 
     In the samples themselves it would be S/2n; fitting r parameters costs r/n of that elsewhere.
     """
-    n, r = scores.shape
-    mean = scores.mean(axis=0)
-    inverse = np.linalg.pinv(scores.T @ scores / n, rcond=1e-8, hermitian=True)
+    n, r = scores.slope.shape
+    mean = scores.slope.mean(axis=0)
+    inverse = np.linalg.pinv(scores.curvature.T @ scores.curvature / n, rcond=1e-8, hermitian=True)
     return (n * float(mean @ inverse @ mean) - 2 * r) / (2 * n)
 
 
-def _choose(scores: dict[str, np.ndarray], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
-    """The family that promises most, and one that promises half as much of what the first cannot do; or none."""
+def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
+    """The family that promises most, and others that promise enough of what those before them cannot do; or none."""
     able = [name for name, p in p_values.items() if p * len(p_values) < SIGNIFICANCE and name not in refused]
     promises = {name: promise for name in able if (promise := _promise(scores[name])) > 0}
     if not promises:
         return ()
     enough = COMPARABLE * max(promises.values())
-    first = min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].shape[1])
-    beside = {
-        name: _residual(scores[name], scores[first])
-        for name in promises
-        if name != first and name not in CONTAINS.get(first, ()) and first not in CONTAINS.get(name, ())
-    }
-    promised = {name: promise for name, rest in beside.items() if (promise := _promise(rest)) > 0}
-    if not promised:
-        return (first,)
-    second = max(promised, key=lambda name: promised[name])
-    alone = promised[second] < BESIDE * promises[first]
-    alone = alone or _p_value(beside[second], seed) * len(p_values) >= SIGNIFICANCE
-    return (first,) if alone else (first, second)
+    chosen = [
+        min((name for name in promises if promises[name] >= enough), key=lambda name: scores[name].slope.shape[1])
+    ]
+    while len(chosen) < TOGETHER:
+        known = _beside([scores[name] for name in chosen])
+        beside = {
+            name: scores[name].without(known)
+            for name in promises
+            if not any(name in (other, *CONTAINS.get(other, ())) or other in CONTAINS.get(name, ()) for other in chosen)
+        }
+        promised = {name: promise for name, rest in beside.items() if (promise := _promise(rest)) > 0}
+        if not promised:
+            break
+        best = max(promised, key=lambda name: promised[name])
+        if promised[best] < BESIDE * promises[chosen[0]]:
+            break
+        if _p_value(beside[best], seed) * len(p_values) >= SIGNIFICANCE:
+            break
+        chosen.append(best)
+    return tuple(chosen)

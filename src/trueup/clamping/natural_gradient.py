@@ -7,7 +7,7 @@ the temperature is one more coordinate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def sample_gradients(
 def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
     """Each sample's gradient by θ, (m, r), from that by its mapped input.
 
-    >>> from trueup.clamping.repair_maps import Offset
+    >>> from trueup.clamping.colour_maps import Offset
     >>> space = PixelSpace(Offset((2,)), torch.tensor(0.0), torch.tensor(1.0))
     >>> pull_back(space, torch.zeros(2), torch.rand(3, 2), torch.ones(3, 2))[0]
     tensor([0.1000, 0.1000])
@@ -159,6 +159,9 @@ def natural_gradient(
     plus a running mean of those of the mini-batches, D the prior's precision plus damping. η is halved for the last two
     fifths of the steps; the last iterates are averaged. A step over all samples follows: one step of scoring from an
     estimate that is right but for the noise of mini-batches is as good as the minimum. `prior` is τ; T has none.
+    Where targets are probabilities, each step draws labels of them: gradients by the probabilities themselves vanish as
+    the answers come near, and what they would say of the curvature is far too little. The last step's v is by the
+    probabilities, without the noise of the draw.
     Amari, "Natural gradient works efficiently in learning" (1998).
     """
     n = len(index)
@@ -168,9 +171,9 @@ def natural_gradient(
     precision[-1] = 0.0
     limit = max(1.0, 0.3 * np.sqrt(r))
 
-    def gradients_at(theta: np.ndarray, some: Tensor) -> np.ndarray:
+    def gradients_at(theta: np.ndarray, some: Tensor, answers: Tensor) -> np.ndarray:
         current = PixelSpace(before.inner.with_theta(torch.from_numpy(theta[:-1]).float()), before.low, before.high)
-        gradients = sample_gradients(network, current, targets, float(np.exp(theta[-1])), some)
+        gradients = sample_gradients(network, current, answers, float(np.exp(theta[-1])), some)
         return np.column_stack([gradients.theta, gradients.log_temperature])
 
     def step_from(theta: np.ndarray, rows: np.ndarray, mean: np.ndarray, size: float) -> np.ndarray:
@@ -183,7 +186,7 @@ def natural_gradient(
     mean: np.ndarray | None = None
     iterates = []
     for step, some in zip(range(steps), _mini_batches(index, batch_size, seed), strict=False):
-        own = gradients_at(theta, some)
+        own = gradients_at(theta, some, draw_labels(targets, [seed, step]))
         batch_mean = own.mean(axis=0)
         mean = batch_mean if mean is None else 0.5 * mean + 0.5 * batch_mean
         rows = np.concatenate([rows, own])[-REMEMBERED:]
@@ -191,9 +194,21 @@ def natural_gradient(
         iterates.append(theta)
     if iterates:
         theta = np.mean(iterates[-min(AVERAGED, max(1, steps // 2)) :], axis=0)
-        own = gradients_at(theta, index)
-        theta = step_from(theta, own, own.mean(axis=0), 1.0)
+        own = gradients_at(theta, index, targets)
+        theta = step_from(theta, own if targets.ndim == 1 else rows, own.mean(axis=0), 1.0)
     return MapFit(torch.from_numpy(theta[:-1]).float(), float(np.exp(theta[-1])))
+
+
+def draw_labels(targets: Tensor, seed: Sequence[int]) -> Tensor:
+    """One label of each row of probabilities; labels as they are.
+
+    >>> draw_labels(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), [0])
+    tensor([1, 0])
+    """
+    if targets.ndim == 1:
+        return targets
+    uniform = torch.from_numpy(np.random.default_rng(seed).random(len(targets)))
+    return (targets.double().cumsum(dim=1) <= uniform[:, None]).sum(dim=1).clamp(max=targets.shape[1] - 1)
 
 
 def solve_damped(gradients: np.ndarray, vector: np.ndarray, precision: np.ndarray) -> np.ndarray:

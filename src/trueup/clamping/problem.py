@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.calibrators.temperature_search import focal_inverse_temperature, inverse_temperature, scale_of
+from trueup.calibrators.temperature import focal_inverse_temperature, inverse_temperature, scale_of
 from trueup.clamping.maps import Shift, scale_shape
 from trueup.clamping.network import Network
 from trueup.clamping.starts import zero

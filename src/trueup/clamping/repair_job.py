@@ -18,6 +18,7 @@ from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
 from trueup.clamping.natural_gradient import ChannelsLast
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import Composition, PixelSpace
+from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.distributed import all_gather_rows
 from trueup.models.calibrated import Calibrated, device_of
 
@@ -38,6 +39,8 @@ class RungRecord:
     kept: bool
     p_value: float | None
     """Of the score test that chose it, if one did."""
+    wanted: float = STANDARD_ERRORS
+    """Standard errors that the gain had to exceed."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def assemble(
     repaired.changed = changed
     cost = job.network.cost()
     rungs = ladder.rungs
-    losses = nested_rows(rungs, [fold.out for fold in ladder.folds])[0] if ladder.current else rungs[0].losses
+    losses = nested_rows(rungs)[0] if ladder.current else rungs[0].losses
     gain, error = paired_gain(rungs[0].losses, losses)
     composition = before.inner if before is not None else Composition([])
     assert isinstance(composition, Composition)
@@ -176,7 +179,7 @@ def assemble(
         words=words,
         parts=parts,
         rungs=tuple(
-            RungRecord(r.name, r.title, r.size, float(r.losses.mean()), r.gain, r.error, r.kept, r.p_value)
+            RungRecord(r.name, r.title, r.size, float(r.losses.mean()), r.gain, r.error, r.kept, r.p_value, r.wanted)
             for r in rungs
         ),
         temperature=temperature,
@@ -214,7 +217,7 @@ def _verdict(
         return f"{first}; {ladder.stopped or 'nothing was asked for'}."
     done = []
     if "input" in parts:
-        done.append(f"{', '.join(words) or 'an input map too small to see'} ({' and '.join(causes)})")
+        done.append(f"{', '.join(words) or 'an input map too small to see'} ({_listed(causes)})")
     if "batch_norm" in parts:
         done.append("new batch-norm statistics")
     if "head" in parts:
@@ -226,6 +229,10 @@ def _verdict(
         f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
         f"(standard error of the gain {error:.4f})."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def no_batch_norm(model: nn.Module) -> str:

@@ -14,7 +14,7 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit import clamp
 from trueup.clamping.maps import Shift
 from trueup.models.calibrated import Calibrated, collect
-from trueup.models.corruptions import CORRUPTIONS, corrupt, defined_for
+from trueup.models.corruptions import CORRUPTIONS, corrupt, corruptions_for
 
 SEVERITIES = (1, 2, 3, 4, 5)
 OFFSETS = ("brightness", "darkness", "colour_cast")
@@ -74,7 +74,7 @@ def shift_benchmark(
     clipped at 0 or 1 lost part of the offset, so that a smaller shift, or one that differs from place to place, can be
     better, and clamping may find it.
     """
-    names = defined_for(calibration[0].shape[1]) if corruptions is None else corruptions
+    names = corruptions_for(calibration[0].shape[1]) if corruptions is None else corruptions
     return [
         row
         for name in names

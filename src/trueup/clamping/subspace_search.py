@@ -107,16 +107,16 @@ def subspace(
     tried = penalty_grid(STRENGTHS, parameters, problem.norm) if penalties is None else list(penalties)
     validation = cross_validate(linear, loss, problem.norm, tried, folds=folds)
     best = validation.best()
-    gain, error = validation.gain(best)
-    if gain <= STANDARD_ERRORS * error or evidence > significance:
+    gain, error = validation.nested_gain()
+    if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > significance:
         return _temperature_alone(
             context,
             validation.candidates(),
             "No: temperature is enough. A test of the mean input gradient finds no more than noise "
             f"(p = {evidence:.2g}, it takes {significance:g} or less)."
             if evidence > significance
-            else f"No: temperature is enough. On folds left out, the best input map changes the loss by {-gain:+.2g} "
-            f"with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} standard errors.",
+            else "No: temperature is enough. On folds left out, the map that other samples choose changes the loss "
+            f"by {-gain:+.2g} with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} of these.",
         )
     return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trueup import metrics
 from trueup.clamping.network import Network, box_ends, extent
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.loss_sums import focal_weight
 
@@ -55,7 +55,7 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
     if not len(z):
         return Residual(float("nan"), float("nan"))
     total = spread = 0.0
-    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         x, label = upcast_half(z[rows]).double(), y[rows]
         x = x - x.amax(dim=1, keepdim=True)
         log_q = torch.log_softmax(x / temperature, dim=1)

@@ -12,7 +12,7 @@ from trueup.cli import options as o
 from trueup.cli import resolve
 from trueup.cli.evaluate import print_scores
 from trueup.cli.output import print_json, print_remarks, require_output
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 
 BATCH_SIZE = 128
 

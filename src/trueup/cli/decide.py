@@ -1,4 +1,4 @@
-"""The verb decide: from which confidence on to answer, and what can be said of files without labels."""
+"""The verb decide: from which confidence on to answer, and what to expect of files without labels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader, join_groups
 from trueup.cli.output import print_json, require_output
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 
 
 def decide(
@@ -55,13 +54,8 @@ def decide(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="With NEW: a calibrator for its class frequencies."),
     ] = None,
-    clusters: o.Clusters = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    classes: o.Classes = None,
+    *,
+    reader: Annotated[o.Reader, ("clusters", "probs", "logits", "labels", "confidence", "correct", "classes")],
     split: o.Split = None,
     seed: o.Seed = None,
     as_json: o.Json = False,
@@ -75,7 +69,7 @@ def decide(
     """
     from trueup.registry import METHODS
 
-    if clusters is not None and event is not None:
+    if reader.clusters is not None and event is not None:
         raise ValueError("--clusters takes no --event: the intervals of the net benefit are of independent rows")
     if method is not None:
         o.require_name("method", METHODS, method)
@@ -83,12 +77,12 @@ def decide(
         if new is None:
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
-    reader = Reader(probs, logits, labels, confidence, correct, classes, by=by, clusters=clusters)
+    reader = replace(reader, by=by, event=event)
     with silence_warnings(enabled=quiet):
         table = reader.load(val, split) if split else reader.load_half(val, "val")
-        number = reader.event_number(event, table.classes)
+        number = reader.event_number(table.classes)
         options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)
-        found = _threshold(table, confidence is not None, number, options)
+        found = _threshold(table, reader.confidence is not None, number, options)
         benefit = _net_benefit(table, number) if number is not None else None
         prior, performance = (None, None)
         if new is not None:
@@ -115,13 +109,13 @@ def decide(
 def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, Any]) -> Any:
     from trueup.decisions import threshold
 
-    groups = join_groups(table.groups)
+    groups = o.join_groups(table.groups)
     if table.clusters is not None:
         options = options | {"clusters": {table.cluster_name: table.clusters}}
     if stated:
         if event is not None or options.get("risk", "error") != "error":
             raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
-        # The event is that the answer is right; what is said of it is said of the answers.
+        # The event is that the answer is right; what holds for it holds for the answers.
         found = threshold(*table.pair, groups=groups, **options | {"risk": "false_discovery_rate"}, event=1)
         if groups is None:
             return replace(found, risk="error", event=None)
@@ -140,7 +134,7 @@ def _net_benefit(table: Any, event: int) -> Any:
 
 
 def _without_labels(
-    reader: Reader, new: Path, pair: Any, event: int | None, seed: int | None, quiet: bool
+    reader: o.Reader, new: Path, pair: Any, event: int | None, seed: int | None, quiet: bool
 ) -> tuple[Any, Any]:
     from trueup.decisions import estimate_performance, estimate_prior
 
@@ -157,14 +151,14 @@ def _without_labels(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Decide",
-        epilog=o.format_examples(
-            "trueup decide val.npz --at-most 0.02",
-            "trueup decide risk.csv --event ill --classes well,ill --at-most 0.1",
-            "trueup decide val.npz --risk false_positive_rate --at-most 0.01 --event 1",
-            "trueup decide answers.csv --confidence stated --at-most 0.1 --by category",
-            "trueup decide val.npz --at-most 0.05 -m temperature",
-            "trueup decide val.npz traffic.npz -o corrected.safetensors",
-        ),
-    )(decide)
+    o.add_command(
+        app,
+        decide,
+        "Decide",
+        "trueup decide val.npz --at-most 0.02",
+        "trueup decide risk.csv --event ill --classes well,ill --at-most 0.1",
+        "trueup decide val.npz --risk false_positive_rate --at-most 0.01 --event 1",
+        "trueup decide answers.csv --confidence stated --at-most 0.1 --by category",
+        "trueup decide val.npz --at-most 0.05 -m temperature",
+        "trueup decide val.npz traffic.npz -o corrected.safetensors",
+    )

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.inputs import Reader
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import Row, format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.metrics.table import Scores
@@ -46,24 +44,9 @@ def evaluate(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="Logits and labels; or a folder, pattern or address of shards.")
     ],
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    event: o.Event = None,
-    classes: o.Classes = None,
-    weight: o.Weight = None,
-    by: o.By = None,
-    clusters: o.Clusters = None,
-    class_axis: o.ClassAxis = None,
-    ignore_index: o.IgnoreIndex = None,
-    multilabel: o.Multilabel = False,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    target: o.Target = None,
-    quantiles: o.Quantiles = None,
-    levels: o.Levels = None,
+    *,
+    reader: o.Reader,
+    columns: o.ForecastColumns,
     split: o.Split = None,
     metric: o.Metrics = None,
     bins: o.Bins = None,
@@ -75,7 +58,6 @@ def evaluate(
     seed: o.Seed = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
-    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -84,15 +66,12 @@ def evaluate(
     Shards are read once, in chunks, so that they need not fit in memory. Forecasts of a number are read by --mean,
     --std and --target, or by --quantiles and --target.
     """
-    if o.any_given(mean, std, target, quantiles, levels):
+    if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
-        forecasts.refuse(
-            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
-            multilabel=multilabel, split=split, metric=metric, bins=bins, cluster=cluster, skip_bad=skip_bad,
-        )  # fmt: skip
+        forecasts = forecast_verbs.ForecastReader.of(
+            columns, reader, split=split, metric=metric, bins=bins, cluster=cluster, skip_bad=skip_bad
+        )
         given = o.drop_unset(level=level, n_resamples=n_resamples, seed=seed)
         forecast_verbs.evaluate(file, forecasts, given, as_json=as_json, quiet=quiet)
         return
@@ -101,10 +80,6 @@ def evaluate(
 
     for name in metric or ():
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
-    reader = Reader(
-        probs, logits, labels, confidence, correct, classes, weight, by, storage,
-        clusters, class_axis, ignore_index, multilabel,
-    )  # fmt: skip
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
     of_labels = None
     with silence_warnings(enabled=quiet):
@@ -112,15 +87,15 @@ def evaluate(
             from trueup.metrics.sharded import evaluate_shards
 
             with reader.open_shards(file, split, cluster) as (shards, executor):
-                options |= o.drop_unset(event=reader.event_number(event))
+                options |= o.drop_unset(event=reader.event_number())
                 scores = evaluate_shards(shards, **options, executor=executor, skip_bad=skip_bad, progress=not quiet)
         else:
             pair = reader.load(file, split)
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
-            options |= o.drop_unset(event=reader.event_number(event, pair.classes))
+            options |= o.drop_unset(event=reader.event_number(pair.classes))
             options |= o.drop_unset(names=reader.names(pair.classes))
-            if multilabel:
+            if reader.multilabel:
                 from trueup.metrics.multilabel import scores_of_labels
 
                 of_labels = scores_of_labels(
@@ -143,30 +118,14 @@ def compare(
     test: Test = None,
     method: o.Methods = None,
     every: All = False,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    event: o.Event = None,
-    classes: o.Classes = None,
-    weight: o.Weight = None,
-    by: o.By = None,
-    clusters: o.Clusters = None,
-    class_axis: o.ClassAxis = None,
-    ignore_index: o.IgnoreIndex = None,
-    multilabel: o.Multilabel = False,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    target: o.Target = None,
-    quantiles: o.Quantiles = None,
-    levels: o.Levels = None,
+    *,
+    reader: o.Reader,
+    columns: o.ForecastColumns,
     metric: o.Metrics = None,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
     seed: o.Seed = None,
-    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -175,15 +134,10 @@ def compare(
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are compared.
     """
-    if o.any_given(mean, std, target, quantiles, levels):
+    if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
-        forecasts.refuse(
-            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
-            multilabel=multilabel, bins=bins, all=every, metric=metric,
-        )  # fmt: skip
+        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, all=every, metric=metric)
         given = o.drop_unset(level=level, folds=folds, seed=seed)
         forecast_verbs.compare(val, test, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
@@ -191,13 +145,7 @@ def compare(
 
     for name in metric or ():
         o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
-    audit = _audit(
-        Reader(
-            probs, logits, labels, confidence, correct, classes, weight, by, storage,
-            clusters, class_axis, ignore_index, multilabel,
-        ),
-        val, test, method, every, quiet, event, bins=bins, level=level, folds=folds, seed=seed,
-    )  # fmt: skip
+    audit = _audit(reader, val, test, method, every, quiet, bins=bins, level=level, folds=folds, seed=seed)
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
@@ -217,29 +165,13 @@ def report(
     method: o.Methods = None,
     every: All = False,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    event: o.Event = None,
-    classes: o.Classes = None,
-    weight: o.Weight = None,
-    by: o.By = None,
-    clusters: o.Clusters = None,
-    class_axis: o.ClassAxis = None,
-    ignore_index: o.IgnoreIndex = None,
-    multilabel: o.Multilabel = False,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    target: o.Target = None,
-    quantiles: o.Quantiles = None,
-    levels: o.Levels = None,
+    *,
+    reader: o.Reader,
+    columns: o.ForecastColumns,
     bins: o.Bins = None,
     level: o.Level = None,
     folds: Folds = None,
     seed: o.Seed = None,
-    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -255,42 +187,30 @@ def report(
         require_output(calibrator, ".safetensors", reads=read)
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
-    if o.any_given(mean, std, target, quantiles, levels):
+    if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
-        forecasts.refuse(
-            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, by=by, class_axis=class_axis, ignore_index=ignore_index,
-            multilabel=multilabel, bins=bins, all=every,
-        )  # fmt: skip
+        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, all=every)
         given = o.drop_unset(level=level, folds=folds, seed=seed)
         forecast_verbs.report(val, test, out, calibrator, title, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
     from trueup.report import report as make_report
     from trueup.report.page import describe_file
 
-    reader = Reader(
-        probs, logits, labels, confidence, correct, classes, weight, by, storage,
-        clusters, class_axis, ignore_index, multilabel,
-    )  # fmt: skip
-    audit = _audit(
-        reader, val, test, method, every, quiet, event, pooled=True,
-        bins=bins, level=level, folds=folds, seed=seed,
-    )  # fmt: skip
+    audit = _audit(reader, val, test, method, every, quiet, pooled=True, bins=bins, level=level, folds=folds, seed=seed)
     names = reader.class_names
-    if event is not None:
-        names = (f"not {event}", event)
-    elif confidence is not None:
+    if reader.event is not None:
+        names = (f"not {reader.event}", reader.event)
+    elif reader.confidence is not None:
         names = ("wrong", "right")
-    elif multilabel:
+    elif reader.multilabel:
         names = ("no", "yes")
     origin = {"Calibration file": describe_file(val)}
     origin |= {} if test is None else {"Test file": describe_file(test)}
     origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
     make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
     if calibrator is not None:
-        _save_chosen(audit, calibrator, val, reader.event_number(event))
+        _save_chosen(audit, calibrator, val, reader.event_number())
     if as_json:
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
@@ -374,13 +294,12 @@ def select_metrics(scores: T, metrics: Any) -> T:
 
 
 def _audit(
-    reader: Reader,
+    reader: o.Reader,
     val: str,
     test: str | None,
     methods: list[str] | None,
     every: bool,
     quiet: bool,
-    event: str | None = None,
     *,
     pooled: bool = False,
     **options: Any,
@@ -397,7 +316,7 @@ def _audit(
 
     with silence_warnings(enabled=quiet):
         tables = reader.load_val_and_test(val, test)
-        number = reader.event_number(event, tables[0].classes)
+        number = reader.event_number(tables[0].classes)
         pair, test_pair = tables[0].pair, None if tables[1] is None else tables[1].pair
         rows, classes = pair.logits.shape
         classes = classes if number is None else 2
@@ -433,38 +352,38 @@ def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    app.command(
-        rich_help_panel="Measure",
-        epilog=o.format_examples(
-            "trueup evaluate test.npz",
-            "trueup evaluate test.csv --probs --labels target",
-            "trueup evaluate both.npz --split test --json",
-            "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
-            "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
-            "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
-            "trueup evaluate visits.csv --clusters patient",
-            "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
-            "trueup evaluate tags.npz --multilabel",
-            "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
-            "trueup evaluate demand.csv --mean mu --std sigma --target sold",
-            "trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold",
-        ),
-    )(evaluate)
-    app.command(
-        rich_help_panel="Measure",
-        epilog=o.format_examples(
-            "trueup compare val.npz test.npz",
-            "trueup compare val.npz test.npz -m temperature -m svs -m histogram",
-            "trueup compare both.npz --json",
-        ),
-    )(compare)
-    app.command(
-        rich_help_panel="Measure",
-        epilog=o.format_examples(
-            "trueup report val.npz test.npz -o report.html",
-            "trueup report test.npz -o report.html -c calibrator.safetensors",
-            "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
-            "trueup report risk.csv --probs --by ward --by sex --weight w",
-            "trueup report demand.csv --mean mu --std sigma --target sold",
-        ),
-    )(report)
+    o.add_command(
+        app,
+        evaluate,
+        "Measure",
+        "trueup evaluate test.npz",
+        "trueup evaluate test.csv --probs --labels target",
+        "trueup evaluate both.npz --split test --json",
+        "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
+        "trueup evaluate answers.jsonl --confidence stated --correct right --by category",
+        "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --weight w",
+        "trueup evaluate visits.csv --clusters patient",
+        "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
+        "trueup evaluate tags.npz --multilabel",
+        "trueup evaluate 'predictions/*.parquet' --cluster local:2 --skip-bad",
+        "trueup evaluate demand.csv --mean mu --std sigma --target sold",
+        "trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold",
+    )
+    o.add_command(
+        app,
+        compare,
+        "Measure",
+        "trueup compare val.npz test.npz",
+        "trueup compare val.npz test.npz -m temperature -m svs -m histogram",
+        "trueup compare both.npz --json",
+    )
+    o.add_command(
+        app,
+        report,
+        "Measure",
+        "trueup report val.npz test.npz -o report.html",
+        "trueup report test.npz -o report.html -c calibrator.safetensors",
+        "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+        "trueup report risk.csv --probs --by ward --by sex --weight w",
+        "trueup report demand.csv --mean mu --std sigma --target sold",
+    )

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.errors import InputError
+from trueup.core.errors import InputError, silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,27 +30,12 @@ def fit(
     ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The calibrator, .safetensors.")],
     method: o.Methods = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    event: o.Event = None,
-    classes: o.Classes = None,
-    weight: o.Weight = None,
-    clusters: o.Clusters = None,
-    class_axis: o.ClassAxis = None,
-    ignore_index: o.IgnoreIndex = None,
-    multilabel: o.Multilabel = False,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    target: o.Target = None,
-    quantiles: o.Quantiles = None,
-    levels: o.Levels = None,
+    *,
+    reader: Annotated[o.Reader, o.without("by")],
+    columns: o.ForecastColumns,
     split: o.Split = None,
     cluster: o.Cluster = None,
     skip_bad: o.SkipBad = False,
-    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -64,39 +47,30 @@ def fit(
     `--multilabel` one method of two classes, else platt, is fitted to every label and drawn towards that of all.
     Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
     """
-    if o.any_given(mean, std, target, quantiles, levels):
+    if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, target, quantiles, levels, weight, storage, clusters)
-        forecasts.refuse(
-            probs=probs, logits=logits, labels=labels, confidence=confidence, correct=correct, event=event,
-            classes=classes, class_axis=class_axis, ignore_index=ignore_index, split=split,
-            cluster=cluster, skip_bad=skip_bad,
-        )  # fmt: skip
+        forecasts = forecast_verbs.ForecastReader.of(columns, reader, split=split, cluster=cluster, skip_bad=skip_bad)
         forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)
         return
     from trueup.registry import METHODS
 
     methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
-    reader = Reader(
-        probs, logits, labels, confidence, correct, classes, weight, storage=storage,
-        clusters=clusters, class_axis=class_axis, ignore_index=ignore_index, multilabel=multilabel,
-    )  # fmt: skip
-    if multilabel:
+    if reader.multilabel:
         methods = methods if method else ["platt"]
-        if len(methods) > 1 or event is not None or weight is not None:
+        if len(methods) > 1 or reader.event is not None or reader.weight is not None:
             raise ValueError("--multilabel takes one method, and neither --event nor --weight")
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
     with silence_warnings(enabled=quiet):
         if sharded:
-            number = reader.event_number(event)
+            number = reader.event_number()
             calibrator, rows, n_classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet, number)
         else:
             table = reader.load(val, split) if split else reader.load_half(val, "val")
-            number = reader.event_number(event, table.classes)
+            number = reader.event_number(table.classes)
             rows, n_classes = len(table.labels), table.logits.shape[1] if number is None else 2
-            if multilabel:
+            if reader.multilabel:
                 with reader.open(val) as file:
                     n_classes = file.width(split or ("val" if len(file.splits) == 2 else None))
                 calibrator = _fit_labels(methods[0], table, reader.class_names, n_classes)
@@ -166,7 +140,7 @@ def _fit_labels(method: str, table: PredictionTable, names: tuple[str, ...] | No
 
 
 def _fit_shards(
-    reader: Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool,
+    reader: o.Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool,
     quiet: bool, event: int | None,
 ) -> tuple[Calibrator, int, int]:  # fmt: skip
     from trueup.calibrators.sharded import FITS, fit_shards
@@ -195,12 +169,10 @@ def apply(
             help="File of the calibrated logits, whose suffix is the format; of shards, a folder.",
         ),
     ],
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    classes: o.Classes = None,
-    class_axis: o.ClassAxis = None,
+    *,
+    reader: Annotated[
+        o.Reader, ("probs", "logits", "labels", "confidence", "classes", "class_axis", "storage")
+    ],
     mean: o.Mean = None,
     std: o.Std = None,
     levels: Annotated[
@@ -211,7 +183,6 @@ def apply(
     output_probs: Annotated[
         bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
     ] = False,
-    storage: o.Storage = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
@@ -222,23 +193,21 @@ def apply(
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
     (--mean, --std) stay, with the recalibrated ones beside them.
     """
-    if o.any_given(mean, std, levels):
+    if columns := o.ForecastColumns(mean, std, levels=levels):
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader(mean, std, levels=levels, storage=storage)
-        forecasts.refuse(probs=probs, logits=logits, labels=labels, confidence=confidence, classes=classes, split=split)
+        forecasts = forecast_verbs.ForecastReader.of(columns, reader, split=split)
         forecast_verbs.apply(calibrator, file, out, forecasts, as_json=as_json, quiet=quiet)
         return
     from trueup.io.artifacts import load_calibrator, read_header
     from trueup.io.source import is_address
 
-    reader = Reader(probs, logits, labels, confidence, None, classes, storage=storage, class_axis=class_axis)
     targets = _targets(reader, file, out, calibrator)
     with silence_warnings(enabled=quiet):
         fitted = load_calibrator(calibrator)
         header = read_header(calibrator)
         function = _of_same_classes(_on_event(fitted, header), header)
-        function = function if class_axis is None else _on_pixels(function, class_axis)
+        function = function if reader.class_axis is None else _on_pixels(function, reader.class_axis)
         rows = n_classes = 0
         for source, target in targets.items():
             if not is_address(target):
@@ -256,7 +225,7 @@ def apply(
 
 
 def _rewrite(
-    reader: Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
+    reader: o.Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
 ) -> tuple[int, int]:
     from trueup.io.predictions import ROWS_LOOKED_AT
     from trueup.io.rewrite import rewrite
@@ -292,7 +261,7 @@ def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
     event = (header.summary or {}).get("event")
     if event is None:
         return fitted
-    from trueup.core.events import event_logits
+    from trueup.core.conversion import event_logits
 
     return lambda logits: fitted(event_logits(logits, int(event)))
 
@@ -310,7 +279,7 @@ def _on_pixels(function: Callable[[Any], Any], class_axis: str) -> Callable[[Any
     return calibrated
 
 
-def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
+def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
     """What is written of what: one file, or each shard in a folder."""
     from trueup.io.atomic import require_writable_folder
     from trueup.io.formats import FORMATS
@@ -344,23 +313,23 @@ def _targets(reader: Reader, source: str, out: str, calibrator: Path) -> dict[st
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    app.command(
-        rich_help_panel="Calibrate",
-        epilog=o.format_examples(
-            "trueup fit val.npz -m temperature -o calibrator.safetensors",
-            "trueup fit val.csv --labels target -o calibrator.safetensors",
-            "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
-            "trueup fit 'predictions/*.parquet' -m vector --cluster local:2 -o calibrator.safetensors",
-        ),
-    )(fit)
-    app.command(
-        rich_help_panel="Calibrate",
-        epilog=o.format_examples(
-            "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
-            "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
-            "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
-            "trueup apply calibrator.safetensors predictions/ -o calibrated/",
-            "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
-            "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
-        ),
-    )(apply)
+    o.add_command(
+        app,
+        fit,
+        "Calibrate",
+        "trueup fit val.npz -m temperature -o calibrator.safetensors",
+        "trueup fit val.csv --labels target -o calibrator.safetensors",
+        "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
+        "trueup fit 'predictions/*.parquet' -m vector --cluster local:2 -o calibrator.safetensors",
+    )
+    o.add_command(
+        app,
+        apply,
+        "Calibrate",
+        "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
+        "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
+        "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
+        "trueup apply calibrator.safetensors predictions/ -o calibrated/",
+        "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
+        "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
+    )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.io.forecasts import ForecastTable
-    from trueup.metrics.forecasts import ForecastScores
+    from trueup.metrics.forecast_table import ForecastScores
     from trueup.report.forecast_audit import ForecastAudit
 
 
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 class ForecastReader:
     """Reads forecasts from files whose columns the user named."""
 
-    mean: str | None = None
-    std: str | None = None
-    target: str | None = None
-    quantiles: str | None = None
-    levels: str | None = None
+    columns: o.ForecastColumns
     weight: str | None = None
     storage: list[str] | None = None
     clusters: str | None = None
 
-    def refuse(self, **options: Any) -> None:
-        """Refuse options that are about classes, or about files that forecasts do not come in."""
-        for name, value in options.items():
-            if value not in (None, False, []):
+    @classmethod
+    def of(cls, columns: o.ForecastColumns, reader: o.Reader, **others: Any) -> ForecastReader:
+        """With what a reader of classes shares; its other options, and these others, are not for forecasts."""
+        shared = ("weight", "storage", "clusters")
+        for name, value in (vars(reader) | others).items():
+            if name not in shared and value not in (None, False, []):
                 raise ValueError(f"--{name.replace('_', '-')} is not for forecasts of a number: leave it out")
+        return cls(columns, reader.weight, reader.storage, reader.clusters)
 
     @property
     def level_list(self) -> list[float] | None:
         """The levels that the user gave."""
-        if self.levels is None:
+        levels = self.columns.levels
+        if levels is None:
             return None
         try:
-            return [float(level) for level in self.levels.split(",")]
+            return [float(level) for level in levels.split(",")]
         except ValueError:
-            raise ValueError(f"--levels must be numbers separated by commas, got {self.levels!r}") from None
+            raise ValueError(f"--levels must be numbers separated by commas, got {levels!r}") from None
 
     def load(self, path: str | Path, *, every_column: bool = False, labelled: bool = True) -> ForecastTable:
         """The forecasts of a file."""
-        from trueup.cli.inputs import Reader
         from trueup.io.forecasts import load_forecasts
 
-        columns = None if self.quantiles is None else self.quantiles.split(",")
+        named = self.columns
+        quantiles = None if named.quantiles is None else named.quantiles.split(",")
         given = o.drop_unset(
-            mean=self.mean,
-            std=self.std,
-            targets=self.target,
-            quantiles=columns[0] if columns is not None and len(columns) == 1 else columns,
-            levels=self.level_list if self.quantiles is not None else None,
+            mean=named.mean,
+            std=named.std,
+            targets=named.target,
+            quantiles=quantiles[0] if quantiles is not None and len(quantiles) == 1 else quantiles,
+            levels=self.level_list if quantiles is not None else None,
             weights=self.weight,
             clusters=self.clusters,
         )
-        storage = Reader(storage=self.storage).storage_options
+        storage = o.Reader(storage=self.storage).storage_options
         given |= {"every_column": every_column, "labelled": labelled, "storage_options": storage}
         table = load_forecasts(path, **given)
         if not len(table.targets):
@@ -71,7 +71,7 @@ class ForecastReader:
 
 def evaluate(file: str, reader: ForecastReader, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
     """Print the table of a file's forecasts."""
-    from trueup.metrics.forecasts import evaluate_forecasts
+    from trueup.metrics.forecast_table import evaluate_forecasts
 
     with silence_warnings(enabled=quiet):
         table = reader.load(file)
@@ -188,13 +188,13 @@ def apply(path: Path, file: str, out: str, reader: ForecastReader, *, as_json: b
     from trueup.io.forecasts import save_columns
 
     require_output(Path(out), reads=(path, Path(file)))
-    if reader.quantiles is not None:
+    if reader.columns.quantiles is not None:
         raise ValueError("a recalibration is applied to --mean and --std, not to --quantiles")
     with silence_warnings(enabled=quiet):
         recalibrator = load_recalibrator(path)
         header = read_header(path, "recalibrator")
         table = reader.load(file, every_column=True, labelled=False)
-        names = reader.mean or "mean", reader.std or "std"
+        names = reader.columns.mean or "mean", reader.columns.std or "std"
         after = recalibrator(table.forecast, table.spread)
         columns = dict(table.columns)
         for name, values in zip(names, after, strict=True):

@@ -120,7 +120,4 @@ def _to_json(value: Any) -> Any:
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
     for verb in (methods, metrics, losses, networks, datasets):
-        name = verb.__name__
-        app.command(rich_help_panel="Look up", epilog=o.format_examples(f"trueup {name}", f"trueup {name} --json"))(
-            verb
-        )
+        o.add_command(app, verb, "Look up", f"trueup {verb.__name__}", f"trueup {verb.__name__} --json")

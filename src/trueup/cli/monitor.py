@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_evidence, format_number, format_p
-from trueup.core.warning_capture import silence_warnings
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
@@ -38,10 +37,7 @@ def monitor(
     window: Annotated[
         int | None, typer.Option("--window", metavar="ROWS", help="Number of recent rows (default 10000).")
     ] = None,
-    bins: Annotated[
-        int | None,
-        typer.Option("--bins", metavar="N", help="Number of bins of the calibration errors (default 15)."),
-    ] = None,
+    bins: o.Bins = None,
     threshold: Annotated[
         float | None,
         typer.Option("--threshold", metavar="SHARE", help="With --at-most: answers begin at this confidence."),
@@ -50,17 +46,8 @@ def monitor(
         float | None,
         typer.Option("--at-most", metavar="SHARE", help="The share of wrong answers that was promised, checked again."),
     ] = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
-    confidence: o.Confidence = None,
-    correct: o.Correct = None,
-    event: o.Event = None,
-    classes: o.Classes = None,
-    weight: o.Weight = None,
-    by: o.By = None,
-    clusters: o.Clusters = None,
-    storage: o.Storage = None,
+    *,
+    reader: Annotated[o.Reader, o.without("class_axis", "ignore_index", "multilabel")],
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -84,13 +71,12 @@ def monitor(
         raise ValueError(
             f"--state {state} has its own settings: leave out {', '.join(_OPTIONS.get(s, f'--{s}') for s in settings)}"
         )
-    if clusters is not None and by:
+    if reader.clusters is not None and reader.by:
         raise ValueError("--by counts independent rows: give either --by or --clusters")
-    reader = Reader(probs, logits, labels, confidence, correct, classes, weight, by, storage, clusters)
-    number = reader.event_number(event)
+    number = reader.event_number()
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
-        raise ValueError(f"--state {state} watches {watched}, got --event {event}")
+        raise ValueError(f"--state {state} watches {watched}, got --event {reader.event}")
     with silence_warnings(enabled=quiet):
         running, seen = _replay(reader, files, running, settings, quiet, number)
     if state is not None:
@@ -107,7 +93,7 @@ def monitor(
 
 
 def _replay(
-    reader: Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool,
+    reader: o.Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool,
     event: int | None,
 ) -> tuple[Monitor, list[str]]:  # fmt: skip
     from trueup.core.progress import track
@@ -157,13 +143,13 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Measure",
-        epilog=o.format_examples(
-            "trueup monitor monday.npz tuesday.npz",
-            "trueup monitor 'logs/*.parquet' --alpha 0.001",
-            "trueup monitor today.npz --state watch.safetensors --json",
-            "trueup monitor 'logs/*.parquet' --by region",
-            "trueup monitor today.npz --threshold 0.83 --at-most 0.02",
-        ),
-    )(monitor)
+    o.add_command(
+        app,
+        monitor,
+        "Measure",
+        "trueup monitor monday.npz tuesday.npz",
+        "trueup monitor 'logs/*.parquet' --alpha 0.001",
+        "trueup monitor today.npz --state watch.safetensors --json",
+        "trueup monitor 'logs/*.parquet' --by region",
+        "trueup monitor today.npz --threshold 0.83 --at-most 0.02",
+    )

@@ -1,4 +1,4 @@
-"""Results: a table on a terminal, aligned text in a pipe, JSON, and files that may be written."""
+"""Results: a table on a terminal, aligned text in a pipe, JSON, files that may be written; remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -107,6 +107,12 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
         from rich.console import Console
 
         Console(highlight=False).print(line, markup=False, emoji=False)
+
+
+def print_stderr(line: str) -> None:
+    """Print what is not the result."""
+    sys.stderr.write(f"trueup: {line}\n")
+    sys.stderr.flush()
 
 
 def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader
 from trueup.cli.output import print_json
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 
 
 def plan(
@@ -36,11 +35,12 @@ def plan(
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option("--beside", metavar="FILE", help="Rows to tell another method, of the same rows, apart."),
+        typer.Option(
+            "--beside", metavar="FILE", help="Rows to detect a difference from this file: another method, same rows."
+        ),
     ] = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
+    *,
+    reader: Annotated[o.Reader, ("probs", "logits", "labels")],
     split: o.Split = None,
     seed: o.Seed = None,
     as_json: o.Json = False,
@@ -49,7 +49,6 @@ def plan(
     """Tell how many labels it takes to see a calibration error, to promise, to compare."""
     from trueup.decisions import plan as make_plan
 
-    reader = Reader(probs, logits, labels)
     with silence_warnings(enabled=quiet):
         pair = reader.load(file, split)
         other = None if beside is None else reader.load(beside, split).logits
@@ -66,12 +65,12 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Decide",
-        epilog=o.format_examples(
-            "trueup plan val.npz",
-            "trueup plan val.npz --rows 1000 --error 0.01",
-            "trueup plan val.npz --at-most 0.02 --coverage 0.7",
-            "trueup plan val.npz --beside calibrated.npz",
-        ),
-    )(plan)
+    o.add_command(
+        app,
+        plan,
+        "Decide",
+        "trueup plan val.npz",
+        "trueup plan val.npz --rows 1000 --error 0.01",
+        "trueup plan val.npz --at-most 0.02 --coverage 0.7",
+        "trueup plan val.npz --beside calibrated.npz",
+    )

@@ -13,8 +13,7 @@ from trueup.cli import resolve
 from trueup.cli.clamp import BATCH_SIZE, compare_networks
 from trueup.cli.evaluate import print_scores
 from trueup.cli.output import print_json, print_remarks, require_output
-from trueup.core.errors import InputError
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import InputError, silence_warnings
 
 
 def repair(

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json
+from trueup.cli.output import print_json, print_stderr
 
 SHORTEST_TOKEN = 16
 
@@ -56,8 +55,8 @@ def serve(
     settings = Settings(monitors_folder=monitors, token=own)
     # Who asks for quiet still has to learn a token that is made now.
     made_now = not os.environ.get("TRUEUP_TOKEN") and (token or not is_loopback(host or LOCAL[1]))
-    told = made_now or not quiet
-    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if told else None
+    shown = made_now or not quiet
+    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if shown else None
     options = o.drop_unset(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
     run(**options, open_browser=open_browser, on_listening=on_listening)
 
@@ -84,10 +83,7 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    app.command(
-        rich_help_panel="Start",
-        epilog=o.format_examples("trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"),
-    )(serve)
-    app.command(rich_help_panel="Start", epilog=o.format_examples("trueup demo", "trueup demo -o first-look --seed 1"))(
-        demo
+    o.add_command(
+        app, serve, "Start", "trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"
     )
+    o.add_command(app, demo, "Start", "trueup demo", "trueup demo -o first-look --seed 1")

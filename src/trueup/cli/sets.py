@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.inputs import Reader, join_groups
 from trueup.cli.output import print_json, print_table, require_output
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_interval, format_number
-from trueup.core.warning_capture import silence_warnings
 
 
 def sets(
@@ -38,10 +38,8 @@ def sets(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="No random part in the scores: larger sets.")
     ] = False,
-    clusters: o.Clusters = None,
-    probs: o.Probs = False,
-    logits: o.Logits = None,
-    labels: o.Labels = None,
+    *,
+    reader: Annotated[o.Reader, ("clusters", "probs", "logits", "labels")],
     seed: o.Seed = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -55,10 +53,10 @@ def sets(
         require_output(out, ".safetensors", reads=(val, test))
     from trueup.decisions import PredictionSets, evaluate_sets, save_prediction_sets
 
-    reader = Reader(probs, logits, labels, by=by, clusters=clusters)
+    reader = replace(reader, by=by)
     with silence_warnings(enabled=quiet):
         val_table, test_table = reader.load_val_and_test(val, test)
-        groups = join_groups(val_table.groups)
+        groups = o.join_groups(val_table.groups)
         options = o.drop_unset(score=score, alpha=alpha, seed=seed)
         rule = PredictionSets.fit(
             *val_table.pair,
@@ -71,7 +69,7 @@ def sets(
         own = rule(val_table.logits, groups=groups)
         scores, by_group = None, {}
         if test_table is not None:
-            members = join_groups(test_table.groups)
+            members = o.join_groups(test_table.groups)
             chosen = rule(test_table.logits, groups=members)
             scores = evaluate_sets(chosen, test_table.labels)
             for group in sorted(set(members or ())):
@@ -110,12 +108,12 @@ def _row(group: str, scores: Any) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Decide",
-        epilog=o.format_examples(
-            "trueup sets val.npz test.npz",
-            "trueup sets val.npz test.npz --score raps --alpha 0.05 -o sets.safetensors",
-            "trueup sets both.npz --by-class",
-            "trueup sets val.csv test.csv --by region",
-        ),
-    )(sets)
+    o.add_command(
+        app,
+        sets,
+        "Decide",
+        "trueup sets val.npz test.npz",
+        "trueup sets val.npz test.npz --score raps --alpha 0.05 -o sets.safetensors",
+        "trueup sets both.npz --by-class",
+        "trueup sets val.csv test.csv --by region",
+    )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json
+from trueup.cli.output import print_json, print_stderr
 
 if TYPE_CHECKING:
     from trueup.study import Cell, Options, RunSummary, Store, Study
 
+GPU_TERAFLOPS = 10
+"""For which hours are listed, as `study.cost` has it."""
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc", "calarena")
 
 
@@ -41,7 +43,18 @@ def study(
     method: Annotated[
         list[str] | None, typer.Option("--method", "-m", metavar="NAME", help="Run only this method; may be repeated.")
     ] = None,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Choose on the test half, as some papers do.")] = False,
+    network: Annotated[
+        str | None,
+        typer.Option("--network", metavar="NAME", help="Another network than the preset's, or one of its several."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="PART", help="Leave out a part, as figure-1d or starts; may be repeated."),
+    ] = None,
+    device: o.Device = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Choose coefficients on the test half, as some papers do.")
+    ] = False,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train also the small networks that come with the package.")
     ] = False,
@@ -60,6 +73,7 @@ def study(
     folder: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the tables, figures and the page.")
     ] = Path("study"),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a run of more than a day.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -86,7 +100,9 @@ def study(
     selected: Study = STUDIES[name]
     options = Options(
         **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
+        **o.drop_unset(network=network, device=device),
         methods=tuple(method or ()),
+        without=tuple(without or ()),
         oracle=oracle,
         retrain=retrain,
     )
@@ -98,6 +114,8 @@ def study(
     if report_only and not database.is_file():
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
     results = Store(require_writable(database))
+    if not report_only and not yes:
+        _confirm(selected, results, options, workers)
     ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
     page = save_page(selected, results, options, folder / name)
     if as_json:
@@ -119,6 +137,33 @@ def _require_data(cells: list[Cell], options: Options) -> None:
         load_data(missing.partition(":")[0], options.data_dir)
 
 
+def _confirm(study: Study, store: Store, options: Options, workers: int | None) -> None:
+    """Ask before a run that will take more than a day of this machine."""
+    from trueup.core.executors import count_cores
+    from trueup.study.cost import DAY, SLOWEST, estimate, measure_rate
+
+    finished = frozenset(key for key, status in store.statuses(study.cells(options)).items() if status == "finished")
+    left = estimate(study, options, done=finished)
+    if left is None or left.hours(SLOWEST) < DAY:
+        return
+    hours = left.hours(measure_rate(options.device) * (workers or _count_gpus(options) or count_cores()))
+    if hours < DAY:
+        return
+    more = f" without {'; '.join(left.unknown)}" if left.unknown else ""
+    words = f"Runs left: {left.cells:,}, about {hours:,.0f} hours on this machine{more}"
+    if not sys.stdin.isatty():
+        raise ValueError(f"{words}; --yes starts them")
+    typer.confirm(f"{words}. Start them?", abort=True, err=True)
+
+
+def _count_gpus(options: Options) -> int:
+    if options.device != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _list(data_dir: str | None, as_json: bool) -> None:
     from trueup.study.overview import list_presets, places
 
@@ -130,10 +175,16 @@ def _list(data_dir: str | None, as_json: bool) -> None:
         runs = "runs unknown without its files" if preset.cells is None else f"{preset.cells:,} runs"
         option = f" --preset {preset.preset}" if preset.preset else ""
         data = ", ".join(dict.fromkeys(preset.data)) or "files of predictions"
-        print(f"trueup study {preset.study}{option}: {runs}; {data}{'; files missing' if preset.files else ''}")
+        hours = "" if preset.gpu_hours is None else f"; {_hours(preset.gpu_hours)} at {GPU_TERAFLOPS} TFLOP/s"
+        hours += " without some networks" if hours and preset.uncounted else ""
+        print(f"trueup study {preset.study}{option}: {runs}; {data}{hours}{'; files missing' if preset.files else ''}")
     missing = dict.fromkeys(files for preset in presets for files in preset.files)
     print(*(["Missing files:"] if missing else []), *(f"  {files}" for files in missing), sep="\n")
     print(f"Files are looked for in {places(data_dir)}.")
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 0.1 else f"{60 * hours:,.1f} min"
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:
@@ -150,8 +201,10 @@ def _run(
     from trueup.core.executors import executor_for
     from trueup.study import run
 
+    gpus = _count_gpus(options)
+    workers = workers or gpus or None
     where = cluster or ("none" if workers == 1 else "processes" if workers is None else f"processes:{workers}")
-    with executor_for(where) as executor:
+    with executor_for(where, gpus=gpus) as executor:
         ran = run(study, store, options=options, executor=executor, progress=not quiet)
     if not quiet:
         print_stderr(
@@ -164,14 +217,14 @@ def _run(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Studies",
-        epilog=o.format_examples(
-            "trueup study list",
-            "trueup study neural-clamping",
-            "trueup study post-hoc --data-dir logits --workers 2 -o results",
-            "trueup study calarena --data-dir CalArena --data cv-multiclass",
-            "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",
-            "trueup study report neural-clamping",
-        ),
-    )(study)
+    o.add_command(
+        app,
+        study,
+        "Studies",
+        "trueup study list",
+        "trueup study neural-clamping",
+        "trueup study post-hoc --data-dir logits --workers 2 -o results",
+        "trueup study calarena --data-dir CalArena --data cv-multiclass",
+        "trueup study rethinking --preset fashion_mnist --data-dir data --cluster tcp://scheduler:8786",
+        "trueup study report neural-clamping",
+    )

@@ -10,10 +10,9 @@ import typer
 
 from trueup.cli import options as o
 from trueup.cli import resolve
-from trueup.cli.errors import print_stderr
-from trueup.cli.output import print_json, print_remarks, print_table, to_json
+from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, to_json
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import format_number
-from trueup.core.warning_capture import silence_warnings
 
 
 def train(
@@ -80,7 +79,8 @@ def train(
     require_writable_folder(folder)
     from safetensors.torch import save_file
 
-    from trueup.io.predictions import Predictions, save
+    from trueup.io.load_save import save
+    from trueup.io.predictions import Predictions
     from trueup.models.networks import build_network, network_options
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
@@ -147,10 +147,10 @@ def train(
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Networks",
-        epilog=o.format_examples(
-            "trueup train --data digits --network cnn --epochs 20 -o run",
-            "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
-        ),
-    )(train)
+    o.add_command(
+        app,
+        train,
+        "Networks",
+        "trueup train --data digits --network cnn --epochs 20 -o run",
+        "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
+    )

@@ -1,5 +1,8 @@
 """Validation of arrays: every public function passes `logits, labels` through here first.
 
+Any array of numbers is taken: NumPy, torch, pandas, polars, xarray, Arrow, JAX, lists. Whatever has `__array__`,
+`__dlpack__` or `__arrow_array__` shares its memory where torch can.
+
 What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A logit of
 −∞ is an option that its row does not have: `find_absent` says where they are, and nothing else is infinite. A pair is
 checked once: the tensors that come back are aliases that carry a mark, with the version of their memory, and those that
@@ -11,17 +14,17 @@ from __future__ import annotations
 import sys
 import warnings
 from numbers import Real
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
+from torch.utils.dlpack import from_dlpack
 
-from trueup.core import chunks, native
-from trueup.core.conversion import to_tensor as _tensor
-from trueup.core.errors import Hint, InputError
+from trueup.core import native
+from trueup.core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
 
 Array: TypeAlias = np.ndarray | Tensor
 A = TypeVar("A", np.ndarray, Tensor)
@@ -29,14 +32,6 @@ A = TypeVar("A", np.ndarray, Tensor)
 NEVER = -1e15
 """A logit, less the largest of its row, that stands for −∞ where 0 · ∞ would be no number: its square is finite."""
 
-FLOOR = 1e-6
-"""What an exact zero becomes at least, unless a floor is given."""
-
-CERTAIN = 1e-4
-"""By how much a stated confidence of exactly 0 or 1 is moved at most, unless a floor is given."""
-
-_ROUNDED_SUM = 0.1
-"""How far a row of rounded probabilities may be from a sum of one to be divided by it."""
 
 MIN_PADDING = 9000.0
 """Finite logits read as absent options are at least so far below zero."""
@@ -44,11 +39,11 @@ MIN_PADDING = 9000.0
 _FAR = 10.0
 """And so many times as far from zero as any other logit of their row."""
 
-_ROUNDED_TOP = 1e-2
-"""How far above 1 the largest probabilities of a row may sum: services round log-probabilities, or mix precisions."""
 
 ROUNDING = 1e-6
 """How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
+
+_NUMBERS = "be an array of real numbers"
 
 
 def as_pair(
@@ -86,7 +81,7 @@ def as_tensors(
         raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
     if _are_checked_labels(labels, z, soft=soft):
         return z, labels
-    y = _tensor(labels, "labels").to(z.device)
+    y = to_tensor(labels, "labels").to(z.device)
     y = _check_soft_labels(y, z) if soft and y.ndim == 2 else _check_labels(y, z)
     return z, _mark_checked(y, z.shape[1])
 
@@ -141,12 +136,12 @@ def given(weights: Any) -> dict[str, Any]:
 
 def trusted_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """View a pair that has passed here as torch tensors, without a second look at every number."""
-    return read_padding(_tensor(logits, "logits")), _tensor(labels, "labels")
+    return read_padding(to_tensor(logits, "logits")), to_tensor(labels, "labels")
 
 
 def as_labels(labels: Any, logits: Any) -> Any:
     """Check labels (n,) of logits that have passed here, keeping the kind of array the logits are."""
-    return match_kind(_check_labels(_tensor(labels, "labels"), _tensor(logits, "logits")), logits)
+    return match_kind(_check_labels(to_tensor(labels, "labels"), to_tensor(logits, "logits")), logits)
 
 
 def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding: bool = True) -> Tensor:
@@ -166,14 +161,14 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
     """
     if _is_checked(logits) and logits.ndim == 2 and logits.is_floating_point():
         return logits
-    z = _tensor(logits, name)
+    z = to_tensor(logits, name)
     if z.ndim != 2:
-        of_one = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        of_one = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
         hint = {1: of_one, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
-        raise InputError(name, "have shape (n, classes)", _shape(z), hint)
+        raise InputError(name, "have shape (n, classes)", shape_of(z), hint)
     if z.shape[1] < 2:
-        hint = Hint.CONFIDENCE if _lies_in_unit_interval(z) else Hint.BINARY_SCORE
-        raise InputError(name, "have at least 2 classes", f"shape {_shape(z)}", hint)
+        hint = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        raise InputError(name, "have at least 2 classes", f"shape {shape_of(z)}", hint)
     plain = bool(native.all_within(z, -MIN_PADDING))  # nearly always: then they are read once
     z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
     if doubt and not absent and _look_like_probabilities(z):
@@ -229,7 +224,7 @@ def read_padding(logits: A) -> A:
     >>> read_padding(torch.tensor([[2.0, 1.0, -1e9]]))
     tensor([[2., 1., -inf]])
     """
-    z = logits if isinstance(logits, Tensor) else _tensor(logits, "logits")
+    z = logits if isinstance(logits, Tensor) else to_tensor(logits, "logits")
     if not z.numel() or not bool(z.detach().amin() <= -MIN_PADDING):
         return logits
     padding = _find_padding(z.detach())
@@ -261,7 +256,7 @@ def _find_padding(z: Tensor) -> Tensor:
 def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
     """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
     filled, padded, number = z, 0, 0.0
-    for some in chunks.row_chunks(len(z), z.shape[1]):
+    for some in native.row_chunks(len(z), z.shape[1]):
         padding = _find_padding(z[some])
         if not bool(padding.any()):
             continue
@@ -272,24 +267,20 @@ def _read_padded_rows(z: Tensor) -> tuple[Tensor, int, float]:
     return filled, padded, number
 
 
-class PaddedOptions(UserWarning):
-    """Finite logits were read as absent options."""
-
-
 def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tensor, bool]:
     """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
     if not z.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {z.dtype}".replace("torch.", ""))
     if not z.numel():
         return z, False
-    if z.device.type == "cpu" and z.numel() <= chunks.ONE_THREAD and not _is_half(z.dtype):
+    if z.device.type == "cpu" and z.numel() <= native.ONE_THREAD and not is_half(z.dtype):
         low, high = float(z.numpy().min()), float(z.numpy().max())  # by torch it would wake all cores
     else:
         low, high = (float(end) for end in torch.aminmax(z))
     if low > -MIN_PADDING and high < torch.inf:
         return z, False
     if not high < torch.inf:
-        _check_finite(torch.where(z == -torch.inf, 0.0, z), name)
+        check_finite(torch.where(z == -torch.inf, 0.0, z), name)
     # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
     z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
     if padded:
@@ -298,7 +289,7 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
             "as -inf is",
             PaddedOptions,
         )
-    rows = chunks.row_chunks(len(z), z.shape[1])
+    rows = native.row_chunks(len(z), z.shape[1])
     options = torch.cat([(z[some] > -torch.inf).sum(dim=1) for some in rows])
     if bool((options < 2).any()):
         row = int((options < 2).nonzero()[0])
@@ -307,19 +298,11 @@ def _check_options(z: Tensor, name: str, *, padding: bool = True) -> tuple[Tenso
     return z, bool((options < z.shape[1]).any())
 
 
-_FEW_SCORES = 8
-"""Fewer log-odds may all lie between 0 and 1 by chance."""
-
-
-class LooksLikeProbabilities(UserWarning):
-    """What was read as logits or log-odds looks like probabilities."""
-
-
 def _look_like_probabilities(z: Tensor) -> bool:
     """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
     between = False
     for few in (z[:3], z[:1000]):
-        for some in chunks.row_chunks(len(few), z.shape[1]):
+        for some in native.row_chunks(len(few), z.shape[1]):
             rows = few[some].cpu().double()
             if not len(rows) or rows.min() < 0 or ((rows.sum(dim=1) - 1).abs() > 1e-3).any():
                 return False
@@ -327,7 +310,7 @@ def _look_like_probabilities(z: Tensor) -> bool:
     return between
 
 
-def _lies_in_unit_interval(x: Tensor) -> bool:
+def lies_in_unit_interval(x: Tensor) -> bool:
     """Whether all numbers lie in [0, 1], and not only at its ends."""
     return bool(x.numel() and x.is_floating_point() and x.min() >= 0 and x.max() <= 1 and ((x > 0) & (x < 1)).any())
 
@@ -342,14 +325,14 @@ def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
 
 def as_vector(values: Any, name: str, *, length: int | None = None) -> Tensor:
     """Check a finite vector (n,) of numbers and return it in float64 on the CPU."""
-    x = _tensor(values, name)
+    x = to_tensor(values, name)
     if x.ndim != 1:
-        raise ValueError(f"{name} must have shape (n,), got {_shape(x)}")
+        raise ValueError(f"{name} must have shape (n,), got {shape_of(x)}")
     if length is not None and len(x) != length:
         raise ValueError(f"{name} must have {length} entries, one a row, got {len(x)}")
     if x.dtype == torch.bool or not x.is_floating_point():
         x = x.to(torch.float64)
-    return _check_finite(x, name).to("cpu", torch.float64)
+    return check_finite(x, name).to("cpu", torch.float64)
 
 
 def check_share(value: float, name: str) -> float:
@@ -394,256 +377,10 @@ def effective_rows(weights: np.ndarray | None, rows: int) -> float:
 
 def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
     """Check a finite matrix (rows, any width), such as features, keeping its dtype and device."""
-    x = _tensor(values, name)
+    x = to_tensor(values, name)
     if x.ndim != 2 or len(x) != rows:
-        raise ValueError(f"{name} must have shape ({rows}, width), got {_shape(x)}")
-    return _check_finite(x if x.is_floating_point() else x.double(), name)
-
-
-def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> A:
-    """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
-
-    Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
-    vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
-    Where there are exact zeros, as in the votes of a forest, whatever is smaller is raised to half the smallest
-    positive probability, which is the resolution of the data, or to 1e-6 if that is more, and a warning says so. With
-    `floor` nothing is smaller than that: give later, smaller batches the floor of the calibration set (`resolution`).
-    With `renormalise` rows that sum to nearly 1, as probabilities rounded for a file do, are divided by their sum; a
-    sum outside [0.9, 1.1] is refused all the same. NaN is an option that the row does not have, and becomes −∞; the
-    others sum to 1.
-
-    >>> from_probs(np.array([[0.5, 0.5]]))
-    array([[-0.69314718, -0.69314718]])
-    >>> np.exp(from_probs(np.array([[0.9, 0.1], [1.0, 0.0]]), floor=0.01))
-    array([[0.9 , 0.1 ],
-           [1.  , 0.01]])
-    """
-    _check_floor(floor)
-    p = _tensor(probs, name)
-    if p.ndim != 2 or p.shape[1] < 2:
-        raise ValueError(f"{name} must have shape (n, classes) with at least 2 classes, got {_shape(p)}")
-    dtype, half = p.dtype, _is_half(p.dtype)
-    tolerance = torch.finfo(dtype).eps if half else ROUNDING
-    in_sum = tolerance if half else ROUNDING * max(1.0, p.shape[1] / 1000)
-    p = p.float() if half else p
-    absent = torch.isnan(p) if p.is_floating_point() and bool(torch.isnan(p.sum())) else None
-    p = _check_finite(p if absent is None else p.masked_fill(absent, 0.0), name)
-    if absent is not None and bool((few := p.shape[1] - absent.sum(dim=1) < 2).any()):
-        got = f"fewer in row {int(few.nonzero()[0])} (an absent one is NaN, or empty in a table)"
-        raise InputError(name, "have at least 2 options in each row", got)
-    if p.numel():
-        low, high = p.min().item(), p.max().item()
-        if low < -tolerance or high > 1 + tolerance:
-            raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", Hint.NOT_PROBABILITIES)
-        total = p.sum(dim=1, dtype=torch.float64)
-        off = (total - 1).abs()
-        row = int(off.argmax())
-        if off[row] > (_ROUNDED_SUM if renormalise else in_sum):
-            hint = Hint.RENORMALISE if not renormalise and off[row] <= _ROUNDED_SUM else None
-            raise InputError(name, "sum to 1 in each row", f"{total[row].item():.8g} in row {row}", hint)
-        if renormalise:
-            p = (p / total[:, None]).to(p.dtype)
-    gone = 0 if absent is None else int(absent.sum())
-    if floor is None and (zeros := int((p <= 0).sum()) - gone):
-        warn_of_zeros(zeros, p.numel() - gone, floor := resolution(p))
-    logits = torch.log(p if floor is None else p.clamp(min=floor))
-    logits = logits if absent is None else logits.masked_fill(absent, -torch.inf)
-    return match_kind(logits.to(dtype), probs)
-
-
-def from_confidence(confidence: A, *, floor: float | None = None, name: str = "confidence") -> A:
-    """Turn stated confidences c (n,), the claimed probability of being right, into logits (ln(1 − c), ln c).
-
-    The labels that go with them are 1 where the claim came true and 0 where it did not. Nothing is turned over: a
-    confidence below ½ stays the probability of class 1. It serves a language model's or a judge's stated confidence, a
-    risk score, a forecast. Confidences of exactly 0 or 1 are moved inwards by 1e-4, or by half of the distance that the
-    nearest other one has if that is less, and a warning says so; or by `floor`. That hardly changes their mean; curves
-    of the log-odds, such as Platt scaling, fit better with a larger floor, `auto` finds its own.
-
-    >>> np.exp(from_confidence(np.array([0.9, 0.25])))
-    array([[0.1 , 0.9 ],
-           [0.75, 0.25]])
-    """
-    _check_floor(floor)
-    x = _tensor(confidence, name)
-    if x.ndim == 2 and x.shape[1] == 1:
-        x = x[:, 0]
-    if x.ndim != 1:
-        raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
-    dtype = x.dtype if x.is_floating_point() else torch.float64
-    tolerance = torch.finfo(dtype).eps if _is_half(dtype) else ROUNDING
-    c = _check_finite(x.double(), name)
-    if len(c):
-        low, high = c.min().item(), c.max().item()
-        if low < -tolerance or high > 1 + tolerance:
-            hint = Hint.PER_CENT if low >= 0 and 1 < high <= 100 else Hint.LOG_ODDS
-            raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
-    both = torch.stack([1 - c, c], dim=1).clamp(min=0.0)
-    if floor is None and (zeros := int((both <= 0).sum())):
-        floor = min(CERTAIN, resolution(both))
-        warn_of_certain(zeros, len(c), floor)
-    return match_kind(torch.log(both if floor is None else both.clamp(min=floor)).to(dtype), confidence)
-
-
-def _check_floor(floor: float | None) -> None:
-    if floor is not None and not 0 < floor < 0.5:
-        raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
-
-
-def resolution(probs: Any, *, least: float = FLOOR) -> float:
-    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
-
-    >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
-    0.05
-    """
-    p = _tensor(probs, "probs")
-    smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return least if smallest > 0.5 else max(smallest / 2, least)
-
-
-def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
-    """Say that exact zeros among probabilities were raised, and to what."""
-    warnings.warn(
-        f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
-        + ("the least floor by default" if floor == FLOOR else "which is half the smallest positive one"),
-        stacklevel=3,
-    )
-
-
-def warn_of_certain(certain: int, rows: int, floor: float) -> None:
-    """Say that confidences of exactly 0 or 1 were moved, and by how much."""
-    warnings.warn(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}", stacklevel=3)
-
-
-def from_topk(log_probs: A, *, floor: float = FLOOR, name: str = "log_probs") -> A:
-    """Turn the log-probabilities of the k likeliest answers (n, k) into logits (n, k + 1): the last is of all others.
-
-    That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
-    noise. The labels that go with them are the place of the right answer among the k, or k where it is none of them.
-    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what was
-    not told.
-
-    >>> np.exp(from_topk(np.log([[0.7, 0.2], [0.5, 0.25]])))
-    array([[0.7 , 0.2 , 0.1 ],
-           [0.5 , 0.25, 0.25]])
-    """
-    _check_floor(floor)
-    x = _tensor(log_probs, name)
-    if x.ndim != 2 or not x.shape[1]:
-        raise InputError(name, "have shape (n, k)", _shape(x))
-    if not x.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
-    double = x.double()
-    double = double.masked_fill(double <= -MIN_PADDING, -torch.inf)
-    _check_finite(double.masked_fill(double == -torch.inf, 0.0), name)
-    total = double.exp().sum(dim=1, keepdim=True)
-    slack = max(_ROUNDED_TOP, torch.finfo(x.dtype).eps * x.shape[1])
-    if len(x) and bool((total > 1 + slack).any()):
-        row = int(total[:, 0].argmax())
-        got = f"{total[row].item():.6g} in row {row}"
-        raise InputError(name, "be logarithms of probabilities that sum to at most 1 in each row", got)
-    # Where rounding, or the floor, makes the sum exceed one, the row is divided by it.
-    rest = (1 - total).clamp(min=floor)
-    logits = torch.cat([double, rest.log()], dim=1) - (total + rest).log()
-    return match_kind(logits.to(x.dtype), log_probs)
-
-
-def from_binary(scores: A, *, name: str = "scores") -> A:
-    """Turn a binary score x (n,), the log-odds of class 1, into logits (0, x).
-
-    >>> from_binary(np.array([1.5, -0.5]))
-    array([[ 0. ,  1.5],
-           [ 0. , -0.5]])
-    """
-    x = _tensor(scores, name)
-    if x.ndim == 2 and x.shape[1] == 1:
-        x = x[:, 0]
-    if x.ndim != 1:
-        raise ValueError(f"{name} must have shape (n,) or (n, 1), got {_shape(x)}")
-    x = _check_finite(x, name)
-    if len(x) >= _FEW_SCORES and _lies_in_unit_interval(x[:_FEW_SCORES]) and _lies_in_unit_interval(x):
-        warn_users(
-            f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
-            "through from_confidence",
-            LooksLikeProbabilities,
-        )
-    return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
-
-
-@overload
-def flatten(
-    logits: A,
-    labels: Any,
-    *,
-    classes: Literal["first", "last"] | None = None,
-    ignore_index: int = -100,
-    clusters: None = None,
-) -> tuple[A, A]: ...
-
-
-@overload
-def flatten(
-    logits: A,
-    labels: Any,
-    *,
-    classes: Literal["first", "last"] | None = None,
-    ignore_index: int = -100,
-    clusters: Any,
-) -> tuple[A, A, np.ndarray]: ...
-
-
-def flatten(
-    logits: A,
-    labels: Any,
-    *,
-    classes: Literal["first", "last"] | None = None,
-    ignore_index: int = -100,
-    clusters: Any = None,
-) -> tuple[Any, ...]:
-    """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
-
-    `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
-    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
-    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
-
-    >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
-    >>> z.shape, y
-    ((3, 5), array([0, 4, 1]))
-    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), classes="first", clusters=["a", "b"])[2]
-    array(['a', 'a', 'b', 'b', 'b'], dtype='<U1')
-    """
-    z, y = _tensor(logits, "logits"), _tensor(labels, "labels")
-    z = classes_last(z, classes)
-    if tuple(z.shape[:-1]) != tuple(y.shape):
-        raise ValueError(f"labels must have shape {tuple(z.shape[:-1])} to match the logits, got {_shape(y)}")
-    n = len(y)
-    y = y.to(z.device).reshape(-1)
-    kept = y != ignore_index
-    each = len(y) // max(n, 1)
-    z, y = as_tensors(z.reshape(-1, z.shape[-1])[kept], y[kept])
-    pair: tuple[Any, Any] = (match_kind(z, logits), match_kind(y, logits))
-    if clusters is None or clusters is False:
-        return pair
-    ids = np.arange(n) if clusters is True else np.asarray(clusters)
-    if ids.shape != (n,):
-        raise InputError("clusters", f"have {n} entries, one for each text or image", str(ids.shape))
-    return *pair, ids[np.flatnonzero(kept.cpu().numpy()) // max(each, 1)]
-
-
-def classes_last(logits: Tensor, classes: Literal["first", "last"] | None) -> Tensor:
-    """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
-
-    >>> classes_last(torch.zeros(2, 5, 3, 4), "first").shape
-    torch.Size([2, 3, 4, 5])
-    """
-    if logits.ndim < 2:
-        raise ValueError(f"logits must have at least 2 dimensions, got {_shape(logits)}")
-    if classes not in ("first", "last") and not (classes is None and logits.ndim == 2):
-        raise ValueError(
-            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {_shape(logits)}, got {classes!r}'
-        )
-    return logits.movedim(1, -1) if classes == "first" else logits
+        raise ValueError(f"{name} must have shape ({rows}, width), got {shape_of(x)}")
+    return check_finite(x if x.is_floating_point() else x.double(), name)
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
@@ -658,7 +395,7 @@ def match_kind(result: Tensor, original: Any) -> Any:
 
 def upcast_half(x: Tensor) -> Tensor:
     """Half precision is computed in float32; other types stay as they are."""
-    return x.float() if _is_half(x.dtype) else x
+    return x.float() if is_half(x.dtype) else x
 
 
 def _mark_checked(x: Tensor, classes: int, *, absent: bool = True) -> Tensor:
@@ -687,26 +424,29 @@ def _are_checked_labels(y: Any, z: Tensor, *, soft: bool) -> bool:
     return y.dtype == torch.int64 and y._checked[1] <= z.shape[1]
 
 
-def _is_half(dtype: torch.dtype) -> bool:
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether a type has 16 bits."""
     return dtype in (torch.float16, torch.bfloat16)
 
 
-def _shape(x: Any) -> str:
+def shape_of(x: Any) -> str:
+    """The shape as errors write it."""
     return str(tuple(x.shape))
 
 
-def _check_finite(x: Tensor, name: str) -> Tensor:
+def check_finite(x: Tensor, name: str) -> Tensor:
+    """A tensor of floating point in which every number is finite."""
     if not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}".replace("torch.", ""))
     # A sum reads memory once and makes no copy; it is finite only if every entry is. (Finite entries may overflow it:
     # then the exact check decides.) A sum of half precision would overflow, or be made of a copy in float32.
     if not x.numel():
         return x
-    if x.device.type == "cpu" and x.numel() <= chunks.ONE_THREAD and not _is_half(x.dtype):
+    if x.device.type == "cpu" and x.numel() <= native.ONE_THREAD and not is_half(x.dtype):
         with np.errstate(all="ignore"):  # where other work keeps the cores, waking them takes longer than the sum
             finite = bool(np.isfinite(x.numpy().sum()))
     else:
-        finite = all(torch.isfinite(s) for s in (torch.aminmax(x) if _is_half(x.dtype) else (x.sum(),)))
+        finite = all(torch.isfinite(s) for s in (torch.aminmax(x) if is_half(x.dtype) else (x.sum(),)))
     if not finite:
         bad = ~torch.isfinite(x)
         if bad.any():
@@ -720,7 +460,7 @@ def _check_labels(y: Tensor, z: Tensor) -> Tensor:
     n, classes = z.shape
     if y.ndim != 1:
         hint = "soft labels are defined for nll and brier only" if tuple(y.shape) == tuple(z.shape) else None
-        raise InputError("labels", f"have shape ({n},)", _shape(y), hint)
+        raise InputError("labels", f"have shape ({n},)", shape_of(y), hint)
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
     if y.is_floating_point() and n:  # an empty list has no type to speak of
@@ -751,12 +491,160 @@ def _check_offered(wrong: Tensor, y: Tensor) -> None:
 
 def _check_soft_labels(y: Tensor, z: Tensor) -> Tensor:
     if tuple(y.shape) != tuple(z.shape):
-        raise ValueError(f"soft labels must have the logits' shape {_shape(z)}, got {_shape(y)}")
+        raise ValueError(f"soft labels must have the logits' shape {shape_of(z)}, got {shape_of(y)}")
     if not y.is_floating_point():
         y = y.to(torch.float64)
-    y = _check_finite(y, "labels").to(torch.float64)
+    y = check_finite(y, "labels").to(torch.float64)
     if len(y) and (y.min() < -ROUNDING or ((y.sum(dim=1) - 1).abs() > ROUNDING).any()):
         raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
     if (absent := find_absent(z)) is not None:
         _check_offered((absent & (y > ROUNDING)).any(dim=1, keepdim=True), y)
     return y
+
+
+def to_tensor(x: Any, name: str) -> Tensor:
+    """View an array as a tensor, by the name of the argument it came as.
+
+    Whole numbers in lists become floating point, unless they are labels.
+
+    >>> to_tensor([[1, 2]], "logits")
+    tensor([[1., 2.]], dtype=torch.float64)
+    >>> to_tensor(np.array([[1, "a"]], dtype=object), "logits")
+    Traceback (most recent call last):
+        ...
+    trueup.core.errors.InputError: logits must be an array of real numbers, got an ndarray of Python objects; \
+.astype(float) makes numbers of them
+    """
+    if not isinstance(x, Tensor):
+        a = _to_numpy(x, name)
+        if isinstance(a, Tensor):
+            x = a
+        else:
+            return _from_numpy(a, name, literal=isinstance(x, (list, tuple)))
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        kind = "a quantised tensor" if x.is_quantized else "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise InputError(name, "be a dense tensor", kind)
+    if x.is_complex():
+        raise InputError(name, _NUMBERS, f"{x.dtype}".removeprefix("torch."))
+    if x.is_floating_point() and x.dtype.itemsize == 1:
+        raise InputError(name, "have at least 16 bits a number", f"{x.dtype}".removeprefix("torch."))
+    if x.device.type == "meta":
+        raise InputError(name, "hold numbers", "a tensor of the meta device, which has none")
+    return x.detach()
+
+
+def _to_numpy(x: Any, name: str) -> np.ndarray | Tensor:
+    """What an object says of itself as an array; torch takes over where NumPy cannot follow, as on other devices."""
+    if isinstance(x, np.ma.MaskedArray):
+        return _from_masked(x, name)
+    if (arrow := sys.modules.get("pyarrow")) is not None and isinstance(x, (arrow.Array, arrow.ChunkedArray)):
+        return _from_arrow(x, name)
+    if not hasattr(x, "__array__"):
+        if hasattr(x, "__dlpack__"):
+            return from_dlpack(x)
+        if any(hasattr(x, way) for way in ("__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__")):
+            return _from_arrow(_read_arrow(x), name)
+    try:
+        a = np.asarray(x)
+    except TypeError:  # CuPy, and JAX on a device that NumPy cannot read
+        if not hasattr(x, "__dlpack__"):
+            raise
+        return from_dlpack(x)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
+    if a.dtype.kind == "V" and a.dtype.names is None and hasattr(x, "__dlpack__"):
+        return from_dlpack(x)  # JAX's bfloat16, which NumPy knows only as bytes
+    if a.dtype == object and hasattr(x, "to_numpy"):
+        return _from_nullable(x, a, name)
+    return a
+
+
+def _from_numpy(a: np.ndarray, name: str, *, literal: bool) -> Tensor:
+    kind, size = a.dtype.kind, a.dtype.itemsize
+    if kind == "f" and size > 8:
+        a = a.astype(np.float64)  # torch has no longer type
+    elif kind not in "fiub" or size > 8:
+        raise InputError(name, _NUMBERS, _describe(a), _remedy(a, name))
+    if kind == "u" and size == 8:
+        if a.size and a.max() > np.iinfo(np.int64).max:
+            raise InputError(name, f"be at most {np.iinfo(np.int64).max}", f"{a.max()}")
+        a = a.astype(np.int64)  # np.ulonglong is a type of its own, which torch does not know
+    if literal and name != "labels" and kind in "iu":
+        a = a.astype(np.float64)
+    if not a.dtype.isnative:
+        a = a.astype(a.dtype.newbyteorder("="))
+    if any(stride < 0 or stride % a.itemsize for stride in a.strides):
+        a = np.ascontiguousarray(a)
+    return torch.from_numpy(a if a.flags.writeable else np.asarray(_Readable(a)))
+
+
+def _describe(a: np.ndarray) -> str:
+    if a.ndim == 0:
+        return f"one {type(a.item()).__name__}"
+    if a.dtype == object:
+        return "an ndarray of Python objects"
+    return "texts" if a.dtype.kind in "US" else f"dtype {a.dtype}"
+
+
+def _remedy(a: np.ndarray, name: str) -> str | None:
+    if name == "labels" and a.ndim and a.dtype.kind in "USO":
+        return "number the classes by their columns, from 0"
+    return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
+
+
+def _from_masked(x: Any, name: str) -> np.ndarray:
+    if masked := int(np.ma.getmaskarray(x).sum()):
+        raise InputError(name, "hold a number everywhere", f"{masked} masked entries", "leave out those rows")
+    return np.asarray(x)
+
+
+def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
+    """A pandas object of nullable or mixed columns: numbers if nothing is missing."""
+    try:
+        numbers = x.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise InputError(name, _NUMBERS, f"a {type(x).__name__} of dtype object", _remedy(a, name)) from None
+    if missing := int(np.isnan(numbers).sum()):
+        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    return numbers
+
+
+def _read_arrow(x: Any) -> Any:
+    import pyarrow
+
+    if hasattr(x, "__arrow_array__"):
+        return pyarrow.array(x)
+    return pyarrow.array(x) if hasattr(x, "__arrow_c_array__") else pyarrow.chunked_array(x)
+
+
+def _from_arrow(x: Any, name: str) -> np.ndarray:
+    """An Arrow array of numbers, or of lists of one length, which are rows."""
+    import pyarrow
+
+    if isinstance(x, pyarrow.ChunkedArray):
+        x = x.combine_chunks()
+    rows = len(x)
+    is_list = pyarrow.types.is_fixed_size_list(x.type) or pyarrow.types.is_list(x.type)
+    missing = x.null_count
+    if is_list:
+        lengths = set(x.value_lengths().to_pylist()) - {None}
+        if len(lengths) > 1:
+            raise InputError(name, "have rows of one length", f"lists of {min(lengths)} to {max(lengths)}")
+        x = x.flatten()
+        missing += x.null_count
+    if missing:
+        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    if not (pyarrow.types.is_floating(x.type) or pyarrow.types.is_integer(x.type) or pyarrow.types.is_boolean(x.type)):
+        raise InputError(name, _NUMBERS, f"an Arrow array of {x.type}")
+    a = x.to_numpy(zero_copy_only=False)
+    return a.reshape(rows, -1) if is_list and rows else a
+
+
+class _Readable:
+    """A view of a read-only array (a memory map, say) that torch takes without a warning; we never write to it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array

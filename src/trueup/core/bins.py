@@ -30,7 +30,7 @@ from trueup.core.row_scores import (
 Closed = Literal["right", "left"]
 
 BINS = 15
-"""How many bins, unless said otherwise: what the papers use."""
+"""The number of bins by default: what the papers use."""
 
 _SLACK = 4
 """Confidences computed from logits that lie this many units of rounding beyond an edge count as lying on it: the

@@ -41,7 +41,7 @@ class Clusters:
         """The block of each row: its own cluster's up to `BLOCKS` clusters, else those of several in turn."""
         return self.code % BLOCKS if self.count > BLOCKS else self.code
 
-    def hashed(self, blocks: int = BLOCKS) -> np.ndarray:
+    def hash_blocks(self, blocks: int = BLOCKS) -> np.ndarray:
         """The block of each row by a hash of its cluster's name: the same in every chunk of a stream."""
         of_name = np.array([crc32(str(name).encode()) % blocks for name in self.names], dtype=np.int64)
         return of_name[self.code] if len(of_name) else self.code

@@ -1,9 +1,15 @@
-"""Errors that carry what happened as fields, so that a command line or a web page can word them for its own readers."""
+"""Errors and warnings as data, so that a command line or a web page can word them for its own readers.
+
+An error carries what happened as fields; warnings are recorded, silenced, or written where a user reads them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from enum import StrEnum
 from types import MappingProxyType
@@ -105,3 +111,70 @@ def message_of(
     """
     worded = getattr(error, "message", None)
     return worded(hints, names) if callable(worded) else str(error)
+
+
+class LooksLikeProbabilities(UserWarning):
+    """What was read as logits or log-odds looks like probabilities."""
+
+
+class PaddedOptions(UserWarning):
+    """Finite logits were read as absent options."""
+
+
+_RECORDING = threading.RLock()
+"""The warning filters are one state for all threads: only one block at a time may record."""
+
+
+@contextmanager
+def record_warnings() -> Iterator[list[str]]:
+    """Collect the messages of the warnings inside, each once and in one line; the list is filled when the block ends.
+
+    >>> with record_warnings() as messages:
+    ...     warnings.warn("the fit ended at its bound")
+    >>> messages
+    ['the fit ended at its bound']
+    """
+    messages: list[str] = []
+    with _RECORDING, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield messages
+        finally:
+            messages += dict.fromkeys(_line(warning.message) for warning in caught)
+
+
+@contextmanager
+def silence_warnings(*, message: str = "", enabled: bool = True) -> Iterator[None]:
+    """Show no warnings inside, or none whose text begins with a pattern.
+
+    >>> with silence_warnings():
+    ...     warnings.warn("nobody reads this")
+    """
+    with warnings.catch_warnings():
+        if enabled:
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+@contextmanager
+def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
+    """Write warnings for users with `write`, in one line without the place in the code; leave out all others.
+
+    The doubt whether logits are probabilities is left out as well: a command line looks at the file itself, and knows
+    which option to name.
+
+    >>> with write_warnings(print):
+    ...     warnings.warn("40 exact zeros were raised to 0.05")
+    ...     warnings.warn("only developers need this", DeprecationWarning)
+    40 exact zeros were raised to 0.05
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", UserWarning)
+        warnings.simplefilter("ignore", LooksLikeProbabilities)
+        warnings.showwarning = lambda message, *_, **__: write(_line(message))
+        yield
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())

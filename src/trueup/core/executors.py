@@ -6,18 +6,19 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
 @contextmanager
-def executor_for(name: str) -> Iterator[Executor | None]:
+def executor_for(name: str, *, gpus: int = 0) -> Iterator[Executor | None]:
     """An executor by its name, closed at the end of the block.
 
     "none" is this process, "processes" or "processes:4" a pool on this machine, "local" or "local:4" a Dask cluster of
-    its own on this machine, "tcp://host:port" or "tls://host:port" a Dask cluster that is there already.
+    its own on this machine, "tcp://host:port" or "tls://host:port" a Dask cluster that is there already. With `gpus`
+    the processes of a pool are dealt to so many of them, each seeing one alone.
 
     >>> with executor_for("none") as executor:
     ...     print(executor)
@@ -34,7 +35,7 @@ def executor_for(name: str) -> Iterator[Executor | None]:
             'executor must be "none", "processes[:n]", "local[:n]" or the address of a Dask scheduler '
             f'("tcp://host:port"), got {name!r}'
         )
-    workers = int(count) if count else _count_cores()
+    workers = int(count) if count else count_cores()
     if kind == "none":
         yield None
     elif kind == "processes":
@@ -43,7 +44,8 @@ def executor_for(name: str) -> Iterator[Executor | None]:
         # Not by fork, which copies locks that threads of this process hold.
         context = multiprocessing.get_context("spawn")
         end, lifeline = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(end,))
+        given = (end, context.Value("i", 0), gpus)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=given)
         try:
             yield pool
         except BaseException:
@@ -58,11 +60,17 @@ def executor_for(name: str) -> Iterator[Executor | None]:
             yield executor
 
 
-def _start_worker(lifeline: Connection) -> None:
+def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:
     """Prepare a process of the pool: it leaves Ctrl-C to its parent, and ends when its parent has ended."""
     import signal
     import threading
 
+    if gpus:
+        with started.get_lock():
+            number, started.value = started.value, started.value + 1
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = visible if visible != [""] else [str(i) for i in range(gpus)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[number % len(names)]  # read when torch first asks for a GPU
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # read when NumPy is imported
         os.environ.setdefault(name, "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,5 +98,6 @@ def _dask(address: str | None, workers: int = 1) -> Iterator[Executor]:
         yield client.get_executor()
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

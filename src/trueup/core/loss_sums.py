@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks, native
+from trueup.core import native
 from trueup.core.arrays import NEVER, find_absent, upcast_half
 from trueup.core.native import as_float64, map_threads
 
@@ -115,7 +115,7 @@ def _torch_vector(
     classes = logits.shape[1]
     total = np.zeros(1 + 2 * classes)
     w, b = (torch.from_numpy(v).to(upcast_half(logits[:0])) for v in (weight, bias))
-    for rows in chunks.row_chunks(len(logits), classes, chunks.CACHE):
+    for rows in native.row_chunks(len(logits), classes, native.CACHE):
         u = scale * upcast_half(logits[rows])
         if shift is not None:
             u = u - torch.from_numpy(shift[rows]).to(u)[:, None]
@@ -140,7 +140,7 @@ def _torch_temperature(
     logits: Tensor, labels: Tensor, beta: float, weights: Tensor | None = None
 ) -> tuple[float, float, float]:
     sums = np.zeros(3)
-    for rows in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+    for rows in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
         z = upcast_half(logits[rows])
         z = (z - z.max(dim=1, keepdim=True).values).clamp(min=NEVER)
         label = z.gather(1, labels[rows, None])[:, 0]

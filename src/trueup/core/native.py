@@ -1,4 +1,4 @@
-"""The compiled passes, and how the rows are shared out to them.
+"""The compiled passes, and how rows are shared out: to threads, and to chunks of so many numbers at a time.
 
 `compiled` is None where no C compiler was at hand at installation; torch then does the same work, only slower.
 """
@@ -16,15 +16,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
-
 compiled: Any
 try:
     compiled = import_module("trueup.core._native")
 except ImportError:
     compiled = None
 
+CACHE = 1 << 18
+"""Several small steps on the same numbers: they stay in the second-level cache."""
+PRODUCT = 1 << 19
+"""Matrix products of a likelihood."""
+STEP = 1 << 20
+"""Work in float64 that makes a few copies."""
+FIT = 1 << 21
+"""Columns of classes that are fitted together."""
+BLOCK = 1 << 22
+"""Curves, distances and probabilities of many classes."""
+KEPT = 1 << 25
+"""What is kept between the steps of a search; more is computed anew each time."""
+TILE_ROWS = 1024
+"""Rows and columns of the part of an n × n matrix that is in memory at once."""
+ONE_THREAD = 1 << 20
+"""Below this many numbers, waking a second core costs more than it saves."""
 _FEW_NUMBERS = 1 << 21  # up to so many one thread is faster where the work is a chain of small steps
+
+
+def row_chunks(n: int, width: int, numbers: int = STEP, *, start: int = 0) -> Iterator[slice]:
+    """Slices of start..n, each of as many rows of this width as hold so many numbers, at least one row.
+
+    Without rows it is one empty slice, so that what is made of the chunks can be concatenated.
+
+    >>> list(row_chunks(5, 10, numbers=20))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    rows = max(1, numbers // max(1, width))
+    return (slice(first, min(first + rows, n)) for first in range(start, max(n, start + 1), rows))
 
 
 def usable(logits: Tensor) -> bool:
@@ -39,7 +65,7 @@ def map_threads(
     logits: Tensor, part: Callable[[Iterator[tuple[int, Tensor]]], T], *, max_threads: int | None = None
 ) -> Iterator[T]:
     """Call `part` with the chunks of a share of the rows, on as many threads as torch uses, or at most so many."""
-    workers = 1 if logits.numel() < chunks.ONE_THREAD else max(1, torch.get_num_threads())
+    workers = 1 if logits.numel() < ONE_THREAD else max(1, torch.get_num_threads())
     workers = workers if max_threads is None else min(workers, max_threads)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
     shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
@@ -73,7 +99,7 @@ def _contiguous_chunks(logits: Tensor, start: int, stop: int) -> Iterator[tuple[
         yield start, logits[start:stop]
         return
     half = logits.dtype in (torch.float16, torch.bfloat16)
-    for rows in chunks.row_chunks(stop, logits.shape[1], chunks.CACHE, start=start):
+    for rows in row_chunks(stop, logits.shape[1], CACHE, start=start):
         yield rows.start, (logits[rows].float() if half else logits[rows]).contiguous()
 
 

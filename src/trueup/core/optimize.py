@@ -191,7 +191,7 @@ def lbfgs(
         if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-memory:], [*changes, change][-memory:]
         x, value, gradient, last = x + step, trial.value, trial.gradient, _norm(step)
-    if size <= _NEARLY * tolerance:  # rows that can all but be told apart: the loss falls for ever, by next to nothing
+    if size <= _NEARLY * tolerance:  # rows that are all but separable: the loss falls for ever, by next to nothing
         return x, Certificate("converged", size, max_iter, passes, value)
     raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
 

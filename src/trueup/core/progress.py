@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from time import monotonic
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ PAUSE = 0.1
 """Seconds between two drawings of it."""
 LOG_PAUSE = 10.0
 """Seconds before the first line in a log, and between two lines."""
+SILENCE = 60.0
+"""Seconds after which a log has a line though no item is done: what takes hours is not to look like what hangs."""
 _logging: list[bool] = []
 
 T = TypeVar("T")
@@ -31,7 +34,8 @@ def track(
     """Yield the items, telling from two seconds on how many are done: `label 12/40  note  about 30 s left`.
 
     On a terminal, or with `TRUEUP_PROGRESS=1`, it is one line of stderr that is gone when the loop ends, also by an
-    exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead.
+    exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead, and one
+    every minute while a single item takes longer.
 
     >>> [2 * i for i in track([1, 2, 3], label="doubling")]
     [2, 4, 6]
@@ -44,9 +48,12 @@ def track(
     total = _length(iterable) if total is None else total
     started = monotonic()
     drawn: float | None = None
+    silence = None if drawing else _Silence(label, total)
     try:
         for done, item in enumerate(iterable, start=1):
             yield item
+            if silence is not None:
+                silence.done = done
             now = monotonic()
             if now - started >= patience and (drawn is None or now - drawn >= pause):
                 count = f"{done}" if total is None else f"{done}/{total}"
@@ -54,9 +61,36 @@ def track(
                 text = "  ".join(filter(None, (f"{label} {count}".strip(), note() if note else "", left)))
                 (_draw if drawing else _log)(text)
                 drawn = now
+                if silence is not None:
+                    silence.broken.set()
     finally:
+        if silence is not None:
+            silence.end()
         if drawn is not None and drawing:
             _draw("")
+
+
+class _Silence:
+    """A thread that writes a line to the log whenever nobody has for so long."""
+
+    def __init__(self, label: str, total: int | None) -> None:
+        self.label, self.total, self.done = label, total, 0
+        self.broken, self.over = Event(), False
+        self.thread = Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while not self.over:
+            if not self.broken.wait(SILENCE):
+                count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+                _log(f"{self.label} {count}  still at work".strip())
+            self.broken.clear()
+
+    def end(self) -> None:
+        """Leave the log alone from now on."""
+        self.over = True
+        self.broken.set()
+        self.thread.join()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ nothing was compiled. Results are float64 NumPy arrays: n numbers each, small be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks, native
+from trueup.core import native
 from trueup.core.arrays import NEVER, upcast_half
+from trueup.core.errors import InputError
 from trueup.core.native import as_float64, map_threads
 from trueup.core.splits import hash_groups
 
+_MOST_NAMED = 12
+"""Of so many classes an error lists them all."""
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
 
@@ -105,6 +108,38 @@ def score_rows(logits: Tensor, labels: Tensor, *, fold: bool = False) -> RowScor
 def is_event(logits: Tensor, fold: bool) -> bool:
     """Whether a pair is about the probability of class 1: of two classes, unless they are folded."""
     return logits.shape[1] == 2 and not fold
+
+
+def event_class(event: int | str, classes: int, names: Sequence[str] | None = None) -> int:
+    """The number of the class that is meant: by its number, or by its name where the classes have names.
+
+    >>> event_class("ill", 2, ["well", "ill"])
+    1
+    """
+    if names is not None and len(names) != classes:
+        raise InputError("names", f"have {classes} entries, one a class", str(len(names)))
+    if names is not None and isinstance(event, str) and event in names:
+        return list(names).index(event)
+    if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
+        known = "" if names is None else f": {_listing(names)}"
+        hint = "names= names the classes" if isinstance(event, str) and names is None else None
+        raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
+    return int(event)
+
+
+def event_name(event: int | str | None, classes: int, names: Sequence[str] | None = None) -> str:
+    """How the event is called; None is class 1 of two.
+
+    >>> event_name(3, 5), event_name(None, 2, ["well", "ill"])
+    ('class 3', 'ill')
+    """
+    number = 1 if event is None else event_class(event, classes, names)
+    return f"class {number}" if names is None or len(names) != classes else str(names[number])
+
+
+def _listing(names: Sequence[str]) -> str:
+    few = ", ".join(map(str, names[:_MOST_NAMED]))
+    return f"{few}, …" if len(names) > _MOST_NAMED else few
 
 
 def event_log_odds(logits: Tensor) -> Tensor:
@@ -207,7 +242,7 @@ def class_probs(logits: Tensor) -> Iterator[tuple[int, np.ndarray]]:
     confidence, predicted = confidences(logits)
     top = logits.gather(1, torch.from_numpy(predicted).to(logits.device)[:, None])[:, 0].double()
     scale = torch.from_numpy(confidence)
-    for classes in chunks.row_chunks(logits.shape[1], len(logits), chunks.BLOCK):
+    for classes in native.row_chunks(logits.shape[1], len(logits), native.BLOCK):
         shifted = logits[:, classes].double().T - top
         yield classes.start, (shifted.cpu().exp_() * scale).contiguous().numpy()
 
@@ -263,7 +298,7 @@ def _native_pass(
 def _torch_pass(
     logits: Tensor, labels: Tensor | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
 ) -> None:
-    for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+    for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
         z = how.beta * upcast_half(logits[at])
         top, predicted = z.max(dim=1)
         shifted = (z - top[:, None]).clamp(min=NEVER)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import upcast_half
 from trueup.core.clusters import Clusters, block_sums, mean_error
 from trueup.core.native import hash_rows
@@ -115,10 +115,10 @@ def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
     hashed = hash_rows(logits, labels)
     mixed, repeat = (_quick_hash(logits, labels), True) if hashed is None else hashed
-    shared = _repeated(mixed) if repeat else np.zeros(0, np.int64)
+    shared = _find_repeats(mixed) if repeat else np.zeros(0, np.int64)
     if not len(shared):
         return mixed, shared
-    for some in chunks.row_chunks(len(shared), logits.shape[1], chunks.BLOCK):
+    for some in native.row_chunks(len(shared), logits.shape[1], native.BLOCK):
         rows = shared[some]
         bits = _bits(logits[torch.from_numpy(rows).to(logits.device)])
         whole = mixed[rows]
@@ -128,7 +128,7 @@ def _row_hash(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return mixed, shared
 
 
-def _repeated(values: np.ndarray) -> np.ndarray:
+def _find_repeats(values: np.ndarray) -> np.ndarray:
     """Where the values stand that occur more than once; only those that share their last bits are sorted."""
     last_bits = (values & np.uint64((1 << (4 * len(values)).bit_length()) - 1)).view(np.int64)
     places = np.flatnonzero(np.bincount(last_bits)[last_bits] > 1)

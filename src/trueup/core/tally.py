@@ -249,7 +249,7 @@ class ClusterSums:
     def __add__(self, other: ClusterSums) -> ClusterSums:
         return ClusterSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def filled(self) -> ClusterSums:
+    def drop_empty(self) -> ClusterSums:
         """Without blocks that have no rows."""
         some = self.weight > 0
         return ClusterSums(*(getattr(self, f.name)[some] for f in fields(self)))
@@ -330,12 +330,12 @@ class Tally:
         cells = replace(class_cells(z.shape[1], bins, unit), weights=w)
         of_row = as_clusters(clusters, len(z))
         if of_row is not None:  # a cluster goes to one group as a whole
-            cells = replace(cells, group=of_row.hashed(cells.groups))
+            cells = replace(cells, group=of_row.hash_blocks(cells.groups))
         scored, classes = score_rows_and_classes(z, y, cells, fold=fold)
         tally = cls.from_rows(scored, classes, bins, unit, fold=fold, weights=w)
         if of_row is None:
             return tally
-        return replace(tally, clusters=ClusterSums.of(scored, of_row.hashed(), BLOCKS, bins, unit, w))
+        return replace(tally, clusters=ClusterSums.of(scored, of_row.hash_blocks(), BLOCKS, bins, unit, w))
 
     @classmethod
     def from_rows(

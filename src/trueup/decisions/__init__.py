@@ -3,9 +3,9 @@ labels, label planning, net benefit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 
 if TYPE_CHECKING:
     from trueup.decisions.conformal_regression import (
@@ -28,30 +28,6 @@ if TYPE_CHECKING:
     from trueup.decisions.thresholds import GroupThresholds, Threshold, threshold
     from trueup.decisions.unlabelled_performance import PerformanceEstimate, estimate_performance
 
-_MODULES = {
-    "ConformalQuantiles": "conformal_regression",
-    "ConformalResiduals": "conformal_regression",
-    "GroupThresholds": "thresholds",
-    "NetBenefit": "decision_curve",
-    "PerformanceEstimate": "unlabelled_performance",
-    "Plan": "planning",
-    "PredictionSets": "prediction_sets",
-    "PriorEstimate": "label_shift",
-    "Recheck": "recheck",
-    "SetScores": "prediction_sets",
-    "Threshold": "thresholds",
-    "estimate_performance": "unlabelled_performance",
-    "estimate_prior": "label_shift",
-    "evaluate_sets": "prediction_sets",
-    "load_conformal": "conformal_regression",
-    "load_prediction_sets": "prediction_sets",
-    "net_benefit": "decision_curve",
-    "plan": "planning",
-    "save_conformal": "conformal_regression",
-    "save_prediction_sets": "prediction_sets",
-    "shift_prior": "label_shift",
-    "threshold": "thresholds",
-}
 
 __all__ = [
     "ConformalQuantiles",
@@ -78,12 +54,17 @@ __all__ = [
     "threshold",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "conformal_regression": "ConformalQuantiles ConformalResiduals load_conformal save_conformal",
+            "decision_curve": "NetBenefit net_benefit",
+            "label_shift": "PriorEstimate estimate_prior shift_prior",
+            "planning": "Plan plan",
+            "prediction_sets": "PredictionSets SetScores evaluate_sets load_prediction_sets save_prediction_sets",
+            "recheck": "Recheck",
+            "thresholds": "GroupThresholds Threshold threshold",
+            "unlabelled_performance": "PerformanceEstimate estimate_performance",
+        },
+    )

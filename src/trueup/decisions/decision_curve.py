@@ -12,10 +12,9 @@ from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors, as_vector, as_weights, check_share
 from trueup.core.errors import InputError
-from trueup.core.events import event_class
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.row_scores import score_and_class
-from trueup.decisions.thresholds import binomial_bounds
+from trueup.core.row_scores import event_class, score_and_class
+from trueup.metrics.intervals import binomial_bounds
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 

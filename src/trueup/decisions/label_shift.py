@@ -92,7 +92,7 @@ class PriorEstimate:
             )
         if len(unseen := np.flatnonzero(self.old == 0)):
             some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
-            lines.append(f"No labelled row has class {some}: what is said of such a class is a guess.")
+            lines.append(f"No labelled row has class {some}: its estimate is a guess.")
         lines.append("This assumes that only the frequencies of the classes changed, not what each class looks like.")
         return "\n\n".join(lines)
 
@@ -182,7 +182,9 @@ def estimate_prior(
         drawn.append(estimate(again if method == "em" else calibrator, val_z, weight, *part, prior)[0])
     low, high = _ends(np.array(drawn), prior, level, len(z))
     shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
-    return PriorEstimate(prior, low, high, level, before, method, len(z), _moved(z, val_z), Chain([calibrator, shift]))
+    return PriorEstimate(
+        prior, low, high, level, before, method, len(z), _shift_size(z, val_z), Chain([calibrator, shift])
+    )
 
 
 def em_prior(
@@ -265,7 +267,7 @@ def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tupl
     return np.clip(np.minimum(low, prior), 0.0, 1.0), np.clip(np.maximum(high, prior), 0.0, 1.0)
 
 
-def _moved(z: Tensor, val_z: Tensor) -> float:
+def _shift_size(z: Tensor, val_z: Tensor) -> float:
     """A χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
     counts = np.array(
         [np.bincount(confidences(part)[1], minlength=z.shape[1]) for part in (val_z, z)], dtype=np.float64

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import (
     as_logits,
     as_tensors,
@@ -35,8 +35,9 @@ from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.module import ParametricModule
 from trueup.core.splits import row_uniform, stratified_folds
-from trueup.decisions.thresholds import as_groups, binomial_bounds
+from trueup.decisions.thresholds import as_groups
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
+from trueup.metrics.intervals import binomial_bounds
 
 Score = Literal["lac", "aps", "raps"]
 SCORES = ("lac", "aps", "raps")
@@ -194,7 +195,7 @@ class PredictionSets(ParametricModule):
             return self.all_scores(logits, uniform=uniform) <= _widen(limit)[:, None]
         u = None if self.score == "lac" else self._uniform(logits, uniform)
         sets = torch.empty(logits.shape, dtype=torch.bool, device=logits.device)
-        for at in chunks.row_chunks(len(logits), logits.shape[1], chunks.CACHE):
+        for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
             p = torch.softmax(upcast_half(logits[at]), dim=1)
             q = limit[at]
             if u is None:
@@ -209,7 +210,7 @@ class PredictionSets(ParametricModule):
         z, y = as_tensors(logits, labels)
         u = self._uniform(z, uniform)
         parts = []
-        for at in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
+        for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
             p = torch.softmax(upcast_half(z[at]), dim=1)
             own = p.gather(1, y[at, None])
             if self.score == "lac":

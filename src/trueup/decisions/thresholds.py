@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import bdtr, betaincinv, logsumexp, ndtri
+from scipy.special import bdtr, logsumexp, ndtri
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
@@ -29,6 +29,7 @@ from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
 from trueup.core.row_scores import score_and_class
 from trueup.core.splits import stratified_folds
+from trueup.metrics.intervals import binomial_bounds
 from trueup.registry import METHODS
 
 Risk = Literal["error", "false_discovery_rate", "false_positive_rate", "cost"]
@@ -265,7 +266,7 @@ def threshold(
     of_event = name in ("false_discovery_rate", "false_positive_rate")
     number = None
     if of_event:
-        from trueup.core.events import event_class  # most promises are of the predicted class
+        from trueup.core.row_scores import event_class  # most promises are of the predicted class
 
         number = event_class(event, z.shape[1], names)
     calibrator, note = None, ""
@@ -486,20 +487,6 @@ def rows_to_pass(risk: float, at_most: float, alpha: float, power: float = 0.8) 
     noise = float(-ndtri(alpha)) * math.sqrt(at_most * (1 - at_most))
     noise += float(ndtri(power)) * math.sqrt(risk * (1 - risk))
     return math.ceil(max((noise / gap) ** 2, least_rows(at_most, alpha)))
-
-
-def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """One-sided lower and upper bounds of a share, each wrong with probability α at most.
-
-    >>> [bound.round(4).tolist() for bound in binomial_bounds(np.array([0.0, 3.0]), np.array([50.0, 50.0]), 0.05)]
-    [[0.0, 0.0166], [0.0582, 0.1478]]
-
-    Clopper and Pearson (1934).
-    """
-    missed = trials - hits
-    low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), missed + 1, alpha), 0.0)
-    high = np.where(missed > 0, betaincinv(hits + 1, np.maximum(missed, 1), 1 - alpha), 1.0)
-    return low, high
 
 
 def as_groups(groups: Any, length: int, *, complete: bool = False) -> np.ndarray:

@@ -20,9 +20,9 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import as_logits, as_tensors, check_share
 from trueup.core.errors import InputError
-from trueup.core.events import event_class
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
 from trueup.core.progress import track
+from trueup.core.row_scores import event_class
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample
 from trueup.metrics.intervals import Interval
@@ -141,7 +141,7 @@ def estimate_performance(
         refits = Refits(name, *pair)
         fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
         p, dispersion, predicted = fit.probs, fit.dispersion, fit.predicted
-        draws = (_resampled(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
+        draws = (_resample(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
     reader = _Reader(p, predicted, threshold, number)
     values = {name: reader.expected(name, p) for name in wanted}
     means: dict[str, list[float]] = {name: [] for name in wanted}
@@ -250,9 +250,7 @@ def _calibrate(
     return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
 
 
-def _resampled(
-    refits: Refits, z: Tensor, shift: bool, start: np.ndarray | None, rng: np.random.Generator
-) -> np.ndarray:
+def _resample(refits: Refits, z: Tensor, shift: bool, start: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
     fitted = refits.draw(rng)
     weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
     return _calibrate(fitted, refits, z, shift, weights, start).probs

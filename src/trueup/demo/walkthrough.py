@@ -13,7 +13,7 @@ from trueup.demo import camera, messages
 from trueup.demo.digits import EPOCHS, digits, loader, train_network
 from trueup.demo.repair_figure import SECTION_TITLE, repair_figure, save_png, section_html
 from trueup.io.artifacts import save_calibrator
-from trueup.io.predictions import save
+from trueup.io.load_save import save
 from trueup.metrics.table import evaluate
 from trueup.models.calibrated import collect
 from trueup.registry import METHODS

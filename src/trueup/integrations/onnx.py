@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.regression import Recalibrator
-from trueup.core.warning_capture import silence_warnings
+from trueup.core.errors import silence_warnings
 from trueup.registry import METHODS
 
 __all__ = ["TOLERANCE", "check_export", "export_recalibrator", "export_table"]

@@ -12,8 +12,9 @@ import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.temperature_search import inverse_temperature
-from trueup.core.arrays import effective_rows, from_binary, from_probs, given, resolution
+from trueup.calibrators.temperature import inverse_temperature
+from trueup.core.arrays import effective_rows, given
+from trueup.core.conversion import from_binary, from_probs, resolution
 from trueup.registry import METHODS
 
 try:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors, as_weights, flatten
+from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins
+from trueup.core.conversion import flatten
 from trueup.core.errors import InputError
 from trueup.core.row_scores import score_rows
 from trueup.core.tally import TABLE_METRICS, Mean, Tally

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trueup.core.arrays import flatten
 from trueup.core.bins import BINS
+from trueup.core.conversion import flatten
 from trueup.models.calibrated import Calibrated
 from trueup.models.pretrained import from_pretrained, save_pretrained
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 
 if TYPE_CHECKING:
     from trueup.io.artifacts import (
@@ -14,41 +14,10 @@ if TYPE_CHECKING:
         save_calibrator,
         save_recalibrator,
     )
-    from trueup.io.predictions import (
-        Predictions,
-        PredictionTable,
-        from_multilabel,
-        from_rows,
-        load,
-        load_logits,
-        load_table,
-        open_predictions,
-        save,
-        save_logits,
-        stream,
-    )
+    from trueup.io.load_save import from_rows, load, load_logits, load_table, save, save_logits, stream
+    from trueup.io.predictions import Predictions, PredictionTable, from_multilabel, open_predictions
     from trueup.io.shards import BadShard, Shards
 
-_MODULES = {
-    "BadShard": "shards",
-    "PredictionTable": "predictions",
-    "Predictions": "predictions",
-    "Shards": "shards",
-    "from_multilabel": "predictions",
-    "from_rows": "predictions",
-    "load": "predictions",
-    "load_calibrator": "artifacts",
-    "load_logits": "predictions",
-    "load_recalibrator": "artifacts",
-    "load_table": "predictions",
-    "open_predictions": "predictions",
-    "read_header": "artifacts",
-    "save": "predictions",
-    "save_calibrator": "artifacts",
-    "save_logits": "predictions",
-    "save_recalibrator": "artifacts",
-    "stream": "predictions",
-}
 
 __all__ = [
     "BadShard",
@@ -71,12 +40,13 @@ __all__ = [
     "stream",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "artifacts": "load_calibrator load_recalibrator read_header save_calibrator save_recalibrator",
+            "load_save": "from_rows load load_logits load_table save save_logits stream",
+            "predictions": "PredictionTable Predictions from_multilabel open_predictions",
+            "shards": "BadShard Shards",
+        },
+    )

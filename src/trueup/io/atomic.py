@@ -1,4 +1,4 @@
-"""What holds for every file of ours: it is whole or not there, and what is wrong with one is told by name."""
+"""What holds for every file of ours: it is whole or not there, and errors name it."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _refusal(error: Exception, drafts: list[Path]) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno is not None:
         ours = error.filename is None or str(error.filename) in map(str, drafts)
         return (error.errno, os.strerror(error.errno)) if ours else None
-    if said := re.search(r"\bos error (\d+)", str(error)):  # safetensors has only words for it
-        return int(said[1]), os.strerror(int(said[1]))
+    if number := re.search(r"\bos error (\d+)", str(error)):  # safetensors has only words for it
+        return int(number[1]), os.strerror(int(number[1]))
     # NumPy and torch know no more than that they wrote less than they wanted to.
     if type(error) is OSError or "inline_container" in str(error):
         full = not shutil.disk_usage(drafts[0].parent).free

@@ -15,10 +15,10 @@ import numpy as np
 
 from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file
-from trueup.io.columns import require_columns
 from trueup.io.formats import ARRAYS, FORMATS
-from trueup.io.predictions import draft_files, open_predictions
-from trueup.io.source import Chunk, Plan, Source, as_list, numbers_of, simplify, suffix_of
+from trueup.io.load_save import draft_files
+from trueup.io.predictions import open_predictions
+from trueup.io.source import Chunk, Plan, Source, as_list, numbers_of, require_columns, simplify, suffix_of
 
 __all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
 

@@ -1,6 +1,6 @@
 """Tables of text: .csv, and .jsonl with one JSON object a line; either may be packed by gzip.
 
-They are read line by line, so that a file need not fit in memory. What is wrong is told with the number of its line.
+They are read line by line, so that a file need not fit in memory. Errors name the line.
 """
 
 from __future__ import annotations

@@ -21,44 +21,35 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from trueup.core.arrays import (
-    CERTAIN,
-    ROUNDING,
-    Array,
-    as_labels,
-    as_logits,
-    as_pair,
-    as_tensors,
-    from_confidence,
-    from_probs,
-    read_padding,
-    resolution,
-    warn_of_certain,
-    warn_of_zeros,
-)
-from trueup.core.chunks import row_chunks
+from trueup.core.arrays import ROUNDING, Array, as_labels, as_logits, as_pair, read_padding
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent, html_summary
-from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.io.columns import find_columns, label_names, require_columns, splits_in
+from trueup.core.native import row_chunks
+from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
 from trueup.io.source import (
     Chunk,
     LabelParser,
     Plan,
+    Reader,
     Source,
+    Writer,
     as_list,
     drop_missing,
     file_list,
+    find_columns,
     is_address,
+    label_names,
     numbers_of,
+    require_columns,
     simplify,
+    splits_in,
     suffix_of,
 )
 
 
 class Predictions(NamedTuple):
-    """What a network said and what was true, in the order every function takes them: `fit(*predictions)`.
+    """What a network predicted and what was true, in the order every function takes them: `fit(*predictions)`.
 
     >>> p = Predictions(np.array([[2.0, 0.0], [0.5, 1.5]]), np.array([0, 1]))
     >>> p.logits.argmax(axis=1) == p.labels
@@ -163,104 +154,6 @@ class Fields:
         return self.labels if self.confidence is None else self.correct or "correct"
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    logits: str | Sequence[str] = "logits",
-    labels: str = "labels",
-    probs: bool = False,
-    confidence: str | None = None,
-    correct: str | None = None,
-    classes: Sequence[str] | None = None,
-    class_axis: Literal["first", "last"] | None = None,
-    ignore_index: int = -100,
-    multilabel: bool = False,
-    split: str | None = None,
-    mmap: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Predictions:
-    """Read predictions from a file, whose suffix tells its format.
-
-    `logits` names the array or, as a list, the columns; `split="val"` reads `val_logits` with `val_labels`;
-    `probs=True` reads probabilities p as log p; `mmap=True` leaves the logits of a `.npy` file on disk. Labels come
-    back as int64. `confidence` names a column of stated confidences in [0, 1] and `correct` the column that says
-    whether each was right, 1 or 0 (default "correct"): the pair is then of two classes, wrong and right. `classes`
-    names the classes where labels are texts. The path may be an address that fsspec opens, with its `storage_options`.
-    Rows without a label or a confidence are left out, and a warning tells how many. Logits of tokens or pixels need
-    `class_axis`: "first" for (n, K, …), "last" for (n, …, K); what is labelled `ignore_index` is left out. With
-    `multilabel` the logits are log-odds (n, labels), each label an event of its own, and the labels 0 or 1 (n, labels).
-    A file that does not hold what is wanted raises one `ValueError` that says what it holds.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
-    ...     load(f"{folder}/net.npz", probs=True)
-    Predictions(1 rows, 2 classes, numpy float64)
-    """
-    fields = Fields(
-        logits, labels, probs, confidence, correct, classes,
-        class_axis=class_axis, ignore_index=ignore_index, multilabel=multilabel,
-    )  # fmt: skip
-    with _open(path, fields, storage_options) as file:
-        if mmap and suffix_of(file.path) != ".npy":
-            raise ValueError(f"{file.name}: mmap=True needs a .npy file")
-        return file.load(split, mmap=mmap)
-
-
-def load_table(
-    path: str | os.PathLike[str],
-    *,
-    weights: str | None = None,
-    groups: str | Sequence[str] = (),
-    clusters: str | None = None,
-    columns: str | Sequence[str] = (),
-    split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> PredictionTable:
-    """Read predictions as `load` does, with columns of weights, of groups, and any others that are named.
-
-    `clusters` names the column that says which rows are correlated, such as those of one patient. Of tokens and pixels
-    the clusters are the texts or images, of labels by the dozen the rows, and their groups the labels.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\\n0.9,1,eu\\n0.6,0,us\\n")
-    ...     table = load_table(f"{folder}/a.csv", confidence="stated", groups="region")
-    >>> np.exp(table.logits[:, 1]), table.labels, table.groups
-    (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
-    """
-    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
-    with _open(path, fields, storage_options) as file:
-        return file.load_table(split)
-
-
-def from_rows(
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    weights: str | None = None,
-    groups: str | Sequence[str] = (),
-    clusters: str | None = None,
-    columns: str | Sequence[str] = (),
-    **options: Any,
-) -> PredictionTable:
-    """Predictions from rows that are mappings, such as a `Dataset` of Hugging Face; options as those of `load_table`.
-
-    The names of the classes come from the data set's own features, where it has them.
-
-    >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
-    array([0, 1])
-    """
-    from trueup.io.prediction_table import source_of_records  # files of arrays need no tables
-
-    held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
-    features = getattr(rows, "features", None) or {}
-    names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
-    source = source_of_records(lambda: _numbered(held), word="row")._replace(class_names=names)
-    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
-    return PredictionFile(Path("rows"), "rows", source, fields).load_table()
-
-
 def from_multilabel(
     logits: Any,
     targets: Any,
@@ -280,7 +173,7 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
-    from trueup.core.multilabel import label_events
+    from trueup.core.conversion import label_events
 
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
@@ -294,17 +187,6 @@ def from_multilabel(
         clusters=events.row,
         cluster_name="sample",
     )
-
-
-def _numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InputError("rows", "be mappings of names to values", type(row).__name__, where=f"row {number}")
-        yield number, row
-
-
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 @contextmanager
@@ -325,25 +207,15 @@ def open_predictions(
     ...         {split: file.load(split).logits.shape for split in file.splits}
     {'val': (5, 3), 'test': (5, 3)}
     """
-    with _open(path, Fields(**fields), storage_options, partitions) as file:
-        yield file
-
-
-@contextmanager
-def _open(
-    path: str | os.PathLike[str],
-    fields: Fields,
-    storage_options: Mapping[str, Any] | None = None,
-    partitions: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[PredictionFile]:
     name = os.fspath(path)
-    reader, _ = _format(name)
+    wanted = Fields(**fields)
+    reader, _ = format_of(name)
     with ExitStack() as stack:
         file = stack.enter_context(_local_file(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
-        yield PredictionFile(file, name, source, fields, partitions)
+        yield PredictionFile(file, name, source, wanted, partitions)
 
 
 def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
@@ -411,9 +283,7 @@ class PredictionFile:
             plan = self.plan(split, labelled=False)
             parts = [chunk.logits for chunk in self.source.read(plan._replace(labels=None), sys.maxsize)]
             whole = np.concatenate(parts) if len(parts) > 1 else np.array(parts[0])
-            if self.fields.confidence is not None:
-                return _plain(from_confidence(_vector(whole), name=self.fields.confidence))
-            return _plain(from_probs(whole) if self.fields.probs else whole)
+            return plain_logits(self.to_logits(whole, None))
 
     def width(self, split: str | None = None) -> int:
         """How many logits a row has."""
@@ -496,7 +366,7 @@ class PredictionFile:
 
     def find_floor(self, plan: Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
-        reader, _ = _format(self.path)
+        reader, _ = format_of(self.path)
         with reader(self.path) as again:
             return self.floor(again.read(plan._replace(labels=None, others=()), rows))
 
@@ -509,9 +379,13 @@ class PredictionFile:
 
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
         """What the file holds, as logits."""
+        if not self.fields.probs and self.fields.confidence is None:
+            return values
+        from trueup.core.conversion import from_confidence, from_probs  # logits need neither
+
         if self.fields.confidence is not None:
             return from_confidence(_vector(values), floor=floor, name=self.fields.confidence)
-        return from_probs(values, floor=floor) if self.fields.probs else values
+        return from_probs(values, floor=floor)
 
     def _check(self, values: np.ndarray, labels: Any, floor: float | None, checked_before: bool) -> Predictions:
         if self.fields.probs or self.fields.confidence is not None:
@@ -520,7 +394,7 @@ class PredictionFile:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
         z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
-        # A memory map stays one: the door's view of it would forget that it is read-only.
+        # A memory map stays one: the checked view of it would forget that it is read-only.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
@@ -549,7 +423,7 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
-        from trueup.core.multilabel import label_events
+        from trueup.core.conversion import label_events
 
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
@@ -648,6 +522,8 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
         smallest.append(z.min(initial=1.0, where=z > 0))
     if not zeros:
         return None
+    from trueup.core.conversion import CERTAIN, resolution, warn_of_certain, warn_of_zeros
+
     floor = resolution(np.array(smallest))
     if confidence:
         warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, floor))
@@ -656,128 +532,11 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
     return floor
 
 
-def stream(
-    path: str | os.PathLike[str],
-    *,
-    rows: int = 65536,
-    logits: str | Sequence[str] = "logits",
-    labels: str = "labels",
-    probs: bool = False,
-    confidence: str | None = None,
-    correct: str | None = None,
-    classes: Sequence[str] | None = None,
-    split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[Predictions]:
-    """Read predictions at most `rows` at a time, each part checked, in the memory of about one part.
-
-    The parts in their order are what `load` returns with the same options. There is always a first part, though a file
-    of no rows makes it an empty one.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     save(f"{folder}/net.npz", (np.zeros((5, 3)), [0, 1, 2, 0, 1]))
-    ...     [part.labels.tolist() for part in stream(f"{folder}/net.npz", rows=2)]
-    [[0, 1], [2, 0], [1]]
-    """
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"rows must be a positive whole number, got {rows!r}")
-    _format(path)
-    if not is_address(path):
-        require_file(Path(path))
-    return _stream(path, rows, split, Fields(logits, labels, probs, confidence, correct, classes), storage_options)
-
-
-def _stream(
-    path: str | os.PathLike[str],
-    rows: int,
-    split: str | None,
-    fields: Fields,
-    storage_options: Mapping[str, Any] | None,
-) -> Iterator[Predictions]:
-    with _open(path, fields, storage_options) as file:
-        yield from file.stream(rows, split)
-
-
-def save(
-    path: str | os.PathLike[str], predictions: tuple[Any, Any], *, storage_options: Mapping[str, Any] | None = None
-) -> None:
-    """Write a pair of logits and labels to a file that is either complete or not there.
-
-    The new file is written beside the old one and takes its place at once, so an interruption leaves the old one whole.
-    Values and types survive (bfloat16 as float32, which holds it exactly); .csv and .jsonl keep values but not types.
-    The clusters of a table that `collect` gave are written too, as a column of their name, `sample`. The path may be an
-    address that fsspec opens, with its `storage_options`.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     save(f"{folder}/net.csv", ([[2.5, 0.1]], [0]))
-    ...     print(Path(folder, "net.csv").read_text(), end="")
-    logit_0,logit_1,label
-    2.5,0.1,0
-    """
-    _, write = _format(path)
-    z, y = as_tensors(*predictions, doubt=False, padding=False)
-    clusters = getattr(predictions, "clusters", None)  # of pixels or tokens: intervals without them would be too narrow
-    others = {} if clusters is None else {getattr(predictions, "cluster_name", "cluster"): np.asarray(clusters)}
-    chunk = Chunk(_plain(z), np.ascontiguousarray(y.cpu().numpy()), others)
-    with draft_files(path, storage_options) as drafts:
-        write(iter([chunk]), *drafts)
-
-
-@contextmanager
-def draft_files(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, labels: bool = True
-) -> Iterator[list[Path]]:
-    """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
-    if is_address(path):
-        from trueup.io.addresses import remote_files
-
-        with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
-            yield drafts
-        return
-    with atomic_write(*file_list(Path(path))[: 2 if labels else 1]) as drafts:
-        yield drafts
-
-
-def load_logits(
-    path: str | os.PathLike[str],
-    *,
-    logits: str | Sequence[str] = "logits",
-    probs: bool = False,
-    split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> np.ndarray:
-    """Read the logits alone, of a file that need not have labels: what a calibrator is applied to in use.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     save_logits(f"{folder}/new.csv", [[2.5, 0.5]])
-    ...     load_logits(f"{folder}/new.csv")
-    array([[2.5, 0.5]])
-    """
-    with open_predictions(path, storage_options=storage_options, logits=logits, probs=probs) as file:
-        return file.load_logits(split)
-
-
-def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Write logits without labels, to a file that is either complete or not there."""
-    _, write = _format(path)
-    chunk = Chunk(_plain(logits), None, {})
-    with draft_files(path, storage_options, labels=False) as (draft,):
-        write(iter([chunk]), draft)
-
-
-def _plain(logits: Any) -> np.ndarray:
+def plain_logits(logits: Any) -> np.ndarray:
+    """Checked logits as a file can hold them: bfloat16 as float32."""
     z = as_logits(logits, padding=False)
     z = z.float() if z.dtype == torch.bfloat16 else z
     return np.ascontiguousarray(z.cpu().numpy())
-
-
-def has_labels(path: str | os.PathLike[str], *, labels: str = "labels", split: str | None = None) -> bool:
-    """Whether a file names labels."""
-    with open_predictions(path, labels=labels) as file:
-        return file.has_labels(split)
 
 
 ROWS_LOOKED_AT = 1000
@@ -800,7 +559,8 @@ def looks_like_probabilities(logits: Array) -> str | None:
     return "each row sums to 1 like probabilities, but was read as logits"
 
 
-def _format(path: str | os.PathLike[str]) -> Any:
+def format_of(path: str | os.PathLike[str]) -> tuple[Reader, Writer]:
+    """The reader and the writer of a file, by its suffix."""
     suffix = suffix_of(path)
     if suffix not in FORMATS:
         pickled = "; pickles are never read or written, because they can run code"

@@ -12,10 +12,10 @@ import numpy as np
 
 from trueup.core.errors import InputError
 from trueup.io.atomic import errors_name_file
-from trueup.io.columns import label_names
 from trueup.io.formats import ARRAYS, FORMATS
-from trueup.io.predictions import PredictionFile, draft_files
-from trueup.io.source import MISSING, Chunk, LabelParser, as_list, object_array, suffix_of
+from trueup.io.load_save import draft_files
+from trueup.io.predictions import PredictionFile
+from trueup.io.source import MISSING, Chunk, LabelParser, as_list, label_names, object_array, suffix_of
 
 ROWS = 16384
 """Rows of a table at a time."""

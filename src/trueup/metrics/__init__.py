@@ -5,9 +5,9 @@ A metric's module is imported when the metric is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import METRICS, lazy_attribute
+from trueup.registry import METRICS, lazy_names
 
 if TYPE_CHECKING:
     from trueup.core.bins import Bins
@@ -37,18 +37,23 @@ if TYPE_CHECKING:
         e90,
         event_auroc,
         event_brier,
-        hosmer_lemeshow,
         ici,
         kuiper,
-        kuiper_test,
         miscalibration,
         observed,
         observed_expected,
         predicted,
         uncertainty,
     )
-    from trueup.metrics.forecasts import central_coverage, compare_forecasts, evaluate_forecasts, pit
-    from trueup.metrics.hypothesis_tests import consistency, detectable_error, spiegelhalter
+    from trueup.metrics.forecast_table import compare_forecasts, evaluate_forecasts
+    from trueup.metrics.forecasts import central_coverage, pit
+    from trueup.metrics.hypothesis_tests import (
+        consistency,
+        detectable_error,
+        hosmer_lemeshow,
+        kuiper_test,
+        spiegelhalter,
+    )
     from trueup.metrics.intervals import bootstrap, paired_bootstrap
     from trueup.metrics.kernel import mmce, skce, skce_biased, skce_linear, skce_test
     from trueup.metrics.multilabel import LabelScores, evaluate_labels
@@ -77,36 +82,6 @@ if TYPE_CHECKING:
     from trueup.metrics.segmentation import SegmentationTally
     from trueup.metrics.smooth import kde_ece, ks, ks_classwise, ks_within, smooth_ece
 
-_MODULES = {
-    "Bins": ".core.bins",
-    "LabelScores": "multilabel",
-    "Mean": ".core.tally",
-    "REGRESSION": "regression",
-    "SegmentationTally": "segmentation",
-    "Tally": ".core.tally",
-    "bootstrap": "intervals",
-    "brier_decomposition": "proper",
-    "central_coverage": "forecasts",
-    "compare_forecasts": "forecasts",
-    "consistency": "hypothesis_tests",
-    "corp": "events",
-    "d_ece": "detection",
-    "detectable_error": "hypothesis_tests",
-    "evaluate_forecasts": "forecasts",
-    "evaluate_labels": "multilabel",
-    "from_detections": "detection",
-    "hosmer_lemeshow": "events",
-    "kuiper_test": "events",
-    "ood_aupr": "ranking",
-    "ood_auroc": "ranking",
-    "ood_fpr95": "ranking",
-    "paired_bootstrap": "intervals",
-    "pit": "forecasts",
-    "risk_coverage": "ranking",
-    "skce_test": "kernel",
-    "spiegelhalter": "hypothesis_tests",
-}
-"""Where the names outside `METRICS` are."""
 
 __all__ = [
     "METRICS",
@@ -189,12 +164,24 @@ __all__ = [
     "underconfidence",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return METRICS[name] if name in METRICS else lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *METRICS})
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".core.bins": "Bins",
+            ".core.tally": "Mean Tally",
+            "detection": "d_ece from_detections",
+            "events": "corp",
+            "forecast_table": "compare_forecasts evaluate_forecasts",
+            "forecasts": "central_coverage pit",
+            "hypothesis_tests": "consistency detectable_error hosmer_lemeshow kuiper_test spiegelhalter",
+            "intervals": "bootstrap paired_bootstrap",
+            "kernel": "skce_test",
+            "multilabel": "LabelScores evaluate_labels",
+            "proper": "brier_decomposition",
+            "ranking": "ood_aupr ood_auroc ood_fpr95 risk_coverage",
+            "regression": "REGRESSION",
+            "segmentation": "SegmentationTally",
+        },
+        METRICS,
+    )

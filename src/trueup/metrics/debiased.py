@@ -99,8 +99,8 @@ def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool =
         if (np.diff(right / size) < -1e-12).any():  # sums round
             break
         best += 1
-    size, right, said = binned(best)
-    return float((size / total * np.abs((right - said) / size) ** norm).sum() ** (1 / norm))
+    size, right, confidence = binned(best)
+    return float((size / total * np.abs((right - confidence) / size) ** norm).sum() ** (1 / norm))
 
 
 def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool, fold: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:

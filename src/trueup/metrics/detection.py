@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.arrays import as_vector, from_confidence
+from trueup.core.arrays import as_vector
 from trueup.core.bins import equal_width
 from trueup.core.clusters import as_clusters
+from trueup.core.conversion import from_confidence
 from trueup.core.errors import InputError
 from trueup.io.predictions import PredictionTable
 

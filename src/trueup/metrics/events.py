@@ -14,19 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
-from scipy.special import erfc, expit, logit
-from scipy.stats import chi2
+from scipy.special import expit, logit
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import equal_mass_chunks, tie_ends
-from trueup.core.clusters import as_clusters
-from trueup.core.errors import InputError
 from trueup.core.native import as_float64
 from trueup.core.row_scores import event_log_odds, is_event, scores_and_outcomes
 from trueup.core.tally import Grid
 
-_RANGE_CELLS = 1024
-"""Into how many cells the scores are gathered where the range of clusters is simulated."""
 _EXTREME = 36.0
 """Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
 
@@ -351,114 +346,7 @@ def kuiper(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None)
 
     Arrieta-Ibarra, Gujral, Tannen, Tygert & Xu (2022), Metrics of calibration for probabilistic predictions.
     """
-    return _kuiper(Points.of(logits, labels, fold=fold, weights=weights))
-
-
-class EventTest(NamedTuple):
-    """A test of the hypothesis that the probabilities of an event are calibrated."""
-
-    statistic: float
-    p_value: float
-
-
-def kuiper_test(
-    logits: Any,
-    labels: Any,
-    *,
-    fold: bool = False,
-    weights: Any = None,
-    clusters: Any = None,
-    n_resamples: int = 1000,
-    seed: int = 0,
-) -> EventTest:
-    """Kuiper's test of calibration: the statistic of `kuiper` over its standard error, √Σ p(1 − p)/n.
-
-    Under calibration the cumulated gap is a random walk, and its range that of Brownian motion over a unit of time:
-    P(R > r) = 4 Σ_k (−1)^{k−1} k erfc(k r/√2). Needs no bins. With weights the sums are Σw and Σw². With `clusters`,
-    one value a row, rows of one cluster are correlated: its law is then that of random signs of whole clusters.
-
-    >>> rng = np.random.default_rng(0)
-    >>> p = rng.random(500)
-    >>> y = (rng.random(500) < p).astype(int)
-    >>> kuiper_test(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
-    True
-
-    Feller (1951), The asymptotic distribution of the range of sums; Arrieta-Ibarra et al. (2022).
-    """
-    points = Points.of(logits, labels, fold=fold, weights=weights)
-    variance = float(points.squared.sum(axis=0) @ (points.score * (1 - points.score)))
-    if not points.total or variance <= 0:
-        return EventTest(math.nan, math.nan)
-    statistic = _kuiper(points) * points.total / math.sqrt(variance)
-    if clusters is not None:
-        return EventTest(statistic, _clustered_range_tail(logits, labels, fold, weights, clusters, n_resamples, seed))
-    return EventTest(statistic, brownian_range_tail(statistic))
-
-
-def _clustered_range_tail(
-    logits: Any, labels: Any, fold: bool, weights: Any, clusters: Any, n_resamples: int, seed: int
-) -> float:
-    """How often the range is as large when the gaps of whole clusters are turned over at random."""
-    z, y = as_tensors(logits, labels)
-    score, outcome = scores_and_outcomes(z, y, fold=fold)
-    together = as_clusters(clusters, len(z), at_least=2)
-    w = as_weights(weights, len(z))
-    assert together is not None
-    gap = outcome - score if w is None else w * (outcome - score)
-    place = np.unique(score, return_inverse=True)[1]
-    block, cells = together.block, int(place.max()) + 1
-    if cells > _RANGE_CELLS:
-        place, cells = place * _RANGE_CELLS // cells, _RANGE_CELLS
-    of_block = np.bincount(block * cells + place, gap, (int(block.max()) + 1) * cells).reshape(-1, cells)
-    signs = np.random.default_rng(seed).integers(0, 2, (n_resamples, len(of_block))) * 2.0 - 1.0
-    walks = np.cumsum(np.concatenate([of_block.sum(axis=0, keepdims=True), signs @ of_block]), axis=1)
-    ranges = np.maximum(walks.max(axis=1), 0.0) - np.minimum(walks.min(axis=1), 0.0)
-    return (1 + int((ranges[1:] >= ranges[0] - 1e-12).sum())) / (n_resamples + 1)
-
-
-def brownian_range_tail(r: float) -> float:
-    """P(R > r) for the range R of Brownian motion over a unit of time.
-
-    >>> round(brownian_range_tail(2.497), 3)
-    0.05
-    """
-    if r < 0.5:  # the series alternates without end near 0; at ½ it is 1 to nine digits
-        return 1.0
-    k = np.arange(1, 101)
-    return float(np.clip(4 * ((-1.0) ** (k - 1) * k * erfc(k * r / math.sqrt(2))).sum(), 0.0, 1.0))
-
-
-def hosmer_lemeshow(
-    logits: Any, labels: Any, *, groups: int = 10, fold: bool = False, weights: Any = None
-) -> EventTest:
-    """Hosmer and Lemeshow's test, which is weak and arbitrary: here for those who are asked for it.
-
-    χ² = Σ_g (O_g − E_g)² / (E_g (1 − E_g/n_g)) over groups of equal size by score, with as many degrees of freedom, as
-    the model was not fitted to these rows. It depends on the groups, misses what cancels inside them, and rejects
-    every model of many rows; `kuiper_test` and `consistency` serve better. With weights n is (Σw)²/Σw².
-
-    >>> rng = np.random.default_rng(0)
-    >>> p = rng.random(500)
-    >>> y = (rng.random(500) < p).astype(int)
-    >>> hosmer_lemeshow(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
-    True
-
-    Hosmer & Lemeshow (1980).
-    """
-    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
-        raise InputError("groups", "be a whole number of at least 2", repr(groups))
-    points = Points.of(logits, labels, fold=fold, weights=weights)
-    if not points.total:
-        return EventTest(math.nan, math.nan)
-    chunk = equal_mass_chunks(np.cumsum(points.count) - points.count, points.total, int(groups))
-    first = np.flatnonzero(np.diff(chunk, prepend=-1))
-    unit = points.effective_rows / points.total
-    sums = (points.count, points.hits, points.count * points.score)
-    n, happened, expected = (unit * np.add.reduceat(x, first) for x in sums)
-    variance = expected * (1 - expected / n)
-    some = variance > 0
-    statistic = float(((happened - expected)[some] ** 2 / variance[some]).sum())
-    return EventTest(statistic, float(chi2.sf(statistic, max(int(some.sum()), 1))))
+    return kuiper_of(Points.of(logits, labels, fold=fold, weights=weights))
 
 
 class Recalibration(NamedTuple):
@@ -482,7 +370,7 @@ def fit_recalibration(points: Points, *, max_iter: int = 100) -> Recalibration:
     happened from what did not.
     """
     x, hits, total = points.odds, points.hits, points.total
-    if len(x) < 2 or not points.has_both or _separated(points):
+    if len(x) < 2 or not points.has_both or _is_separated(points):
         return _NO_FIT
     weight, target = points.count / total, hits / total
     centre = float(weight @ x)
@@ -543,7 +431,7 @@ def _logistic_loss(at: np.ndarray, u: np.ndarray, weight: np.ndarray, target: np
     return float(weight @ np.logaddexp(0.0, odds) - target @ odds)
 
 
-def _separated(points: Points) -> bool:
+def _is_separated(points: Points) -> bool:
     """Whether all scores where it happened lie on one side of those where it did not."""
     no, yes = (np.flatnonzero(rows > 0) for rows in points.rows)
     return bool(yes[0] >= no[-1] or yes[-1] <= no[0])
@@ -615,7 +503,8 @@ def _quantile_of_errors(points: Points, share: float) -> float:
     return float(error[order][np.searchsorted(below, share * points.total * (1 - 1e-12))])
 
 
-def _kuiper(points: Points) -> float:
+def kuiper_of(points: Points) -> float:
+    """The range of `kuiper` from points."""
     if not points.total:
         return math.nan
     gap = np.concatenate([[0.0], np.cumsum(points.hits - points.count * points.score)])
@@ -635,7 +524,7 @@ EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
     "ici": _ici,
     "e50": _e50,
     "e90": _e90,
-    "kuiper": _kuiper,
+    "kuiper": kuiper_of,
 }
 """What is computed from points."""
 

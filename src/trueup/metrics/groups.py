@@ -110,17 +110,17 @@ class GroupTable:
             seen = (
                 f"{format_percent(least, 1)} to {format_percent(most, 1)}" if least < most else format_percent(most, 1)
             )
-            told = f"In no group is it shown to be wrong on average; differences of {seen} would have been seen."
+            text = f"In no group is it shown to be wrong on average; differences of {seen} would have been seen."
         else:
-            happened, said = (format_percent(x, 1) for x in (worst.observed, worst.predicted))
-            told = f"The worst group is {worst.name}: {happened} happened where {said} were predicted."
+            happened, predicted = (format_percent(x, 1) for x in (worst.observed, worst.predicted))
+            text = f"The worst group is {worst.name}: {happened} happened where {predicted} were predicted."
         for column, p in self.heterogeneity.items():
             of = f" of {column}" if column else ""
             chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-            told += (
+            text += (
                 f" The groups{of} differ ({chance})." if p <= 0.05 else f" No group{of} is shown to differ ({chance})."
             )
-        return told
+        return text
 
     def table(self) -> list[Row]:
         """Its cells as text, the first row the heads."""

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, gammaln, ndtr, ndtri
+from scipy.special import chdtrc, erfc, expit, gammaln, ndtr, ndtri
 
-from trueup.core.arrays import check_share
-from trueup.core.bins import BINNED_ERRORS, BINS
-from trueup.core.clusters import degrees_of_freedom, t_quantile, z_of_t
+from trueup.core.arrays import as_tensors, as_weights, check_share
+from trueup.core.bins import BINNED_ERRORS, BINS, equal_mass_chunks
+from trueup.core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
 from trueup.core.errors import InputError
+from trueup.core.row_scores import scores_and_outcomes
 from trueup.core.tally import ClusterSums, Tally
-from trueup.metrics.events import Points, fit_recalibration
+from trueup.metrics.events import Points, fit_recalibration, kuiper_of
 from trueup.metrics.intervals import Scored
 from trueup.metrics.resampling import (
     CELLS_PER_BIN,
@@ -30,6 +31,9 @@ from trueup.metrics.resampling import (
 
 if TYPE_CHECKING:
     from trueup.metrics.event_intervals import ClusteredPoints
+
+_RANGE_CELLS = 1024
+"""Into how many cells the scores are gathered where the range of clusters is simulated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,7 @@ def consistency(
 
 
 def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
-    """A tally whose clusters are told apart however many there are."""
+    """A tally with a sum for each cluster, however many there are."""
     return (
         Tally.of(logits, labels, **options)
         if options["clusters"] is None
@@ -110,7 +114,7 @@ def consistency_of_tally(
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
     if tally.clusters is not None:
-        return _consistency_of_clusters(tally, tally.clusters.filled(), metric, tail, n_resamples, seed)
+        return _consistency_of_clusters(tally, tally.clusters.drop_empty(), metric, tail, n_resamples, seed)
     index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
@@ -187,7 +191,7 @@ def spiegelhalter(
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     if tally.clusters is not None and tally.n:
-        sums = tally.clusters.filled()
+        sums = tally.clusters.drop_empty()
         check_clusters(sums)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)
         return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
@@ -239,7 +243,7 @@ class CalibrationTests:
         fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
         slope_error = fit.slope_error
         if tally.clusters is not None:
-            sums = tally.clusters.filled()
+            sums = tally.clusters.drop_empty()
             z = _cluster_z(sums.mean("predicted") - sums.mean("observed"), sums.weight) if tally.n else math.nan
             slope_error = math.nan
             if clustered is not None:  # as wide as Student's t asks, for those who take 1.96 of it
@@ -384,3 +388,110 @@ def _poisson_deviation(mean: np.ndarray) -> np.ndarray:
     rate = np.maximum(mean, 1e-300)
     deviation: np.ndarray = 2 * np.exp((whole + 1) * np.log(rate) - rate - gammaln(whole + 1))
     return deviation
+
+
+class EventTest(NamedTuple):
+    """A test of the hypothesis that the probabilities of an event are calibrated."""
+
+    statistic: float
+    p_value: float
+
+
+def kuiper_test(
+    logits: Any,
+    labels: Any,
+    *,
+    fold: bool = False,
+    weights: Any = None,
+    clusters: Any = None,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> EventTest:
+    """Kuiper's test of calibration: the statistic of `kuiper` over its standard error, √Σ p(1 − p)/n.
+
+    Under calibration the cumulated gap is a random walk, and its range that of Brownian motion over a unit of time:
+    P(R > r) = 4 Σ_k (−1)^{k−1} k erfc(k r/√2). Needs no bins. With weights the sums are Σw and Σw². With `clusters`,
+    one value a row, rows of one cluster are correlated: its law is then that of random signs of whole clusters.
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.random(500)
+    >>> y = (rng.random(500) < p).astype(int)
+    >>> kuiper_test(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
+    True
+
+    Feller (1951), The asymptotic distribution of the range of sums; Arrieta-Ibarra et al. (2022).
+    """
+    points = Points.of(logits, labels, fold=fold, weights=weights)
+    variance = float(points.squared.sum(axis=0) @ (points.score * (1 - points.score)))
+    if not points.total or variance <= 0:
+        return EventTest(math.nan, math.nan)
+    statistic = kuiper_of(points) * points.total / math.sqrt(variance)
+    if clusters is not None:
+        return EventTest(statistic, _clustered_range_tail(logits, labels, fold, weights, clusters, n_resamples, seed))
+    return EventTest(statistic, brownian_range_tail(statistic))
+
+
+def _clustered_range_tail(
+    logits: Any, labels: Any, fold: bool, weights: Any, clusters: Any, n_resamples: int, seed: int
+) -> float:
+    """How often the range is as large when the gaps of whole clusters are turned over at random."""
+    z, y = as_tensors(logits, labels)
+    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    together = as_clusters(clusters, len(z), at_least=2)
+    w = as_weights(weights, len(z))
+    assert together is not None
+    gap = outcome - score if w is None else w * (outcome - score)
+    place = np.unique(score, return_inverse=True)[1]
+    block, cells = together.block, int(place.max()) + 1
+    if cells > _RANGE_CELLS:
+        place, cells = place * _RANGE_CELLS // cells, _RANGE_CELLS
+    of_block = np.bincount(block * cells + place, gap, (int(block.max()) + 1) * cells).reshape(-1, cells)
+    signs = np.random.default_rng(seed).integers(0, 2, (n_resamples, len(of_block))) * 2.0 - 1.0
+    walks = np.cumsum(np.concatenate([of_block.sum(axis=0, keepdims=True), signs @ of_block]), axis=1)
+    ranges = np.maximum(walks.max(axis=1), 0.0) - np.minimum(walks.min(axis=1), 0.0)
+    return (1 + int((ranges[1:] >= ranges[0] - 1e-12).sum())) / (n_resamples + 1)
+
+
+def brownian_range_tail(r: float) -> float:
+    """P(R > r) for the range R of Brownian motion over a unit of time.
+
+    >>> round(brownian_range_tail(2.497), 3)
+    0.05
+    """
+    if r < 0.5:  # the series alternates without end near 0; at ½ it is 1 to nine digits
+        return 1.0
+    k = np.arange(1, 101)
+    return float(np.clip(4 * ((-1.0) ** (k - 1) * k * erfc(k * r / math.sqrt(2))).sum(), 0.0, 1.0))
+
+
+def hosmer_lemeshow(
+    logits: Any, labels: Any, *, groups: int = 10, fold: bool = False, weights: Any = None
+) -> EventTest:
+    """Hosmer and Lemeshow's test, which is weak and arbitrary: here for those who are asked for it.
+
+    χ² = Σ_g (O_g − E_g)² / (E_g (1 − E_g/n_g)) over groups of equal size by score, with as many degrees of freedom, as
+    the model was not fitted to these rows. It depends on the groups, misses what cancels inside them, and rejects
+    every model of many rows; `kuiper_test` and `consistency` serve better. With weights n is (Σw)²/Σw².
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.random(500)
+    >>> y = (rng.random(500) < p).astype(int)
+    >>> hosmer_lemeshow(np.log(np.stack([1 - p, p], axis=1)), y).p_value > 0.05
+    True
+
+    Hosmer & Lemeshow (1980).
+    """
+    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
+        raise InputError("groups", "be a whole number of at least 2", repr(groups))
+    points = Points.of(logits, labels, fold=fold, weights=weights)
+    if not points.total:
+        return EventTest(math.nan, math.nan)
+    chunk = equal_mass_chunks(np.cumsum(points.count) - points.count, points.total, int(groups))
+    first = np.flatnonzero(np.diff(chunk, prepend=-1))
+    unit = points.effective_rows / points.total
+    sums = (points.count, points.hits, points.count * points.score)
+    n, happened, expected = (unit * np.add.reduceat(x, first) for x in sums)
+    variance = expected * (1 - expected / n)
+    some = variance > 0
+    statistic = float(((happened - expected)[some] ** 2 / variance[some]).sum())
+    return EventTest(statistic, float(chdtrc(max(int(some.sum()), 1), statistic)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.special import ndtri
+from scipy.special import betaincinv, ndtri
 
 from trueup.core.arrays import as_tensors, as_weights
 from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
@@ -232,7 +232,7 @@ def intervals(
         return reached[name]
 
     of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
-    sums = None if tally.clusters is None else tally.clusters.filled()
+    sums = None if tally.clusters is None else tally.clusters.drop_empty()
     ends: dict[str, tuple[float, float]] = {}
     if sums is not None:
         noisy = _cluster_bins(tally, sums, scored, n_resamples, seed)
@@ -252,7 +252,7 @@ def intervals(
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             of_block = None if sums is None else (sums.mean(name), sums.weight)
-            low, high = _mean_interval(name, getattr(tally, name), tail, of_block)
+            low, high = mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
             low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
         else:
@@ -322,7 +322,7 @@ def differences(
             change = row_values(second.rows, name) - row_values(first.rows, name)
             mean = Mean.of(change, first.weights)
             of_block = None if first.clusters is None else block_sums(change, first.weights, first.clusters)
-            low, high = _mean_interval("difference", mean, tail, of_block)
+            low, high = mean_interval("difference", mean, tail, of_block)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
@@ -362,7 +362,7 @@ def _cluster_noise(scored: Scored, adaptive: bool, n_resamples: int, seed: int) 
     if adaptive:
         return scored.adaptive_noise(n_resamples, seed)
     assert scored.tally.clusters is not None
-    return _cluster_bins(scored.tally, scored.tally.clusters.filled(), None, n_resamples, seed)[False]
+    return _cluster_bins(scored.tally, scored.tally.clusters.drop_empty(), None, n_resamples, seed)[False]
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
@@ -478,7 +478,21 @@ def _clustered_event_differences(
     return found
 
 
-def _mean_interval(
+def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """One-sided lower and upper bounds of a share, each wrong with probability α at most.
+
+    >>> [bound.round(4).tolist() for bound in binomial_bounds(np.array([0.0, 3.0]), np.array([50.0, 50.0]), 0.05)]
+    [[0.0, 0.0166], [0.0582, 0.1478]]
+
+    Clopper and Pearson (1934).
+    """
+    missed = trials - hits
+    low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), missed + 1, alpha), 0.0)
+    high = np.where(missed > 0, betaincinv(hits + 1, np.maximum(missed, 1), 1 - alpha), 1.0)
+    return low, high
+
+
+def mean_interval(
     name: str, mean: Mean, tail: float, of_block: tuple[np.ndarray, np.ndarray] | None = None
 ) -> tuple[float, float]:
     """The normal or, of a share, Wilson's interval; with sums and weights by block Student's, over clusters."""

@@ -17,7 +17,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.row_scores import scores_and_outcomes
 from trueup.metrics.resampling import check_resamples
@@ -26,7 +26,7 @@ MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""
 
 QUADRATIC_ROWS = 4096
-"""Up to this many rows the test looks at every pair, unless told otherwise."""
+"""Up to this many rows the test looks at every pair, by default."""
 
 
 def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
@@ -240,7 +240,7 @@ class _Pairs:
 
 
 def _slices(n: int, start: int = 0) -> Iterator[slice]:
-    return chunks.row_chunks(n, 1, chunks.TILE_ROWS, start=start)
+    return native.row_chunks(n, 1, native.TILE_ROWS, start=start)
 
 
 def _probs(z: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from trueup.metrics.resampling import Classwise, tail_share
 from trueup.metrics.table import Scores, evaluate
 
 LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "event_auroc")
-"""What is told of each label, and as a mean over the labels."""
+"""The metrics of each label, and of the mean over the labels."""
 _BLOCKS = 100
 """Into how many blocks of rows the mean over labels is divided for its error."""
 
@@ -62,7 +62,7 @@ class LabelScores:
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
 
     def note(self) -> str:
-        """What is said below the table; nothing as a rule."""
+        """A note below the table; empty as a rule."""
         if not any(i.value > i.high for i in self.macro.values()):
             return ""
         return "Noise makes binned errors of few rows larger than they are; the interval is of the true mean error."

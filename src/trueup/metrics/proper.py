@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_logits, as_tensors, as_weights, count_options, upcast_half
 from trueup.core.bins import BINS, bin_index, equal_width, rounding_error
 from trueup.core.row_scores import RowScores, class_probs, score_rows
@@ -34,7 +34,7 @@ def top_k(logits: Any, labels: Any, *, k: int = 5, weights: Any = None) -> float
         raise ValueError(f"k must lie in 1..{z.shape[1]}, got {k}")
     order = torch.arange(z.shape[1], device=z.device)
     hits = np.empty(len(z))
-    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
+    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
         part, label = z[rows], y[rows, None]
         of_label = part.gather(1, label)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
@@ -168,7 +168,7 @@ def _rows(logits: Any, labels: Any) -> RowScores:
 
 def _soft(z: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log-probabilities and soft labels in float64, a chunk of rows at a time."""
-    for rows in chunks.row_chunks(len(z), z.shape[1], chunks.CACHE):
+    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
         yield torch.log_softmax(z[rows].double(), dim=1).cpu().numpy(), y[rows].cpu().numpy()
 
 

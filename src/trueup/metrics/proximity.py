@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_matrix
 
 NEIGHBOURS = 10
@@ -57,7 +57,7 @@ def closeness(
     x, base = _unit(x), _unit(base)
     if torch.compiler.is_compiling():
         return _closeness(x, base, neighbours, rule, 0 if exclude_self else None)
-    blocks = chunks.row_chunks(len(x), len(base), chunks.BLOCK)
+    blocks = native.row_chunks(len(x), len(base), native.BLOCK)
     return torch.cat([_closeness(x[at], base, neighbours, rule, at.start if exclude_self else None) for at in blocks])
 
 

@@ -70,7 +70,7 @@ class BootstrapBins(NamedTuple):
                 break
         return gap / size
 
-    def simulated(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
+    def simulate(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
         """What samples would show if the true error were `truth`."""
         return BINNED_ERRORS[error](self.counts, _NOTHING, truth * direction + self.noise)
 
@@ -78,7 +78,7 @@ class BootstrapBins(NamedTuple):
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
         along = self.direction(error) if direction is None else direction
         value = self.observed(error)
-        return solve(lambda truth: _quantile(self.simulated(error, along, truth), quantile), value, last=last)
+        return solve(lambda truth: _quantile(self.simulate(error, along, truth), quantile), value, last=last)
 
     def interval(self, error: str, tail: float) -> tuple[float, float]:
         """The true errors under which the observed one is no outlier.
@@ -114,8 +114,8 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
 
     def seen(quantile: float) -> Callable[[float, float], float]:
         def difference(first: float, second: float) -> float:
-            before_seen = before.simulated(error, directions[0], first)
-            return _quantile(after.simulated(error, directions[1], second) - before_seen, quantile)
+            before_seen = before.simulate(error, directions[0], first)
+            return _quantile(after.simulate(error, directions[1], second) - before_seen, quantile)
 
         return difference
 

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trueup.core.arrays import as_tensors, classes_last, upcast_half
+from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.bins import BINNED_ERRORS, BINS, Bins, cut_points, equal_width, rounding_error
 from trueup.core.clusters import t_quantile
+from trueup.core.conversion import classes_last
 from trueup.core.errors import InputError
 from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.metrics.intervals import Interval

@@ -12,9 +12,9 @@ import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
+from trueup.core.conversion import as_event
 from trueup.core.errors import InputError
-from trueup.core.events import as_event, event_name
-from trueup.core.row_scores import score_rows
+from trueup.core.row_scores import event_name, score_rows
 from trueup.core.tally import TABLE_METRICS, Tally
 from trueup.io.predictions import PredictionTable, take_rows
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards

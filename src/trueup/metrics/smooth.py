@@ -11,7 +11,7 @@ from scipy.fft import dct, idct
 from scipy.special import spherical_jn
 from torch import Tensor
 
-from trueup.core import chunks
+from trueup.core import native
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, upcast_half
 from trueup.core.bins import tie_ends
 from trueup.core.row_scores import class_probs, scores_and_outcomes
@@ -173,7 +173,7 @@ def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.nda
     n, classes = z.shape
     scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = torch.arange(classes, device=z.device)
-    for at in chunks.row_chunks(n, classes, chunks.STEP):
+    for at in native.row_chunks(n, classes, native.STEP):
         part, label = upcast_half(z[at]), y[at, None]
         largest = part.topk(count, dim=1).values.double()
         scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()

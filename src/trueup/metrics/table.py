@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import inspect
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,19 +15,19 @@ import numpy as np
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
-from trueup.core.formatting import format_percent
+from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.core.row_scores import event_name
 from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
-from trueup.metrics.score_table import ScoreTable, plain_record
 from trueup.registry import METRICS
 
 if TYPE_CHECKING:
     from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
-"""The rows of the table, unless said otherwise."""
+"""The rows of the table, by default."""
 EVENT_DEFAULT = (
     "predicted",
     "observed",
@@ -41,6 +43,155 @@ EVENT_DEFAULT = (
     "ici",
 )
 """The rows of the table of an event's probability."""
+
+
+class ScoreTable:
+    """A table of `values` by method and metric, and of `changes` from the first method: as text, HTML, JSON, pandas."""
+
+    values: Mapping[str, Mapping[str, Interval]]
+    tests: Mapping[str, Any]
+    changes: Mapping[str, Mapping[str, Interval]]
+    level: float
+    clusters: int | None
+    cluster_name: str
+
+    def __getitem__(self, key: str | tuple[str, str]) -> Interval:
+        method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
+        if isinstance(key, str) and len(self.methods) > 1:
+            raise KeyError(
+                f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
+            )
+        return self.values[method][metric]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in order."""
+        return tuple(self.values)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics, in order."""
+        return tuple(self.values[self.methods[0]])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        raise NotImplementedError
+
+    def record(self, method: str) -> dict[str, Any]:
+        """One method's numbers, test and paired changes as plain data."""
+        return {
+            "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[method].items()},
+            "test": plain_record(asdict(self.tests[method])),
+            "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(method, {}).items()},
+        }
+
+    def to_json(self, **options: Any) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), **options)
+
+    def to_pandas(self) -> Any:
+        """A data frame with one row for each method and metric (needs pandas)."""
+        import pandas as pd
+
+        nothing = Interval(math.nan, math.nan, math.nan)
+        records = []
+        for name in self.methods:
+            for metric, found in self.values[name].items():
+                change = self.changes.get(name, {}).get(metric, nothing)
+                records.append(
+                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
+                )
+        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
+        return pd.DataFrame(records, columns=columns)
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.caption(), text_table(self.table()), *self.notes()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head, *rows = self.table()
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        style = "<style scoped>.trueup td { text-align: right } .trueup tbody th { text-align: left }</style>"
+        caption = html.escape(self.caption())
+        return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
+
+    def caption(self) -> str:
+        """How much was scored."""
+        raise NotImplementedError
+
+    def cluster_caption(self) -> str:
+        """Of which clusters the rows are; nothing where they are independent."""
+        if self.clusters is None:
+            return ""
+        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
+        return f", {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
+
+    def notes(self) -> list[str]:
+        """The notes below the table."""
+        raise NotImplementedError
+
+    def verdict(self, method: str | None = None) -> str:
+        """One or two sentences on whether a method is calibrated."""
+        raise NotImplementedError
+
+    def verdicts(self) -> list[str]:
+        """Those of several methods, below what the marks in the table mean."""
+        verdicts = "\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)
+        if len(self.methods) < 3:
+            return [verdicts]
+        marks = f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
+        return [marks, verdicts]
+
+    def digits(self, metric: str) -> int:
+        """How many digits behind the point a metric is shown with."""
+        return 4
+
+    def table(self) -> list[Row]:
+        """Its cells as text, the first row the heads."""
+        level = format_percent(self.level)
+        if len(self.methods) == 1:
+            found = self.values[self.methods[0]]
+            return [["metric", "value", f"{level} interval"]] + [
+                [
+                    metric,
+                    format_number(i.value, digits=self.digits(metric)),
+                    format_interval(i.low, i.high, digits=self.digits(metric)),
+                ]
+                for metric, i in found.items()
+            ]
+        if len(self.methods) == 2:
+            one, two = self.methods
+            rows = [["metric", one, two, "change", f"{level} interval"]]
+            for metric in self.metrics:
+                change, digits = self.changes[two][metric], self.digits(metric)
+                values = [format_number(self.values[name][metric].value, digits=digits) for name in self.methods]
+                rows.append(
+                    [
+                        metric,
+                        *values,
+                        format_number(change.value, sign=True, digits=digits),
+                        format_interval(change.low, change.high, sign=True, digits=digits),
+                    ]
+                )
+            return rows
+        rows = [["method", *self.metrics]]
+        for name in self.methods:
+            marks = {
+                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
+            }
+            cells = (
+                format_number(i.value, digits=self.digits(metric)) + marks.get(metric, " ")
+                for metric, i in self.values[name].items()
+            )
+            rows.append([name, *cells])
+        return rows
+
+
+def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data as JSON can hold it: what is not finite is None."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,12 +238,12 @@ class Scores(ScoreTable):
             return "There are no rows to judge."
         says = ""
         if self.is_event:
-            said, right = (format_percent(mean, 1) for mean in self.means[name])
-            says = f"It predicts {said} on average and the event happens {right} of the time"
+            predicted, right = (format_percent(mean, 1) for mean in self.means[name])
+            says = f"It predicts {predicted} on average and the event happens {right} of the time"
             says += ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
         elif "confidence" in values and "accuracy" in values:
-            said, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
-            says = f"It says {said} on average and is right {right} of the time. "
+            confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+            says = f"It says {confidence} on average and is right {right} of the time. "
         chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         one = "one" if self.is_event else "network"
         by = "" if self.clusters is None else f" by {self.cluster_name}"
@@ -100,10 +251,10 @@ class Scores(ScoreTable):
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
         if test.p_value > 0.05 and (self.effective_rows or self.rows) < (enough := _enough_rows(self.means[name][0])):
-            told = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
             mean = "predicted rate" if self.is_event else "confidence"
             return (
-                f"{says}{told} too few to tell whether it is calibrated (consistency test {chance}): with about "
+                f"{says}{few} too few to tell whether it is calibrated (consistency test {chance}): with about "
                 f"{enough:,} a mean {mean} that is 10 points off would be found in four of five cases."
             )
         if test.p_value > 0.05:
@@ -128,12 +279,8 @@ class Scores(ScoreTable):
             **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
             "level": self.level,
             "methods": {
-                name: {
-                    "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[name].items()},
-                    "test": plain_record(asdict(self.tests[name])),
-                    "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(name, {}).items()},
-                    **({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {}),
-                }
+                name: self.record(name)
+                | ({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {})
                 for name in self.methods
             },
         }
@@ -152,14 +299,10 @@ class Scores(ScoreTable):
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        caption = f"{self.rows:,} rows{worth}, {what}, {self.bins} bins"
-        if self.clusters is None:
-            return caption
-        named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
-        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
+        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 
     def notes(self) -> list[str]:
-        """What is said below the table."""
+        """The notes below the table."""
         if len(self.methods) == 1:
             notes = [self.verdict()]
             if any(i.value > i.high for i in self.values[self.methods[0]].values()):
@@ -168,12 +311,7 @@ class Scores(ScoreTable):
                     "below the value."
                 )
             return [*notes, *map(str, self.group_tables.values())]
-        notes = ["\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)]
-        if len(self.methods) > 2:
-            notes.insert(
-                0, f"* differs from {self.methods[0]}: the paired {format_percent(self.level)} interval excludes 0."
-            )
-        return [*notes, *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
+        return [*self.verdicts(), *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
 
 
 def evaluate(
@@ -276,10 +414,11 @@ def compare(
     for name, pair in named.items():
         z, y = _pair(name, pair)
         if event is not None or z.shape[1] == 2:
-            from trueup.core.events import as_event, event_name
-
             title = title or event_name(event, z.shape[1], names)
-            z, y = (z, y) if event is None else as_event(z, y, event, names=names)
+        if event is not None:
+            from trueup.core.conversion import as_event  # most tables are of no event, or of one of two classes
+
+            z, y = as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
@@ -342,7 +481,7 @@ def has_interval(metric: str) -> bool:
 
 
 def default_metrics(classes: int, fold: bool) -> tuple[str, ...]:
-    """The rows of the table, unless said otherwise."""
+    """The rows of the table, by default."""
     return EVENT_DEFAULT if classes == 2 and not fold else DEFAULT
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import takes
-from trueup.core.arrays import as_tensors, classes_last, flatten, upcast_half
+from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.conversion import classes_last, flatten
 from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
 from trueup.core.errors import InputError
 from trueup.core.progress import track

@@ -291,10 +291,10 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, first: i
     return CORRUPTIONS[name](images, severity, seed=seed, first=first)
 
 
-def defined_for(channels: int) -> tuple[str, ...]:
+def corruptions_for(channels: int) -> tuple[str, ...]:
     """Name the corruptions that images of so many channels can undergo.
 
-    >>> "colour_cast" in defined_for(3), "colour_cast" in defined_for(1)
+    >>> "colour_cast" in corruptions_for(3), "colour_cast" in corruptions_for(1)
     (True, False)
     """
     return tuple(name for name, c in CORRUPTIONS.items() if c.channels is None or channels in c.channels)

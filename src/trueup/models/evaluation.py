@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from trueup.core.arrays import flatten
 from trueup.core.bins import BINS
+from trueup.core.conversion import flatten
 from trueup.core.tally import Tally
 from trueup.metrics.sharded import scores_of_tally
 from trueup.metrics.table import Scores

@@ -360,6 +360,8 @@ def _initialise(network: nn.Module, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     network.to_empty(device=torch.get_default_device())
+    if torch.get_default_device().type == "meta":  # only its shapes are asked for
+        return
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):

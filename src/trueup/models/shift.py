@@ -17,7 +17,7 @@ from trueup.core.progress import track
 from trueup.metrics import binned, proper, ranking
 from trueup.models.batches import Device
 from trueup.models.calibrated import collect
-from trueup.models.corruptions import CORRUPTIONS, corrupt, defined_for
+from trueup.models.corruptions import CORRUPTIONS, corrupt, corruptions_for
 
 Predict: TypeAlias = nn.Module | Callable[[Tensor], Any]
 
@@ -84,7 +84,7 @@ def evaluate_shift(
     (2019).
     """
     x = _as_float(images)
-    names = defined_for(x.shape[1]) if corruptions is None else tuple(corruptions)
+    names = corruptions_for(x.shape[1]) if corruptions is None else tuple(corruptions)
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown:
         raise ValueError(f"corruptions must be among {', '.join(CORRUPTIONS)}, got {unknown[0]!r}")

@@ -16,10 +16,10 @@ from scipy.special import expit
 from trueup.core.arrays import as_logits, as_tensors, as_weights
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters
+from trueup.core.conversion import as_event
 from trueup.core.errors import InputError
-from trueup.core.events import as_event, event_class
 from trueup.core.formatting import format_evidence, format_number, html_summary
-from trueup.core.row_scores import score_rows
+from trueup.core.row_scores import event_class, score_rows
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
     CLASS_BETS,
@@ -235,7 +235,7 @@ class Monitor:
 
     @property
     def judged_classes(self) -> int:
-        """How many classes are told apart: two of an event, which happens or does not."""
+        """The number of classes; two of an event, which happens or does not."""
         return self.classes if self.event is None else 2
 
     @property
@@ -258,12 +258,12 @@ class Monitor:
         z = as_logits(logits)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
-        waiting = self._unlabelled(z)
+        waiting = self._count_unlabelled(z)
         with self._lock:
             self.unlabelled = self.unlabelled + waiting
             return self._status()
 
-    def _unlabelled(self, z: torch.Tensor) -> Unlabelled:
+    def _count_unlabelled(self, z: torch.Tensor) -> Unlabelled:
         nobody = torch.zeros(len(z), dtype=torch.int64, device=z.device)
         watched = z if self.event is None else as_event(z, nobody, self.event)[0]
         score = score_rows(watched, nobody, fold=self.fold).score
@@ -295,7 +295,7 @@ class Monitor:
         z, y = as_tensors(logits, labels)
         if z.shape[1] != self.classes:
             raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
-        waited = self._unlabelled(z) if awaited else Unlabelled()
+        waited = self._count_unlabelled(z) if awaited else Unlabelled()
         w = as_weights(weights, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
         together = as_clusters(clusters, len(z))

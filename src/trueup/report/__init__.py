@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 
 if TYPE_CHECKING:
     from trueup.report.audit import Audit, method_title
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
     from trueup.report.forecast_page import ForecastReport, report_forecasts
     from trueup.report.page import Report, report
 
-_MODULES = {
-    "Audit": "audit",
-    "ForecastAudit": "forecast_audit",
-    "ForecastReport": "forecast_page",
-    "Report": "page",
-    "audit_forecasts": "forecast_audit",
-    "chart": "figures",
-    "class_errors": "figures.class_errors",
-    "comparison": "figures.comparison",
-    "confidence_histogram": "figures.confidence_histogram",
-    "coverage_curve": "figures.coverage_curve",
-    "decision_curve": "figures.net_benefit",
-    "draw": "figures",
-    "group_errors": "figures.groups",
-    "method_choice": "figures.method_choice",
-    "method_title": "audit",
-    "numbers": "figures",
-    "pit_histogram": "figures.pit_histogram",
-    "plot_reliability": "figures.reliability",
-    "promise": "figures.promise",
-    "reliability": "figures.reliability",
-    "report": "page",
-    "report_forecasts": "forecast_page",
-    "risk_coverage": "figures.risk_coverage",
-    "summary": "figures",
-    "temperature_sweep": "figures.temperature_sweep",
-}
 
 __all__ = [
     "Audit",
@@ -81,12 +54,26 @@ __all__ = [
     "temperature_sweep",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "audit": "Audit method_title",
+            "figures": "chart draw numbers summary",
+            "figures.class_errors": "class_errors",
+            "figures.comparison": "comparison",
+            "figures.confidence_histogram": "confidence_histogram",
+            "figures.coverage_curve": "coverage_curve",
+            "figures.groups": "group_errors",
+            "figures.method_choice": "method_choice",
+            "figures.net_benefit": "decision_curve",
+            "figures.pit_histogram": "pit_histogram",
+            "figures.promise": "promise",
+            "figures.reliability": "plot_reliability reliability",
+            "figures.risk_coverage": "risk_coverage",
+            "figures.temperature_sweep": "temperature_sweep",
+            "forecast_audit": "ForecastAudit audit_forecasts",
+            "forecast_page": "ForecastReport report_forecasts",
+            "page": "Report report",
+        },
+    )

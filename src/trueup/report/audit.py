@@ -19,11 +19,10 @@ from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, si
 from trueup.core.arrays import as_tensors, as_weights, effective_rows, trusted_tensors, upcast_half
 from trueup.core.bins import BINS
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error
-from trueup.core.errors import InputError
+from trueup.core.errors import InputError, record_warnings
 from trueup.core.formatting import escape, format_percent
 from trueup.core.progress import track
-from trueup.core.row_scores import score_rows
-from trueup.core.warning_capture import record_warnings
+from trueup.core.row_scores import event_name, score_rows
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
@@ -199,7 +198,7 @@ def audit(
     classes = val_pair[0].shape[1]
     others = dict(extra or {})
     if event is not None:
-        from trueup.core.events import as_event
+        from trueup.core.conversion import as_event
 
         others = {name: as_event(*pair, event, names=names) for name, pair in others.items()}
     fits = _fits(methods_for(*val_pair[0].shape) if methods is None else methods, others)
@@ -224,8 +223,6 @@ def audit(
     options |= {"weights": scored_weights, "groups": groups, "clusters": scored_clusters}
     scores = compare({**runs.pairs, **others}, metrics=wanted, **options)
     if scores.is_event:
-        from trueup.core.events import event_name
-
         scores = replace(scores, event_name=event_name(event, np.shape(val[0])[1], names))
     for name, pair in others.items():
         runs.pairs[name] = trusted_tensors(*pair)
@@ -331,7 +328,7 @@ def _as_pair(pair: tuple[Any, Any], event: int | str | None, names: Sequence[str
     z, y = upcast_half(z), y.clone()
     if event is None:
         return as_tensors(z, y)
-    from trueup.core.events import as_event  # most audits are of no event
+    from trueup.core.conversion import as_event  # most audits are of no event
 
     return as_tensors(*as_event(z, y, event, names=names))
 
@@ -345,8 +342,8 @@ def _reason(error: Exception) -> str:
 
 def _verdict(audit: Audit) -> str:
     scores, chosen = audit.scores, audit.chosen
-    said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
-    confidence, accuracy = (scores[RAW, metric].value for metric in (said, seen))
+    claim, outcome = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+    confidence, accuracy = (scores[RAW, metric].value for metric in (claim, outcome))
     before = scores[RAW, "ece"].value
     close = abs(confidence - accuracy) < 0.01
     digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding

@@ -13,14 +13,8 @@ from trueup.calibrators.recalibration_choice import RAW, RecalibrationChoice, ch
 from trueup.core.arrays import as_weights
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_percent
-from trueup.metrics.forecasts import (
-    LEVELS,
-    ForecastScores,
-    GaussianForecast,
-    check_forecast,
-    compare_forecasts,
-    evaluate_forecasts,
-)
+from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
+from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast
 
 __all__ = ["RECALIBRATION_TITLES", "ForecastAudit", "ForecastStage", "audit_forecasts"]
 
@@ -79,18 +73,18 @@ class ForecastAudit:
 
     def verdict(self) -> str:
         """What was found, in a few sentences."""
-        said = self.scores.verdict()
+        verdict = self.scores.verdict()
         if self.comparison is None or self.choice is None:
-            return f"{said} Recalibration was left out: {self.failure}." if self.failure else said
+            return f"{verdict} Recalibration was left out: {self.failure}." if self.failure else verdict
         if self.chosen == RAW:
-            return f"{said} No recalibration predicts held-out rows better."
+            return f"{verdict} No recalibration predicts held-out rows better."
         change = self.comparison.changes[self.chosen]
         widest = [metric for metric in self.comparison.metrics if metric.startswith("coverage_")][-1]
         covered = self.comparison[self.chosen, widest].value
         crps, before = change["crps"], self.comparison[RAW, "crps"].value
         title = RECALIBRATION_TITLES[self.chosen]
         return (
-            f"{said} Chosen on held-out rows: {title[0].lower()}{title[1:]}{self.choice.why()}. The CRPS changes by "
+            f"{verdict} Chosen on held-out rows: {title[0].lower()}{title[1:]}{self.choice.why()}. The CRPS changes by "
             f"{100 * crps.value / before:+.1f} % "
             f"({format_percent(self.comparison.level)} interval {100 * crps.low / before:+.1f} % to "
             f"{100 * crps.high / before:+.1f} %), and {widest.partition('_')[2]} % intervals then hold "

@@ -12,7 +12,7 @@ from trueup.calibrators.recalibration_choice import RAW
 from trueup.core import __version__
 from trueup.core.formatting import format_number, format_percent
 from trueup.io.atomic import atomic_write
-from trueup.metrics.forecasts import ForecastScores
+from trueup.metrics.forecast_table import ForecastScores
 from trueup.report import html as markup
 from trueup.report.figures import coverage_curve, pit_histogram
 from trueup.report.forecast_audit import RECALIBRATION_TITLES, ForecastAudit

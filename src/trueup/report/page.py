@@ -171,11 +171,11 @@ class _Page(Page):
 
     def header(self) -> str:
         scores, chosen = self.audit.scores, self.audit.chosen
-        said, seen = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+        claim, outcome = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
         heads = ("Mean predicted", "Observed rate") if scores.is_event else ("Mean confidence", "Accuracy")
         facts = [
-            (heads[0], format_percent(scores[RAW, said].value, 1)),
-            (heads[1], format_percent(scores[RAW, seen].value, 1)),
+            (heads[0], format_percent(scores[RAW, claim].value, 1)),
+            (heads[1], format_percent(scores[RAW, outcome].value, 1)),
             ("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"),
         ]
         if chosen == RAW:

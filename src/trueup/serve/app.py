@@ -20,8 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from trueup.core import __version__
-from trueup.core.arrays import LooksLikeProbabilities
-from trueup.core.errors import message_of
+from trueup.core.errors import LooksLikeProbabilities, message_of
 from trueup.report.style import DARK
 from trueup.serve import monitor_routes
 from trueup.serve.api import routes

@@ -80,8 +80,8 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, sealed)
             return
-        measured = receive if self._uploads.fullmatch(scope["path"]) else self._measured(receive)
-        await self._app(scope, measured, sealed)
+        limited = receive if self._uploads.fullmatch(scope["path"]) else self._limit_body(receive)
+        await self._app(scope, limited, sealed)
 
     def _refusal(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
@@ -112,7 +112,7 @@ class Guard:
             return HTMLResponse(_TOKEN_PAGE, 401, headers=ask)
         return JSONResponse({"error": "this server asks for its token, which it printed when it started"}, 401, ask)
 
-    def _measured(self, receive: Receive) -> Receive:
+    def _limit_body(self, receive: Receive) -> Receive:
         received, complete = 0, False
         began = asyncio.get_running_loop().time()
 

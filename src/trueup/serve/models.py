@@ -128,7 +128,7 @@ class Listed(BaseModel):
     name: str
     title: str
     summary: str = Field(description="what it is, in a sentence")
-    default: bool = Field(description="whether it is used unless told otherwise")
+    default: bool = Field(description="whether it is used by default")
 
 
 class LimitsInfo(BaseModel):

@@ -137,7 +137,8 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         request: Request,
         name: Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)],
         probs: Annotated[
-            bool | None, Query(description="whether it has probabilities; if not told, what looks like them is refused")
+            bool | None,
+            Query(description="whether it has probabilities; by default what looks like them is refused"),
         ] = None,
         logits: Annotated[str, Query(description="name of the array, or of columns with commas between")] = "logits",
         labels: Annotated[str, Query(description="name of the labels")] = "labels",

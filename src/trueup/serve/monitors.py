@@ -209,7 +209,7 @@ class MonitorStore:
         return self._folder / f"{id}.safetensors", self._folder / f"{id}.json"
 
     def _load_or_set_aside(self, file: Path) -> None:
-        """Load a checkpoint; a damaged one is renamed, told by name, and the others go on."""
+        """Load a checkpoint; a damaged one is renamed and named in a warning, and the others go on."""
         try:
             self._load(file)
         except PermissionError as error:

@@ -26,10 +26,10 @@ def run(
     log_level: str = "warning",
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the page until interrupted; `on_listening` is told its address.
+    """Serve the page until interrupted; `on_listening` is called with its address.
 
     Only this machine can reach it, unless `host` says otherwise; then `hosts` are the names under which it answers, and
-    requests must show a token: that of the settings, or a new one. The address that is told has it.
+    requests must show a token: that of the settings, or a new one. The address that it is called with has it.
     """
     settings = settings or Settings()
     if settings.token is None and not is_loopback(host):

@@ -1,4 +1,4 @@
-"""Temporary folders by the process that made them, so that those of one that was killed can be told and removed."""
+"""Temporary folders by the process that made them, so that those of one that was killed are recognised and removed."""
 
 from __future__ import annotations
 

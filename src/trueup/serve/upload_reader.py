@@ -22,9 +22,8 @@ import numpy as np
 
 from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file, require_file, shorten
-from trueup.io.columns import find_columns, splits_in
 from trueup.io.formats import FORMATS, npy_header
-from trueup.io.source import Plan, Source, drop_missing, file_list, suffix_of
+from trueup.io.source import Plan, Source, drop_missing, file_list, find_columns, splits_in, suffix_of
 
 MEMORY, SPACE = "memory", "space"
 """What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from trueup.core.arrays import as_pair, from_probs
-from trueup.core.errors import Hint, InputError, message_of
-from trueup.core.warning_capture import record_warnings
+from trueup.core.arrays import as_pair
+from trueup.core.conversion import from_probs
+from trueup.core.errors import Hint, InputError, message_of, record_warnings
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import Predictions, looks_like_probabilities
@@ -176,7 +176,7 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings, t
 
 
 def too_large(settings: Settings) -> str:
-    """What is said of a file that is too large."""
+    """The message for a file that is too large."""
     return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 

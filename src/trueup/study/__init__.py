@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 from trueup.study.grid import STUDIES, Cell, Options, Study, product
 from trueup.study.run import RunSummary, run
 from trueup.study.store import Outcome, Store
@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from trueup.study.published import PaperComparison, PublishedValue, compare_with_paper, published_values
     from trueup.study.study_page import save_page
     from trueup.study.tables import Column, Table, save_tables, tabulate
-
-_MODULES = {
-    "Column": "tables",
-    "PaperComparison": "published",
-    "PublishedValue": "published",
-    "Table": "tables",
-    "compare_with_paper": "published",
-    "published_values": "published",
-    "save_page": "study_page",
-    "save_tables": "tables",
-    "tabulate": "tables",
-}
 
 __all__ = [
     "STUDIES",
@@ -47,12 +35,12 @@ __all__ = [
     "tabulate",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "published": "PaperComparison PublishedValue compare_with_paper published_values",
+            "study_page": "save_page",
+            "tables": "Column Table save_tables tabulate",
+        },
+    )

@@ -203,6 +203,8 @@ class GammaSweep:
     """The objective at the end of the fit, on the calibration data."""
     entropy: np.ndarray
     """In nats."""
+    stds: Mapping[str, np.ndarray]
+    """The standard deviation over fits of ece, loss and entropy; NaN where there is one fit."""
 
 
 def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
@@ -211,23 +213,23 @@ def gamma_sweep(rows: Iterable[AblationRow]) -> GammaSweep:
     >>> def row(gamma, ece):
     ...     return AblationRow("", 0.9, 0.5, 0.3, ece, 0.0, 0.0, 1.2, 0.1, gamma, 0.4, 0)
     >>> record = gamma_sweep([row(1.0, 0.04), row(0.0, 0.02), row(1.0, 0.06)])
-    >>> record.gammas, record.ece.round(4)
-    (array([0., 1.]), array([0.02, 0.05]))
+    >>> record.gammas, record.ece.round(4), record.stds["ece"].round(4)
+    (array([0., 1.]), array([0.02, 0.05]), array([   nan, 0.0141]))
 
     Tang et al., "Neural Clamping" (2024), figure 2.
     """
     groups = _group_by(rows, lambda row: row.gamma)
     gammas = sorted(groups)
-    ece, loss, entropy = (
-        np.array([_mean([getattr(row, name) for row in groups[gamma]]) for gamma in gammas])
-        for name in ("ece", "loss", "entropy")
-    )
-    return GammaSweep(np.array(gammas), ece, loss, entropy)
+    names = ("ece", "loss", "entropy")
+    values = {name: [np.array([getattr(row, name) for row in groups[gamma]]) for gamma in gammas] for name in names}
+    ece, loss, entropy = (np.array([_mean(fits) for fits in values[name]]) for name in names)
+    stds = {name: np.array([fits.std(ddof=1) if len(fits) > 1 else np.nan for fits in values[name]]) for name in names}
+    return GammaSweep(np.array(gammas), ece, loss, entropy, stds)
 
 
 @draw.register(GammaSweep)
 def _draw_gamma_sweep(record: GammaSweep, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """ECE on the left; loss and entropy, both in nats, on the right."""
+    """ECE on the left; loss and entropy, both in nats, on the right; a band of one standard deviation over fits."""
     ax = style.axes_for(ax)
     other = ax.twinx()
     for side, values, name, index in (
@@ -236,6 +238,8 @@ def _draw_gamma_sweep(record: GammaSweep, ax: Axes | None = None, *, title: str 
         (other, record.entropy, "entropy", 2),
     ):
         side.plot(record.gammas, values, **style.line_style(index), label=name)
+        std = record.stds[name.lower()]
+        side.fill_between(record.gammas, values - std, values + std, color=style.SERIES[index], alpha=0.15, linewidth=0)
     style.set_labels(ax, "Exponent of the focal loss" if title is None else title, "γ", "ECE")
     style.second_axis(ax, other, "Loss and entropy (nats)")
     return ax
@@ -356,6 +360,16 @@ def _draw_shift_curves(record: ShiftCurves, ax: Axes | None = None, *, title: st
     style.set_labels(ax, f"{name} under shift" if title is None else title, "Severity of the shift", name)
     style.legend(ax)
     return ax
+
+
+def panels(rows: int, columns: int, *, height: float = 2.6) -> tuple[Any, list[Any]]:
+    """A figure that pyplot does not know of, with so many axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(style.COLUMN * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).ravel())
 
 
 def _group_by(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

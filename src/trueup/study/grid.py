@@ -84,8 +84,14 @@ class Options:
     """Sizes and schedules by name, as "digits" or "paper"."""
     methods: tuple[str, ...] = ()
     """These alone; every one if empty."""
+    network: str | None = None
+    """Another network than the preset's, or one of several."""
     oracle: bool = False
     """Choose on the test half, as some papers did."""
+    without: tuple[str, ...] = ()
+    """Parts of a study that are left out, as "figure-1d"."""
+    device: str | None = None
+    """Where networks are, such as "cuda"; the CPU, or what training finds, if None."""
     retrain: bool = False
     """Train also the networks that come with the package."""
     threads: int = 1
@@ -136,6 +142,12 @@ class Study:
     """Preset → its data sets, the default first."""
     claims: Callable[[], Sequence[Claim]] = tuple
     """What the paper says, each judged by the rows."""
+    flops: Callable[[Sequence[Mapping[str, Any]]], tuple[float, list[str]]] | None = None
+    """Settings of cells → the floating-point operations of their networks, and what could not be counted."""
+    parts: tuple[str, ...] = ()
+    """What may be left out of it."""
+    chooses: bool = False
+    """Whether it chooses something on validation samples, which an oracle would choose on the test's."""
     title: str = ""
     paper: str = ""
     """Whose published numbers to compare with: a name in published.csv."""
@@ -143,7 +155,13 @@ class Study:
     def cells(self, options: Options | None = None) -> list[Cell]:
         """Every cell of the study, each once, in the order of the grid."""
         options = options or Options()
+        if options.oracle and not self.chooses:
+            raise ValueError(f"oracle is of studies that choose among settings, got it with {self.name}")
+        if unknown := [part for part in options.without if part not in self.parts]:
+            names = ", ".join(self.parts) or "nothing"
+            raise ValueError(f"without must be among {names} in {self.name}, got {unknown[0]!r}")
         local = {"threads": options.threads, **self.local(options)}
+        local |= {} if options.device is None else {"device": options.device}
         cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]
         return list({cell.key: cell for cell in cells}.values())
 

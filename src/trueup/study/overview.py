@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trueup.study.cost import GPU_RATE, estimate
 from trueup.study.grid import STUDIES, Options
 from trueup.training.data import DATASETS, find_files
 from trueup.training.data.sources import PLACES, folder_of
@@ -20,24 +21,35 @@ class Preset(NamedTuple):
     """What of its data is missing, and which files would be wanted."""
     cells: int | None
     """Runs; None where the files that it depends on are missing."""
+    flops: float | None
+    """Floating-point operations of its networks; None where they are not counted."""
+    gpu_hours: float | None
+    """What these take at `cost.GPU_RATE`."""
+    uncounted: tuple[str, ...]
+    """What of its networks could not be counted, and why."""
 
 
 def list_presets(data_dir: str | None = None) -> list[Preset]:
     """Every preset of every study, with the files that are missing.
 
     >>> [preset.preset for preset in list_presets("/nowhere") if preset.study == "rethinking"]
-    ['digits', 'fashion_mnist', 'cifar10', 'trec', 'paper']
+    ['digits', 'fashion_mnist', 'cifar10', 'trec', 'paper', 'paper-resnet110']
     """
     lines = []
     for name in STUDIES:
         study = STUDIES[name]
         for preset, data in study.presets().items() or [("", ())]:
             missing = missing_files(data, data_dir)
+            options = Options(preset=preset or None, data_dir=data_dir)
             try:
-                cells = len(study.cells(Options(preset=preset or None, data_dir=data_dir)))
+                cells = len(study.cells(options))
+                counted = estimate(study, options)
             except (FileNotFoundError, NotADirectoryError, ValueError):
-                cells = None
-            lines.append(Preset(name, preset, tuple(data), tuple(missing), cells))
+                cells, counted = None, None
+            flops = None if counted is None or not counted.flops else counted.flops
+            hours = None if counted is None or flops is None else counted.hours(GPU_RATE)
+            uncounted = () if counted is None else counted.unknown
+            lines.append(Preset(name, preset, tuple(data), tuple(missing), cells, flops, hours, uncounted))
     return lines
 
 

@@ -27,8 +27,9 @@ SPELLINGS: Mapping[str, str] = {
     "imagenet": "imagenet1k",
     "wrn40x10": "wideresnet4010",
     "textcnn": "8layer1dcnn",
-    "vitsmallpatch16224": "vits16",
-    "mixerb16224": "mlpmixerb16",
+    "resnet101tvin1k": "resnet101",
+    "vitsmallpatch16224augregin21kftin1k": "vits16",
+    "mixerb16224googin21kftin1k": "mlpmixerb16",
 }
 """Our names, or timm's, → those of the papers."""
 MARKS = {"agrees": "=", "differs": "≠", "same direction": "✓", "opposite direction": "✗"}
@@ -310,7 +311,7 @@ def _summary(same: Sequence[PaperComparison], others: Sequence[PaperComparison],
         if opposite:
             why = "Other data may be the reason, but nothing here shows that: "
             lines.append(("Not explained by the sizes", why + _list_figures(others, "opposite direction")))
-    half = "on the test samples (oracle)" if options.oracle else "on validation samples"
+    half = "on the test samples, as an oracle" if options.oracle else "on validation samples"
     lines.append(("Choices", f"What is chosen among several was chosen {half}."))
     return definition_list(lines, "how")
 

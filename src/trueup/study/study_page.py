@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import platform
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.core import __version__
+from trueup.core.executors import count_cores
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study.claims import ClaimTable, judge_claims
@@ -27,6 +29,8 @@ LARGEST = 2**18
 """Bytes of vectors: hatches make millions."""
 MANY = 12
 """Values of a setting that are listed; of more, how many there are."""
+SUMMARY = "run.csv"
+"""The file that says what was run."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -57,6 +61,7 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     save_tables({**({"claims": claims} if claims else {}), **tables}, target)
+    _save_summary(study, len(cells), outcomes, options, target)
     drawings = [_save_figure(name, figure, target) for name, figure in figures.items()]
     comparisons = compare_with_paper(tables, rows, study.paper) if study.paper and rows else []
     body = "".join(
@@ -76,6 +81,49 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     with atomic_write(page) as (draft,):
         draft.write_text(document(study.title or study.name, body, policy=POLICY), encoding="utf-8")
     return page
+
+
+def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options) -> dict[str, str]:
+    """What was run, in words and numbers: the command, the data, the runs, the hours and the machine."""
+    done = [outcome for outcome in outcomes if outcome.status == "finished"]
+    values = dict(_settings(done))
+    seeds = {as_json(outcome.settings.get("seed", outcome.settings.get("split"))) for outcome in done}
+    return {
+        "command": command_of(study, options),
+        "data": ", ".join(dict.fromkeys(str(outcome.settings.get("data", "")) for outcome in done)),
+        "networks": values.get("network", ""),
+        "seeds": str(len(seeds)),
+        "runs": f"{len(done)}",
+        "failed": f"{len(outcomes) - len(done)}",
+        "not run": f"{cells - len(outcomes)}",
+        "hours": f"{sum(outcome.seconds for outcome in outcomes) / 3600:.2f}",
+        "machine": f"{count_cores()} CPU cores ({platform.machine()}), a process each run",
+        "version": f"{study.name} {study.version}, trueup {__version__}, torch {version('torch')}",
+    }
+
+
+def command_of(study: Study, options: Options) -> str:
+    """The command that runs a study with these options, wherever its data are.
+
+    >>> from trueup.study import STUDIES
+    >>> command_of(STUDIES["rethinking"], Options(preset="trec", data_dir="/data", seeds=2, without=("figure-1d",)))
+    'trueup study rethinking --preset trec --data-dir FOLDER --seeds 2 --without figure-1d'
+    """
+    named = {"preset": options.preset, "data": options.data, "network": options.network}
+    words = [f"--{name} {value}" for name, value in named.items() if value is not None]
+    words += ["--data-dir FOLDER"] if options.data_dir is not None else []
+    words += [] if options.seeds is None else [f"--seeds {options.seeds}"]
+    words += [f"-m {method}" for method in options.methods]
+    words += [f"--without {part}" for part in options.without]
+    words += [f"--{name}" for name in ("oracle", "retrain") if getattr(options, name)]
+    return " ".join(["trueup study", study.name, *words])
+
+
+def _save_summary(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options, folder: Path) -> None:
+    with atomic_write(folder / SUMMARY) as [draft], draft.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["what", "value"])
+        writer.writerows(summarise_run(study, cells, outcomes, options).items())
 
 
 def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:

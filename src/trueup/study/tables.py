@@ -18,6 +18,8 @@ from trueup.report.html import table as html_table
 from trueup.study.statistics import LEVEL, paired_t_test, t_test
 
 MISSING = "–"
+RUNS = "runs"
+"""What stands above how many runs each row is of."""
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"} | {
     sign: f"\\{sign}" for sign in "&%$#_{}"
@@ -85,14 +87,14 @@ class Table:
         """
         wraps = {0: "{}", 1: "**{}**", 2: "*{}*"}
         lines = [self.title, ""] if self.title else []
-        lines += [pipe_row([self.head, *self._headings()]), "|:--|" + "--:|" * len(self.columns)]
+        headings = self._headings()
+        lines += [pipe_row([self.head, *headings]), "|:--|" + "--:|" * len(headings)]
         for group, members in self.groups.items():
             if group:
-                lines.append(pipe_row([f"**{group}**", *[""] * len(self.columns)]))
-            lines += [
-                pipe_row([name, *(self._text(entries, column, wraps) for column in self.columns)])
-                for name, entries in members.items()
-            ]
+                lines.append(pipe_row([f"**{group}**", *[""] * len(headings)]))
+            for name, entries in members.items():
+                cells = [self._text(entries, column, wraps) for column in self.columns]
+                lines.append(pipe_row([name, *cells, *self._runs(entries)]))
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
 
     def latex(self) -> str:
@@ -111,15 +113,16 @@ class Table:
         """
         wraps = {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
         lines = [f"% {line}" for line in [self.title, *self.notes] if line]
-        lines += [rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule"]
-        lines.append(latex_row([latex_text(self.head), *map(latex_text, self._headings())]))
+        headings = self._headings()
+        lines += [rf"\begin{{tabular}}{{l{'r' * len(headings)}}}", r"\toprule"]
+        lines.append(latex_row([latex_text(self.head), *map(latex_text, headings)]))
         for group, members in self.groups.items():
             lines.append(r"\midrule")
             if group:
-                lines.append(rf"\multicolumn{{{1 + len(self.columns)}}}{{l}}{{\emph{{{latex_text(group)}}}}} \\")
+                lines.append(rf"\multicolumn{{{1 + len(headings)}}}{{l}}{{\emph{{{latex_text(group)}}}}} \\")
             for name, entries in members.items():
                 cells = [self._text(entries, column, wraps, latex_text) for column in self.columns]
-                lines.append(latex_row([latex_text(name), *cells]))
+                lines.append(latex_row([latex_text(name), *cells, *map(latex_text, self._runs(entries))]))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def csv(self) -> str:
@@ -153,9 +156,8 @@ class Table:
         rows: list[str | list[str | TableCell]] = []
         for group, members in self.groups.items():
             rows += [group] if group else []
-            rows += [
-                [name, *(self._cell(entries, column) for column in self.columns)] for name, entries in members.items()
-            ]
+            for name, entries in members.items():
+                rows.append([name, *(self._cell(entries, column) for column in self.columns), *self._runs(entries)])
         return html_table(self.title or self.head, [self.head, *self._headings()], rows)
 
     def _cell(self, entries: Mapping[str, Entry], column: Column) -> TableCell:
@@ -165,7 +167,15 @@ class Table:
         return TableCell(format_mean(entry.mean, entry.std, column.digits), rank=entry.rank, mark=ARROWS[entry.mark])
 
     def _headings(self) -> list[str]:
-        return [column.heading for column in self.columns]
+        return [*(column.heading for column in self.columns), *([RUNS] if self._uneven else [])]
+
+    @property
+    def _uneven(self) -> bool:
+        """Whether some rows are of fewer runs than others, as they are before all is run: then each says how many."""
+        return len({_count(entries) for members in self.groups.values() for entries in members.values()} - {0}) > 1
+
+    def _runs(self, entries: Mapping[str, Entry]) -> list[str]:
+        return [str(_count(entries))] if self._uneven else []
 
     def _text(self, entries: Mapping[str, Entry], column: Column, wraps: Mapping[int, str], signs: Any = str) -> str:
         entry = entries.get(column.name)
@@ -174,6 +184,10 @@ class Table:
         return wraps[entry.rank].format(signs(format_mean(entry.mean, entry.std, column.digits))) + signs(
             ARROWS[entry.mark]
         )
+
+
+def _count(entries: Mapping[str, Entry]) -> int:
+    return max((entry.count for entry in entries.values()), default=0)
 
 
 class PrintedTable(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from multiprocessing import current_process
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,19 +18,21 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from trueup.core.splits import random_order, split_by_sizes
+from trueup.core.executors import count_cores
+from trueup.core.splits import random_order, split_by_sizes, split_indices
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.models.networks import Normalise, build_network, load_weights, network_options
 from trueup.registry import LOSSES
 from trueup.study.grid import as_json, digest
 from trueup.training.augment import flip_and_crop
-from trueup.training.data import load_data
+from trueup.training.data import IMAGES, load_data
 from trueup.training.data.class_names import THINGS
 from trueup.training.data.dataset import Data
-from trueup.training.data.images import IMAGENET, pixels
+from trueup.training.data.image_folder import Pictures, decode_once
+from trueup.training.data.images import IMAGENET, Normalisation, pixels
 from trueup.training.data.readers import npz
 from trueup.training.data.sources import folder_of
-from trueup.training.loop import train
+from trueup.training.loop import make_fabric, train
 from trueup.training.run_settings import with_current_names
 
 VERSION = 1
@@ -48,12 +52,22 @@ class Loader:
     part: Dataset[Any]
     normalise: nn.Module
     batch_size: int = BATCH
+    workers: int = 0
+    """Processes that read samples."""
+    name: str = ""
+    """Which samples these are, in words that no others of the same network have."""
 
     def __len__(self) -> int:
         return len(self.part)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in DataLoader(self.part, batch_size=self.batch_size):
+        for images, labels in DataLoader(self.part, batch_size=self.batch_size, num_workers=self.workers):
+            yield self.normalise(images), labels
+
+    def batches_of(self, numbers: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of these numbers, batch by batch."""
+        own = torch.Generator()  # a loader draws a number from the global one
+        for images, labels in DataLoader(self.part, batch_sampler=numbers, num_workers=self.workers, generator=own):
             yield self.normalise(images), labels
 
     def sample(self, count: int | None, seed: int) -> Loader:
@@ -61,7 +75,7 @@ class Loader:
         if count is None or count >= len(self):
             return self
         indices = np.sort(random_order(len(self), seed)[:count])
-        return Loader(Subset(self.part, indices.tolist()), self.normalise, self.batch_size)
+        return replace(self, part=Subset(self.part, indices.tolist()), name=f"{self.name}, {count} by {seed}")
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -87,9 +101,10 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
     file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
     either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
+    What a file of weights was trained on is said by `known_split` or by `how["split"]`.
     Small networks of default settings come with the package, unless `how` says `retrain`.
-    `folder` is that of data, `cache` that of weights, both of the machine. Of several processes that want the
-    same network one trains it, and the others wait.
+    `folder` is that of data, `cache` that of weights, `device` where the network is wanted, all of the machine. Of
+    several processes that want the same network one trains it, and the others wait.
 
     >>> from tempfile import TemporaryDirectory
     >>> how = {"options": {"width": 2}, "epochs": 1, "sizes": [200, 100, 100]}
@@ -107,7 +122,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
         data = _resplit(data, how["sizes"], seed)
     name, options = settings["network"], {"seed": seed, **how.get("options", {})}
     model = build_network(name, network_options(name, data, **options))
-    normalise: nn.Module = nn.Identity() if data.normalisation is None else Normalise(*data.normalisation)
+    normalisation = _own_normalisation(model, options) or data.normalisation
+    normalise: nn.Module = nn.Identity() if normalisation is None else Normalise(*normalisation)
     if how.get("weights"):
         path = folder_of(settings.get("folder")) / how["weights"]
         if how.get("digest") not in (None, digest(path.read_bytes())):
@@ -116,7 +132,59 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
             load_weights(model, path)
     elif "epochs" in how:
         _load_or_train_weights(model, data, normalise, settings)
-    return TrainedNetwork(model.eval(), Loader(data.val, normalise), Loader(data.test, normalise))
+    parts = {"val": data.val, "test": data.test}
+    if any(isinstance(part, Pictures) for part in parts.values()):
+        # A daemon, as a worker of Dask is, may have no processes of its own.
+        folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
+        parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
+    val, test = (Loader(part, normalise, name=name) for name, part in parts.items())
+    return TrainedNetwork(model.to(settings.get("device") or "cpu").eval(), val, test)
+
+
+def _own_normalisation(model: nn.Module, options: Mapping[str, Any]) -> Normalisation | None:
+    """Mean and standard deviation that a pretrained network of timm names for its inputs."""
+    config = getattr(model, "pretrained_cfg", None)
+    if not options.get("pretrained") or not config:
+        return None
+    return tuple(config["mean"]), tuple(config["std"])
+
+
+class WeightsSplit(NamedTuple):
+    """Which images a file of weights has never seen, and how it expects them."""
+
+    held_out: Literal["test", "last", "val"]
+    """"test": all training images were seen, so the test images are halved; "last": the last tenth of the training
+    images was held out; "val": the validation part that the data set's files name."""
+    normalisation: Normalisation | None = None
+    """Mean and standard deviation of each channel; the data set's own if None."""
+
+
+KNOWN_WEIGHTS = {
+    "12fca82f0bebc4135bf1f32f6e3710e6": WeightsSplit("test", IMAGENET),
+    "d509ac1820d7f25398913559d7e81a13": WeightsSplit("test", IMAGENET),
+}
+"""Digest of a file → its split: the common ResNets of CIFAR-10 (akamaster/pytorch_resnet_cifar10)."""
+SPLIT_BY_FILES = ("bloodmnist", "imagenet")
+"""Data sets whose files name a validation part."""
+
+
+def read_split(path: Path, data: str) -> WeightsSplit:
+    """What the file NAME.json beside weights NAME says: `held_out`, and `mean` and `std` if they are its own."""
+    side = path.with_suffix(".json")
+    if not side.exists():
+        raise ValueError(
+            f"{path}: which images these weights were trained on is not known, so none is safe to calibrate on; write "
+            f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
+            f'tenth of these was held out, "val" if the validation part of the files was'
+        )
+    with errors_name_file(side):
+        said = json.loads(side.read_text(encoding="utf-8"))
+        held_out = said.get("held_out") if isinstance(said, dict) else None
+        known = ("test", "last", *(["val"] if data in SPLIT_BY_FILES else []))
+        if held_out not in known:
+            raise ValueError(f"held_out must be one of {', '.join(known)} for {data}, got {held_out!r}")
+        normalisation = None if "mean" not in said else (tuple(said["mean"]), tuple(said["std"]))
+    return WeightsSplit(held_out, normalisation)
 
 
 def shipped_name(settings: Mapping[str, Any]) -> str:
@@ -153,7 +221,8 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
             augment = flip_and_crop if how.pop("augment", False) else None
             whole = nn.Sequential(normalise, model)
             epochs, seed = how.pop("epochs"), settings["network_seed"]
-            train(whole, data, loss, epochs, augment=augment, seed=seed, progress=False, **how)
+            fabric = make_fabric(settings.get("device"))
+            train(whole, data, loss, epochs, augment=augment, fabric=fabric, seed=seed, progress=False, **how)
             with atomic_write(path) as (draft,):
                 save_file({name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}, draft)
     with errors_name_file(path):  # also after training, so that nobody's weights are on another device
@@ -161,11 +230,28 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
 
 
 def _data(settings: Mapping[str, Any]) -> Data:
-    """The data set; of published weights for CIFAR-10, trained on all training images, halves of the test images."""
-    folder = settings.get("folder")
-    if settings["data"] == "cifar10" and settings["how"].get("weights"):
-        return _cifar10_test_halves(folder_of(folder) / "images")
-    return load_data(settings["data"], folder, seed=settings["network_seed"])
+    """The data set; of a file of weights, the images that it has not seen."""
+    folder, name, how = settings.get("folder"), settings["data"], settings["how"]
+    if not how.get("weights"):
+        return load_data(name, folder, seed=settings["network_seed"])
+    split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+    if split.held_out == "test":
+        fixed = folder_of(folder) / "images" / "cifar10_test_split.npz"
+        data = (
+            _cifar10_test_halves(fixed.parent) if name == "cifar10" and fixed.exists() else _test_halves(name, folder)
+        )
+    else:
+        data = load_data(name, folder, seed=None if split.held_out == "last" and name in IMAGES else 0)
+    return data if split.normalisation is None else replace(data, normalisation=split.normalisation)
+
+
+def _test_halves(name: str, folder: str | None) -> Data:
+    """The test images in two halves, always the same ones."""
+    data = load_data(name, folder, seed=0)
+    n = len(data.test)  # type: ignore[arg-type]
+    halves = (Subset(data.test, index.tolist()) for index in split_indices(n, share=0.5, seed=0))
+    val, test = halves
+    return replace(data, val=val, test=test)
 
 
 def _cifar10_test_halves(folder: Path) -> Data:

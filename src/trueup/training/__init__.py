@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trueup.registry import lazy_attribute
+from trueup.registry import lazy_names
 
 if TYPE_CHECKING:
     from trueup.training.augment import flip_and_crop
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from trueup.training.loop import TrainingError, TrainingResult, train
     from trueup.training.tasks import Classification, Forecasts, Regression
 
-_MODULES = {
-    "CalibratabilityRow": "calibratability",
-    "Classification": "tasks",
-    "DATASETS": "data",
-    "Data": "data",
-    "Epoch": "history",
-    "Forecasts": "tasks",
-    "History": "history",
-    "LossSetting": "calibratability",
-    "Regression": "tasks",
-    "SizeRow": "calibratability",
-    "TrainingError": "loop",
-    "TrainingResult": "loop",
-    "flip_and_crop": "augment",
-    "list_settings": "calibratability",
-    "load_data": "data",
-    "measure_calibratability": "calibratability",
-    "train": "loop",
-    "validation_sizes": "calibratability",
-}
 
 __all__ = [
     "DATASETS",
@@ -63,12 +43,16 @@ __all__ = [
     "validation_sizes",
 ]
 
-
 if not TYPE_CHECKING:  # a checker is to find what is misspelt
-
-    def __getattr__(name: str) -> Any:
-        return lazy_attribute(__name__, name, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "augment": "flip_and_crop",
+            "calibratability": "CalibratabilityRow LossSetting SizeRow "
+            "list_settings measure_calibratability validation_sizes",
+            "data": "DATASETS Data load_data",
+            "history": "Epoch History",
+            "loop": "TrainingError TrainingResult train",
+            "tasks": "Classification Forecasts Regression",
+        },
+    )

@@ -106,7 +106,7 @@ def train(
         raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
     if stop_on is not None:
         _check_stop_on(stop_on, halves[1], task)
-    fabric = fabric or _make_fabric()
+    fabric = fabric or make_fabric()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         run = _Run(fabric, model, halves, loss, task, settings, augment, progress, stop_on)
         return run.run(None if checkpoint is None else Path(checkpoint), patience)
@@ -129,10 +129,19 @@ def _task_of(data: Any) -> Task:
     return KINDS.get(getattr(data, "kind", "image"), Classification())
 
 
-def _make_fabric() -> Any:
+def make_fabric(device: str | None = None) -> Any:
+    """A launched Fabric of one process, on a device such as "cpu" or "cuda:1"; without one on what there is.
+
+    >>> make_fabric("cpu").device
+    device(type='cpu')
+    """
+    target = None if device is None else torch.device(device)
+    where = {"accelerator": "auto" if target is None else target.type, "devices": 1}
+    if target is not None and target.index is not None and target.type != "cpu":
+        where["devices"] = [target.index]
     for module in ("lightning.fabric", "lightning_fabric"):  # the whole of Lightning brings it under another name
         with suppress(ImportError):
-            fabric = import_module(module).Fabric(accelerator="auto", devices=1)
+            fabric = import_module(module).Fabric(**where)
             fabric.launch()
             return fabric
     raise ImportError("training needs Lightning Fabric: pip install 'trueup[train]'")

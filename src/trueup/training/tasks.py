@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from trueup import metrics
 from trueup.calibrators.temperature import WIDE_GRID, Temperature
-from trueup.core.arrays import flatten, upcast_half
+from trueup.core.arrays import upcast_half
+from trueup.core.conversion import flatten
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
 from trueup.models.batches import arguments_of, logits_of
@@ -109,8 +110,8 @@ class Classification:
 class Regression:
     """Outputs (n,) or (n, targets) and numbers of the same shape; with `variance_head` outputs (n, 2·targets).
 
-    What a variance head gives is said in `uncertainty.moments`, and `losses.gaussian_nll` trains it. The forecast after
-    an epoch is that of so many Monte-Carlo `passes` where the network has dropout. Without dropout or a variance head a
+    `models.moments` says what a variance head gives, and `losses.gaussian_nll` trains it. The forecast after an epoch
+    is that of so many Monte-Carlo `passes` where the network has dropout. Without dropout or a variance head a
     network announces no error, and NLL and ENCE are NaN.
     """
 

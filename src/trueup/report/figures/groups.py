@@ -60,7 +60,7 @@ class GroupErrors:
 
     @property
     def words(self) -> tuple[str, str]:
-        """What is said of predictions that are too high and too low."""
+        """The words for predictions that are too high and too low."""
         return _words(self.event)
 
 
@@ -281,29 +281,29 @@ def summary(record: GroupErrors) -> str:
         sure = np.where(wrong, np.maximum(record.low, -record.high), -np.inf)
         k = int(sure.argmax())
         count = "The one group" if many == 1 else f"{int(wrong.sum()):,} of {many:,} groups"
-        told = f"{count} {'is' if wrong.sum() == 1 else 'are'} shown to be wrong on average. "
-        told += f"The worst is {record.names[k]}: {_rates(record, k)}, off by at least {percent(sure[k])}."
+        text = f"{count} {'is' if wrong.sum() == 1 else 'are'} shown to be wrong on average. "
+        text += f"The worst is {record.names[k]}: {_rates(record, k)}, off by at least {percent(sure[k])}."
     elif many == 1:
-        told = f"The one group is not shown to be wrong on average: {_rates(record, 0)}."
+        text = f"The one group is not shown to be wrong on average: {_rates(record, 0)}."
     else:
-        told = f"None of {many:,} groups is shown to be wrong on average."
+        text = f"None of {many:,} groups is shown to be wrong on average."
     small, large = int(record.detectable.argmax()), int(record.detectable.argmin())
     least = f"an error below {percent(record.detectable[large])} could have been missed"
     if many > 1 and percent(record.detectable[small]) != percent(record.detectable[large]):
         least += f" in {record.names[large]} ({_rows(record, large)}), one below {percent(record.detectable[small])} "
         least += f"in {record.names[small]} ({_rows(record, small)})"
-    told += f" {least[0].upper()}{least[1:]}."
+    text += f" {least[0].upper()}{least[1:]}."
     p = record.heterogeneity
     if not np.isnan(p):
         chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-        told += (
+        text += (
             f" The groups differ by more than chance: one correction would not be right for all of them ({chance})."
             if p <= 0.05
             else f" Chance could explain how the groups differ once all are corrected alike ({chance})."
         )
     if many > MOST:
-        told += f" The chart shows {MOST} groups; {many - MOST:,} with weaker evidence are not drawn."
-    return told
+        text += f" The chart shows {MOST} groups; {many - MOST:,} with weaker evidence are not drawn."
+    return text
 
 
 def _rows(record: GroupErrors, k: int) -> str:
@@ -312,16 +312,16 @@ def _rows(record: GroupErrors, k: int) -> str:
 
 
 def _rates(record: GroupErrors, k: int) -> str:
-    happened, said = percent(record.observed[k]), percent(record.predicted[k])
+    happened, claimed = percent(record.observed[k]), percent(record.predicted[k])
     if record.event:
-        return f"{happened} happened where {said} were predicted"
-    return f"{happened} were right where it said {said}"
+        return f"{happened} happened where {claimed} were predicted"
+    return f"{happened} were right where it said {claimed}"
 
 
 def numbers(record: GroupErrors, most: int = 200) -> Table:
     """A row for each of the first `most` groups."""
-    said, seen = ("Predicted", "Observed") if record.event else ("Mean confidence", "Accuracy")
-    head = [record.column or "Group", "Rows", said, seen, "Difference", f"{format_percent(record.level)} interval"]
+    claim, outcome = ("Predicted", "Observed") if record.event else ("Mean confidence", "Accuracy")
+    head = [record.column or "Group", "Rows", claim, outcome, "Difference", f"{format_percent(record.level)} interval"]
     rows = [
         [
             record.names[k],

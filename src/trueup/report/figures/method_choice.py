@@ -102,8 +102,8 @@ def section(audit: Audit, names: Sequence[str] | None) -> Section:
         title="Why this method?",
         text="Each candidate is fitted to folds of the calibration rows and judged by its log-loss on the rows left "
         "out. A dot is how much more it loses there than what was chosen, a line one standard error of that, paired "
-        "row by row: a candidate whose line reaches 0 cannot be told from it. Of methods that cannot be told from the "
-        "best the simplest is taken. The bars are the weights in what was chosen.",
+        "row by row: a candidate whose line reaches 0 is within a standard error of it. Of the methods within a "
+        "standard error of the best, the simplest is taken. The bars are the weights in what was chosen.",
         panels=tuple(panels),
     )
 

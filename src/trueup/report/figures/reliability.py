@@ -331,8 +331,8 @@ def summary(record: Reliability) -> str:
 
 def numbers(record: Reliability) -> Table:
     """A row for each bin that holds any."""
-    said, happened = record.words[:2]
-    heads = said.capitalize(), f"Mean {said}", happened.capitalize()
+    claim, outcome = record.words[:2]
+    heads = claim.capitalize(), f"Mean {claim}", outcome.capitalize()
     head = [heads[0], "Rows", *heads[1:], f"{format_percent(record.level)} band if calibrated"]
     rows = []
     for k in np.flatnonzero(record.count > 0):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trueup.calibrators.temperature_search import inverse_temperature
+from trueup.calibrators.temperature import inverse_temperature
 from trueup.core.arrays import as_weighted
 from trueup.core.bins import BINS, Bins, equal_width, rounding_error
 from trueup.core.formatting import format_number

@@ -29,9 +29,11 @@ DATASETS: Lazy[Callable[..., Any]] = Lazy(
     },
 )
 """Data set → the function of (folder, seed) that reads it; each says in its docstring how it is split."""
+IMAGES = ("fashion_mnist", "cifar10", "cifar100", "svhn", "bloodmnist")
+"""Those whose files have an order."""
 
 
-def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, seed: int = 0) -> Data:
+def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, seed: int | None = 0) -> Data:
     """Read a data set in three parts, train, val and test, fetching its files if they are not there.
 
     Files are looked for in `data_dir` and its folders `images`, `text`, `tabular` and that of the data set's name, in
@@ -39,6 +41,7 @@ def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = No
     `~/.cache/trueup/data`. Where they cannot be fetched either, FileNotFoundError says which were wanted where.
     The seed draws the validation part from the training part where the files do not name it; the test part does not
     depend on it, save for the tables of UCI, which have none of their own: there the seed is the number of the split.
+    Of images in files `seed=None` takes the last ones of the training part, as some published weights were held out.
 
     >>> data = load_data("digits")
     >>> len(data.train), len(data.val), len(data.test), data.kind, len(data.classes)
@@ -49,7 +52,9 @@ def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = No
     """
     if name not in DATASETS:
         raise ValueError(f"name must be one of {', '.join(DATASETS)}, got {name!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if seed is None and name not in IMAGES:
+        raise ValueError(f"seed may be None with {', '.join(IMAGES)}, got it with {name}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32):
         raise ValueError(f"seed must be a whole number in 0..2³²−1, got {seed!r}")
     data: Data = DATASETS[name](folder_of(data_dir), seed)
     return data

@@ -64,12 +64,16 @@ def validate_parts(name: str, parts: Parts, classes: int) -> Parts:
     return parts
 
 
-def add_validation_part(parts: Parts, *, share: float, seed: int) -> Parts:
-    """Take a share of the training part for validation, unless the files did."""
+def add_validation_part(parts: Parts, *, share: float, seed: int | None) -> Parts:
+    """Take a share of the training part for validation, the last of it without a seed, unless the files did."""
     _require_train_and_test(parts)
     if "val" in parts:
         return parts
-    train, val = split_indices(len(parts["train"].labels), share=share, seed=seed)
+    n = len(parts["train"].labels)
+    if seed is None:
+        train, val = np.split(np.arange(n), [n - round(share * n)])
+    else:
+        train, val = split_indices(n, share=share, seed=seed)
     return {"train": select(parts["train"], train), "val": select(parts["train"], val), "test": parts["test"]}
 
 

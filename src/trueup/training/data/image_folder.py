@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from trueup.core.splits import split_indices
-from trueup.io.atomic import errors_name_file, require_file
+from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.training.data.dataset import Data
 from trueup.training.data.images import IMAGENET, pixels
 from trueup.training.data.sources import Source, library, obtain
@@ -34,6 +36,42 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return center_crop(decode(self.files[index])), self.labels[index]
+
+
+class DecodedPictures(Dataset[tuple[Tensor, int]]):
+    """Pictures that were decoded once, into a file of bytes that is mapped to memory.
+
+    Cropped pixels are rounded to whole bytes, as the usual pipelines do before they scale them to [0, 1].
+    """
+
+    def __init__(self, path: Path, labels: Sequence[int]) -> None:
+        self.path, self.labels = path, tuple(labels)
+        self._bytes: np.memmap[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        [sample] = self.__getitems__([index])
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        if self._bytes is None:  # opened here, so that each worker has its own
+            self._bytes = np.memmap(self.path, np.uint8, "r", shape=(len(self.labels), 3, CROP, CROP))
+        return [(torch.from_numpy(np.array(self._bytes[i])).float().div_(255), self.labels[i]) for i in indices]
+
+
+def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPictures:
+    """Decode all pictures into a file of the folder, in so many processes, unless it is there from before."""
+    known = "\n".join(f"{path} {path.stat().st_size}" for path in part.files)
+    path = folder / f"pictures-{hashlib.sha256(known.encode()).hexdigest()[:32]}.bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
+        if not path.exists():
+            with atomic_write(path) as [draft], draft.open("wb") as out:
+                for images, _ in DataLoader(part, batch_size=64, num_workers=workers):
+                    out.write(images.mul(255).round().to(torch.uint8).numpy().tobytes())
+    return DecodedPictures(path, part.labels)
 
 
 def imagenet(folder: Path, seed: int) -> Data:

@@ -38,7 +38,7 @@ def digits(folder: Path, seed: int) -> Data:
     return _data("digits", parts, TEN, DIGITS)
 
 
-def fashion_mnist(folder: Path, seed: int) -> Data:
+def fashion_mnist(folder: Path, seed: int | None) -> Data:
     """70,000 pictures of clothes, 28 × 28 (Xiao et al. 2017): 5,000 of the training images for validation."""
     names = {"train": "train", "test": "t10k"}
 
@@ -60,7 +60,7 @@ def fashion_mnist(folder: Path, seed: int) -> Data:
     return _data("fashion_mnist", add_validation_part(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
 
 
-def cifar10(folder: Path, seed: int) -> Data:
+def cifar10(folder: Path, seed: int | None) -> Data:
     """60,000 pictures, 32 × 32, of ten things (Krizhevsky 2009): 5,000 of the training images for validation."""
     batches = [f"data_batch_{i}" for i in range(1, 6)]
     sources = [
@@ -74,7 +74,7 @@ def cifar10(folder: Path, seed: int) -> Data:
     return _data("cifar10", add_validation_part(parts, share=0.1, seed=seed), THINGS, IMAGENET)
 
 
-def cifar100(folder: Path, seed: int) -> Data:
+def cifar100(folder: Path, seed: int | None) -> Data:
     """60,000 pictures, 32 × 32, of a hundred things (Krizhevsky 2009): 5,000 training images for validation."""
     sources = [
         Source(("cifar100.npz",), lambda where: npz(where / "cifar100.npz")),
@@ -86,7 +86,7 @@ def cifar100(folder: Path, seed: int) -> Data:
     return _data("cifar100", add_validation_part(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
 
 
-def svhn(folder: Path, seed: int) -> Data:
+def svhn(folder: Path, seed: int | None) -> Data:
     """99,289 house numbers, 32 × 32 (Netzer et al. 2011): the last tenth of the training images for validation."""
     files = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
     sources = [
@@ -102,7 +102,7 @@ def svhn(folder: Path, seed: int) -> Data:
     return _data("svhn", parts, TEN, SVHN)
 
 
-def bloodmnist(folder: Path, seed: int) -> Data:
+def bloodmnist(folder: Path, seed: int | None) -> Data:
     """17,092 blood cells, 28 × 28, of eight kinds (Acevedo et al. 2020; MedMNIST, Yang et al. 2023), its own split."""
 
     def fetch(target: Path) -> None:

@@ -78,7 +78,7 @@ def cifar_binary(path: Path, *, labels: int = 1) -> Part:
 def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
     """Read a batch of the Python version of CIFAR, which torchvision keeps; nothing that the pickle names is run."""
     with errors_name_file(require_file(path)):
-        batch = _CifarUnpickler(_checked_opcodes(path.read_bytes()), encoding="latin1").load()
+        batch = _CifarUnpickler(_check_opcodes(path.read_bytes()), encoding="latin1").load()
         if not isinstance(batch, dict) or type(batch.get("data")) is not np.ndarray or label not in batch:
             raise ValueError(f"a batch must be a mapping with data and {label}")
         pixels, labels = batch["data"], batch[label]
@@ -91,7 +91,7 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
         return Part(_channels_last(pixels), np.array(labels, dtype=np.int64))
 
 
-def _checked_opcodes(content: bytes) -> io.BytesIO:
+def _check_opcodes(content: bytes) -> io.BytesIO:
     """Refuse opcodes that plain arrays, lists and mappings do not need: others can ask for any memory and time."""
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in OPCODES or (isinstance(argument, int) and argument > 2 * len(content) + 2**16):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trueup.core.arrays import as_tensors
+from trueup.core.errors import record_warnings
 from trueup.core.row_scores import score_rows
-from trueup.core.warning_capture import record_warnings
 from trueup.registry import METHODS
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.calarena import benchmark_files as files

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.core.warning_capture import record_warnings
+from trueup.core.errors import record_warnings
 from trueup.models.dropout import log_probs_of, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
@@ -125,7 +125,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     network, loss = network_and_loss(0)
     cost = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
-    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"]}
+    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
         network, loss = network_and_loss(member)
@@ -186,5 +186,6 @@ STUDY = Study(
     local=local,
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
+    chooses=True,
     title="CLUE: uncertainty that equals the error",
 )

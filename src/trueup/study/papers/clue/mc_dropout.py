@@ -24,7 +24,7 @@ from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import library
 from trueup.training.data.tabular import split_table
-from trueup.training.loop import train
+from trueup.training.loop import make_fabric, train
 from trueup.training.tasks import Classification, Regression, Task
 
 BINS = 10
@@ -132,9 +132,12 @@ def make_loss(
     return LOSSES[name]()
 
 
-def train_network(network: nn.Module, part: Pair, loss: Any, task: Task, *, seed: int, **how: Any) -> nn.Module:
-    """Train a network by AdamW with a cosine schedule; return it in evaluation mode."""
+def train_network(
+    network: nn.Module, part: Pair, loss: Any, task: Task, *, seed: int, device: str | None = None, **how: Any
+) -> nn.Module:
+    """Train a network by AdamW with a cosine schedule; return it in evaluation mode, on the CPU."""
     parts = (TensorDataset(*part), None, None)
+    how["fabric"] = make_fabric(device)
     train(network, parts, loss, task=task, optimiser="adamw", schedule="cosine", seed=seed, progress=False, **how)
     return network.cpu().eval()
 

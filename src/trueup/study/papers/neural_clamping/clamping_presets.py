@@ -8,6 +8,7 @@ from typing import Any
 
 from trueup.clamping.ablation import GAMMAS
 from trueup.study.grid import Options, digest
+from trueup.study.trained_networks import KNOWN_WEIGHTS, read_split
 from trueup.training.data.sources import folder_of
 
 
@@ -21,16 +22,31 @@ class Preset:
     """Of the descent over the calibration set."""
     epochs: int = 100
     gammas: Sequence[float] = GAMMAS
+    penalties: Sequence[float] = ()
+    """λ that are searched beside the rule's, each with some γ."""
+    searched_gammas: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
     val_rows: int | None = None
     """Calibration images, drawn anew in each run; all of them if None."""
     retrained: bool = False
     """Whether each run has a network and a split of its own."""
 
 
+IMAGENET_NETWORKS = (
+    "resnet101.tv_in1k",
+    "vit_small_patch16_224.augreg_in21k_ft_in1k",
+    "mixer_b16_224.goog_in21k_ft_in1k",
+)
+"""The paper's, by timm's names of their weights."""
+
+
 def _pretrained(name: str) -> dict[str, Any]:
     return {"data": "imagenet", "network": f"timm:{name}", "how": {"options": {"pretrained": True}}}
 
 
+_RESNETS = [
+    {"data": "cifar10", "network": f"resnet{depth}", "how": {"weights": f"weights/cifar10_resnet{depth}.th"}}
+    for depth in (20, 32)
+]
 _PLAIN = {"epochs": 60, "batch": 32, "rate": 0.05, "decay": 0.0}
 _CIFAR = {"epochs": 200, "batch": 128, "rate": 0.1, "decay": 5e-4, "schedule": "steps", "augment": True}
 _BLOOD = {"epochs": 100, "batch": 128, "optimiser": "adamw", "rate": 1e-3, "schedule": "steps"}
@@ -43,24 +59,27 @@ PRESETS = {
                 "how": {"options": {"width": 8, "batch_norm": False}, "sizes": [400, 700, 697], **_PLAIN},
             }
         ],
+        penalties=(0.001, 0.01, 0.1),
         batch=70,  # ten steps an epoch, as 512 of the paper's 5,000 images make
         retrained=True,
     ),
     "cifar10": Preset(
         # The paper's thousand steps, over a fifth of the images in a fifth of the epochs: an hour instead of days.
-        [{"data": "cifar10", "network": "resnet20", "how": {"weights": "weights/cifar10_resnet20.th"}}],
+        _RESNETS,
         batch=20,
         epochs=20,
         gammas=(0.0, 0.25, 0.5, 0.75, 1.0),
         val_rows=1000,
     ),
+    "cifar10-5000": Preset(_RESNETS, batch=100, epochs=20, gammas=(0.0, 0.25, 0.5, 0.75, 1.0)),
     "paper": Preset(
         [
             {"data": "bloodmnist", "network": "timm:resnet50", "how": _BLOOD},
             {"data": "cifar100", "network": "resnet110", "how": _CIFAR},
             {"data": "cifar100", "network": "wrn40x10", "how": _CIFAR},
-            *map(_pretrained, ("resnet101", "vit_small_patch16_224", "mixer_b16_224")),
+            *map(_pretrained, IMAGENET_NETWORKS),
         ],
+        penalties=(0.001, 0.01, 0.1),
         batch=512,
     ),
 }
@@ -79,12 +98,26 @@ def preset_of(options: Options) -> Preset:
     return PRESETS[name]
 
 
+def networks_of(preset: Preset, options: Options) -> list[Mapping[str, Any]]:
+    """The networks of a preset that were asked for, by data set and by name."""
+    networks = list(preset.networks)
+    for name, wanted in (("data", options.data), ("network", options.network)):
+        chosen = [net for net in networks if wanted in (None, net[name])]
+        if not chosen:
+            names = ", ".join(dict.fromkeys(net[name] for net in networks))
+            raise ValueError(f"{name} must be one of {names}, got {wanted!r}")
+        networks = chosen
+    return networks
+
+
 def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """How a network is obtained: from a file of weights, identified by its content, or else by training."""
     how, folder = net["how"], folder_of(options.data_dir)
     file = how.get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th")
     if (folder / file).exists():
-        return {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
+        known = {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
+        split = {} if known["digest"] in KNOWN_WEIGHTS else {"split": read_split(folder / file, net["data"])}
+        return {**known, **split}
     if "weights" in how:
         raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")
     return {**how, "retrain": True} if options.retrain else dict(how)

@@ -6,7 +6,7 @@ calibration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
@@ -15,26 +15,27 @@ from torch import nn
 
 from trueup import metrics
 from trueup.calibrators.base import Identity
-from trueup.clamping.ablation import ablate, compare_starts
+from trueup.clamping.ablation import ablation_rows, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
 from trueup.clamping.published_recipes import SCALES, closed_form, code, paper
-from trueup.core.warning_capture import record_warnings
+from trueup.core.errors import record_warnings
 from trueup.io.predictions import Predictions
-from trueup.models.calibrated import collect
+from trueup.models.calibrated import Calibrated, collect
 from trueup.registry import METHODS
 from trueup.report.figures.reliability import Reliability, reliability
-from trueup.study.grid import Options, Study, product
+from trueup.study import cost
+from trueup.study.grid import Options, Study, as_json, product
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, preset_of, training_settings
+from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, networks_of, preset_of, training_settings
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
-from trueup.study.trained_networks import Loader, load_or_train
+from trueup.study.trained_networks import SETTINGS, Loader, load_or_train
 from trueup.training.data.sources import folder_of
 
 RUNS = 5
-
-
+KEPT = 4 * RUNS
+"""Halves whose logits a process keeps: a dozen methods ask for those of the same network."""
 LOGITS = (
     "uncalibrated",
     "temperature",
@@ -48,6 +49,10 @@ LOGITS = (
 """Methods that see nothing of a network but its logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"]), "loss": "focal"},
+    "nc_code_augmented": lambda s: {
+        "recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"], augment=True, cutout=s["cutout"]),
+        "loss": "focal",
+    },
     "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch_size=s["batch"])},
     "nc_converged": lambda s: {"recipe": "varpro", "penalty": "R1"},
     "closed": lambda s: {"recipe": "closed_form", "boxed": True},
@@ -55,8 +60,14 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "ours": lambda s: {},
 }
 """Options of `clamp`, from the cell's settings."""
-SWEPT = ("nc_ce", "nc_fl")
-"""Neural Clamping by the paper's recipe: with γ = 0, and with the γ > 0 of least ECE on the calibration set."""
+AUGMENTED = "nc_code_augmented"
+CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
+"""The side of the square that the released code blanks in images of each data set."""
+PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
+"""Passes over the calibration images that these took on digits, by which their cost elsewhere is estimated."""
+SWEPT = ("nc_ce", "nc_fl", "nc_searched")
+"""Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
+and λ of least ECE there."""
 NAMES = (*LOGITS, *CLAMPS, *SWEPT)
 
 
@@ -67,22 +78,24 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     if unknown := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"methods must be among {', '.join(NAMES)}, got {unknown[0]!r}")
     descent = {"epochs": preset.epochs, "batch": preset.batch}
-    networks = [net for net in preset.networks if options.data in (None, net["data"])]
-    if not networks:
-        raise ValueError(f"data must be one of {', '.join(n['data'] for n in preset.networks)}, got {options.data!r}")
-    for net in networks:
+    for net in networks_of(preset, options):
         known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
             return {**known, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
-        for method, seed in ((m, s) for m in wanted if m not in SWEPT for s in runs):
-            own = descent if method in ("nc_code", "nc_short") else {}
+        methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
+        for method, seed in ((m, s) for m in methods for s in runs):
+            own = descent if method in ("nc_code", AUGMENTED, "nc_short") else {}
+            own = {**own, "cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else own
             yield {**run(seed), "part": "method", "method": method, **own}
         if set(SWEPT) & set(wanted):
             for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
                 yield {**run(seed), "part": "sweep", "exponent": gamma, **descent}
-        if not options.methods:
+        if "nc_searched" in wanted:
+            for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
+                yield {**run(each["seed"]), "part": "sweep", **descent, **each}
+        if not options.methods and "starts" not in options.without:
             for each in product(start=["random", "data"], seed=runs):
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
 
@@ -115,7 +128,7 @@ def measure(pair: Predictions) -> dict[str, Any]:
 def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = settings["method"]
     if name in LOGITS:
-        val_pair, test_pair = (collect(model, half, progress=False) for half in (val, test))
+        val_pair, test_pair = (_logits(model, half, settings) for half in (val, test))
         own: dict[str, Callable[..., Any]] = {"uncalibrated": Identity.fit, **BY_STEPS}
         fitted = (own[name] if name in own else METHODS[name])(*val_pair)
         t = getattr(fitted, "temperature", None)
@@ -125,6 +138,20 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     box = val.box if options.pop("boxed", False) else None
     clamped = clamp(model, val, box=box, seed=settings["seed"], progress=False, **options)
     return [{**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped)}]
+
+
+_kept: dict[str, Predictions] = {}
+
+
+def _logits(model: nn.Module, half: Loader, settings: Mapping[str, Any]) -> Predictions:
+    """The network's predictions for a half; those asked for before are kept."""
+    machine = [settings.get(name) for name in ("folder", "cache")]
+    key = as_json([*(settings[name] for name in SETTINGS), *machine, half.name])
+    if key not in _kept:
+        while len(_kept) >= KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = collect(model, half, progress=False)
+    return _kept[key]
 
 
 def _fit_facts(clamped: Clamped) -> dict[str, Any]:
@@ -137,12 +164,14 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The paper's recipe at one exponent, and what its δ and T do apart."""
     recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
-    clamped = clamp(
-        model, val, recipe=recipe, loss="focal", gamma=settings["exponent"], seed=settings["seed"], progress=False
-    )
-    rows = [asdict(row) for row in ablate(clamped, val, test)]
+    how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
+    clamped = clamp(model, val, recipe=recipe, loss="focal", progress=False, **how)
+    shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)
+    given, plain = (_logits(model, half, settings) for half in (val, test))
+    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, given, plain, shifted)]
     fit_ece = metrics.ece(*collect(clamped, val, progress=False))
-    rows[-1] |= {**measure(collect(clamped, test, progress=False)), **_fit_facts(clamped), "fit_ece": fit_ece}
+    joint = Predictions(shifted.logits / clamped.fit_record.temperature, shifted.labels)
+    rows[-1] |= {**measure(joint), **_fit_facts(clamped), "fit_ece": fit_ece}
     return rows
 
 
@@ -162,6 +191,33 @@ def _starts(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     return [asdict(row) for row in found]
 
 
+def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """The operations of these cells: of training each network once, of its logits once a run, and of every fit."""
+    total, unknown = 0.0, []
+    trained, collected = set(), set()
+    for settings in cells:
+        how = settings["how"]
+        try:
+            forward = cost.forward_flops(settings["network"], settings["data"], as_json(how.get("options", {})))
+        except cost.Unknown as error:
+            unknown.append(str(error))
+            continue
+        sizes = cost.part_sizes(settings["data"], how.get("sizes"))
+        val, test = min(settings["val_rows"] or sizes[1], sizes[1]), sizes[2]
+        network = as_json([settings[name] for name in SETTINGS])
+        if network not in trained and "epochs" in how:
+            total += cost.training_flops(forward, sizes, how["epochs"])
+        if (network, settings["draw"]) not in collected:
+            total += forward * (val + test)
+        trained.add(network)
+        collected.add((network, settings["draw"]))
+        if settings.get("method") not in LOGITS:
+            method = settings.get("method", "")
+            passes = PASSES.get(method) or (1 + cost.INPUT_BACKWARD) * settings["epochs"]
+            total += forward * (passes * val + 2 * val + test)
+    return total, unknown
+
+
 STUDY = Study(
     "neural-clamping",
     1,
@@ -172,6 +228,9 @@ STUDY = Study(
     local=local,
     presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
     claims=lambda: CLAIMS,
+    flops=flops,
+    parts=("starts",),
+    chooses=True,
     title="Neural Clamping",
     paper="neural-clamping",
 )

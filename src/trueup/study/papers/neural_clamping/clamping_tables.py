@@ -10,10 +10,11 @@ import numpy as np
 
 from trueup.clamping.ablation import AblationRow
 from trueup.report.figures.reliability import Reliability
-from trueup.study.figures import draw, gamma_sweep, starts
+from trueup.study.figures import draw, gamma_sweep, panels, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.tables import Column, Table, tabulate
+from trueup.study.trained_networks import KNOWN_WEIGHTS, WeightsSplit
 
 BINS = (5, 10, 15, 20, 25, 30, 50)
 PASS_BACK = 2
@@ -34,7 +35,9 @@ TITLES = {
     "dirichlet_odir_steps": "Dir-ODIR, 1,000 steps",
     "nc_ce": "Neural Clamping (CE)",
     "nc_fl": "Neural Clamping (FL)",
+    "nc_searched": "Neural Clamping (FL), λ by ECE too",
     "nc_code": "Neural Clamping, released code",
+    "nc_code_augmented": "Neural Clamping, released code, augmented",
     "nc_converged": "Neural Clamping (CE), converged",
     "closed": "Neural Clamping, closed form",
     "closed_scaled": "Neural Clamping, closed form, scaled",
@@ -58,6 +61,13 @@ FIGURES = (
     Column("sce", "SCE, ×10⁻²", scale=100),
     Column("nll", "NLL"),
 )
+COMPARED = ("entropy", "ece", "aece", "sce")
+"""What figure 3 shows of each start."""
+HELD_OUT = {
+    "test": "they saw all training images, so that half of the test images is calibrated on and half tested on",
+    "last": "calibrated on the last tenth of the training images, which they did not see",
+    "val": "calibrated on the validation part of the files, which they did not see",
+}
 TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
 """Whose costs are compared."""
 
@@ -66,7 +76,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """The paper's tables, and the numbers of its figures."""
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
-    best, scored = choose_gamma(swept), scored_rows(rows)
+    best, scored = choose_gamma(swept, oracle=options.oracle), scored_rows(rows, options)
     shown = [row for row in scored if row["method"] in TITLES]
     group: dict[str, Any] = {"group": ("data", "network")}
     order = [name for name in TITLES if any(row["method"] == name for row in scored)]
@@ -97,7 +107,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             notes=notes,
             **group,
         )
-    both = [{**row, "γ": f"{row['exponent']:g}"} for row in swept if row["method"] == "both"]
+    both = [{**row, "γ": f"{row['exponent']:g}"} for row in by_rule(swept) if row["method"] == "both"]
     if both:
         tables["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
     if start_rows:
@@ -106,24 +116,38 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     return tables
 
 
-def scored_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows of every method, Neural Clamping with γ = 0 and with the γ chosen on the calibration images too."""
+def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
+    """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
     swept = [row for row in rows if row["part"] == "sweep"]
-    joint = [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
-    joint += [{**row, "method": "nc_ce"} for row in swept if row["exponent"] == 0 and row["method"] == "both"]
+    chosen = {"nc_fl": choose_gamma(swept, oracle=options.oracle)}
+    if len(by_rule(swept)) < len(swept):
+        chosen["nc_searched"] = choose_gamma(swept, oracle=options.oracle, penalties=True)
+    joint = [{**row, "method": name} for name, own in chosen.items() for row in own if row["method"] == "both"]
+    by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
+    joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
     return [*(row for row in rows if row["part"] == "method"), *joint]
 
 
-def choose_gamma(swept: Rows) -> list[Mapping[str, Any]]:
-    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal."""
-    runs: dict[tuple[Any, ...], dict[float, list[Mapping[str, Any]]]] = {}
-    for row in swept:
+def by_rule(swept: Rows) -> list[Mapping[str, Any]]:
+    """The rows whose λ is that of the paper's rule, a tenth of the loss at the start."""
+    return [row for row in swept if row.get("penalty") is None]
+
+
+def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) -> list[Mapping[str, Any]]:
+    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal.
+
+    With `penalties` of each γ and λ; an `oracle` looks at the test images instead.
+    """
+    runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
+    for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
             key = row["data"], row["network"], row["seed"]
-            runs.setdefault(key, {}).setdefault(row["exponent"], []).append(row)
+            pair = row["exponent"], row.get("penalty") or 0.0
+            runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
+    seen = "ece" if oracle else "fit_ece"
     for by in runs.values():
-        errors = {g: next(row["fit_ece"] for row in rows if row["method"] == "both") for g, rows in by.items()}
+        errors = {g: next(row[seen] for row in rows if row["method"] == "both") for g, rows in by.items()}
         best += by[min(errors, key=lambda g: (errors[g], g))]
     return best
 
@@ -135,12 +159,16 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         net_rows = [row for row in rows if (row["data"], row["network"]) == (data, network)]
         name = f"{data}-{network.replace(':', '-')}"
         swept = [row for row in net_rows if row["part"] == "sweep"]
-        if both := [_row(row) for row in swept if row["method"] == "both"]:
+        if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
             drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
         if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
-            drawings[f"starts-{name}"] = draw(starts(start_rows), title=f"{data}, {network}").figure
+            figure, axes = panels(1, len(COMPARED))
+            for ax, metric in zip(axes, COMPARED, strict=True):
+                draw(starts(start_rows, metric), ax, title="")
+            figure.suptitle(f"{data}, {network}", fontsize="small")
+            drawings[f"starts-{name}"] = figure
         shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
-        shown += [{**row, "method": "nc_fl"} for row in choose_gamma(swept) if row["method"] == "both"]
+        shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
         for row in shown:
             if row["seed"] == 0:
                 record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
@@ -167,6 +195,9 @@ def _notes(rows: Rows, best: Rows, options: Options) -> list[str]:
         exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
         notes.append(
             f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
-            f"least ECE on the calibration images: {exponents}."
+            f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
         )
+    for name, how in {row["network"]: row["how"] for row in rows if row["how"].get("weights")}.items():
+        split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+        notes.append(f"{name}: other weights than the paper's, {how['weights']}; {HELD_OUT[split.held_out]}.")
     return notes

@@ -15,7 +15,8 @@ import numpy as np
 
 from trueup.core.splits import random_order, split_by_sizes
 from trueup.io.atomic import errors_name_file
-from trueup.io.predictions import Predictions, load
+from trueup.io.load_save import load
+from trueup.io.predictions import Predictions
 from trueup.study.grid import digest
 
 SPLITS = 3

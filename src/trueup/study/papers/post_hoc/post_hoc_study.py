@@ -14,8 +14,8 @@ import numpy as np
 from trueup import metrics
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.core.arrays import as_tensors
+from trueup.core.errors import record_warnings
 from trueup.core.row_scores import score_rows as row_scores
-from trueup.core.warning_capture import record_warnings
 from trueup.registry import METHODS
 from trueup.study.grid import Options, Rows, Study
 from trueup.study.papers.post_hoc import logit_files as logits

@@ -149,10 +149,19 @@ def _claim(source: str, text: str, measured: str, of_set: Any, printed: str = ""
     return Claim(source, text, measured, partial(_of_each_set, of_set=of_set), printed=printed)
 
 
+def _in_text(title: str) -> str:
+    """A title inside a sentence.
+
+    >>> _in_text("Label Smoothing"), _in_text("L1 Norm")
+    ('label smoothing', 'L1 norm')
+    """
+    return " ".join(word if any(map(str.isdigit, word)) else word.lower() for word in title.split())
+
+
 def _per_loss(name: str) -> list[Claim]:
     title = TITLES[name]
-    less = f"ECE of cross-entropy less that of {title.lower()}, points"
-    more = f"ECE of {title.lower()} less that of cross-entropy, points"
+    less = f"ECE of cross-entropy less that of {_in_text(title)}, points"
+    more = f"ECE of {_in_text(title)} less that of cross-entropy, points"
     return [
         _claim(
             "Table 1",
@@ -235,9 +244,10 @@ CLAIMS = (
     *(
         Claim(
             "§4.2",
-            f"a negative coefficient of {TITLES[name].lower()} destroys accuracy",
+            f"a negative coefficient of {_in_text(TITLES[name])} lowers accuracy",
             "accuracy of cross-entropy less that of the mildest negative coefficient, points",
             partial(_negative, loss=name),
+            printed="destroys it",
         )
         for name in ("label_smoothing", "norm")
     ),

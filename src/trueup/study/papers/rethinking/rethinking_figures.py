@@ -9,7 +9,7 @@ import numpy as np
 
 from trueup.report import style
 from trueup.report.figures.reliability import Reliability
-from trueup.study.figures import Band, MaxLogits, draw
+from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
 from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
@@ -47,7 +47,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
     """Figure 1: ECE along each coefficient, the reference as a level; and the best coefficients by training size."""
-    figure, axes = _panels(1, 4 if plan.growth else 3)
+    figure, axes = panels(1, 4 if plan.growth else 3)
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=False):
         for index, (name, words) in enumerate(STAGES.items()):
             _curve(ax, index, *_by_coefficient(rows, plan, loss, name), words)
@@ -81,7 +81,7 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
 
 def diagrams(chosen: Chosen) -> Any:
     """Figure 2: reliability of each loss's first run, raw above and with temperature scaling below."""
-    figure, axes = _panels(2, len(chosen), height=3.0)
+    figure, axes = panels(2, len(chosen), height=3.0)
     for index, (loss, rows) in enumerate(chosen.items()):
         for row, (name, words) in enumerate((("reliability", "raw"), ("reliability_temperature", "with TS"))):
             record: dict[str, Any] = {k: np.array(v) if isinstance(v, list) else v for k, v in rows[0][name].items()}
@@ -92,7 +92,7 @@ def diagrams(chosen: Chosen) -> Any:
 
 def validation(chosen: Chosen) -> Any:
     """Figure 3: ECE after each repair, by how many validation samples it saw."""
-    figure, axes = _panels(1, 2)
+    figure, axes = panels(1, 2)
     for ax, name, words in zip(axes, list(STAGES)[1:], ("Temperature scaling", "Histogram binning"), strict=True):
         for index, (loss, rows) in enumerate(chosen.items()):
             sizes = sorted({line["size"] for line in rows[0]["validation_sizes"]})
@@ -105,7 +105,7 @@ def validation(chosen: Chosen) -> Any:
 
 def epochs(rows: Rows, plan: Plan) -> Any:
     """Figure 4: the least ECE of any temperature after each epoch; mean, and from the least to the greatest seed."""
-    figure, axes = _panels(1, len(REGULARISED))
+    figure, axes = panels(1, len(REGULARISED))
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=True):
         several = [(REFERENCE, 0.0), *((loss, value) for value in plan.candidates[loss])]
         for index, (name, value) in enumerate(several):
@@ -121,7 +121,7 @@ def epochs(rows: Rows, plan: Plan) -> Any:
 
 def histograms(chosen: Chosen) -> Any:
     """Figure 5: greatest logits of training samples, by when they were learned, on one scale."""
-    figure, axes = _panels(1, len(chosen))
+    figure, axes = panels(1, len(chosen))
     records = {loss: rows[0]["max_logits"] for loss, rows in chosen.items()}
     ends = [(min(record["edges"]), max(record["edges"])) for record in records.values()]
     for ax, (loss, record) in zip(axes, records.items(), strict=True):
@@ -134,7 +134,7 @@ def histograms(chosen: Chosen) -> Any:
 
 def sweep(rows: Rows) -> Any:
     """Figure 6: from focal loss over cross-entropy to inverse focal loss."""
-    figure, axes = _panels(2, 3)
+    figure, axes = panels(2, 3)
     p = np.linspace(0.01, 1, 200)
     for index, (loss, value) in enumerate(SWEEP):
         weight = (1 - p) ** value if loss == "focal" else (1 + p) ** value
@@ -156,16 +156,6 @@ def sweep(rows: Rows) -> Any:
         ticks = [short[loss].format(value) for loss, value in SWEEP]
         ax.set_xticks(range(len(SWEEP)), labels=ticks, rotation=40, ha="right")
     return figure
-
-
-def _panels(rows: int, columns: int, *, height: float = 2.6) -> tuple[Any, list[Any]]:
-    """A figure that pyplot does not know of, with so many axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.COLUMN * columns, height * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).ravel())
 
 
 def _curve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trueup.study.grid import Options
@@ -103,12 +103,16 @@ PRESETS: dict[str, tuple[Plan, ...]] = {
         ),
     ),
     "cifar10": (Plan("cifar10", "resnet8", 30, how={**_CIFAR, "batch": 128}, sizes=(5000, 2000, 4000), seeds=3),),
-    "trec": (Plan("trec", "deep_text_cnn", 20, {"width": 32}, how={**_NEWS, "batch": 50}, seeds=3),),
+    "trec": (Plan("trec", "text_cnn", 20, {"width": 32}, how={**_NEWS, "batch": 50}, seeds=3),),
     "paper": (
         Plan("svhn", "resnet32", 200, how={**SCHEDULE, "augment": False}),
         Plan("cifar10", "resnet32", 200, how=_CIFAR, sizes=(45000, None, None), growth=Growth(_TENTHS, _WIDE, 5)),
         Plan("cifar100", "resnet32", 200, how=_CIFAR),
-        Plan("newsgroups20", "deep_text_cnn", 100, how=_NEWS),
+        Plan("newsgroups20", "text_cnn", 100, how=_NEWS),
+    ),
+    "paper-resnet110": tuple(
+        Plan(data, "resnet110", 200, how={**SCHEDULE, "augment": data != "svhn"})
+        for data in ("svhn", "cifar10", "cifar100")
     ),
 }
 """Sizes and schedules: what takes minutes on two cores, and the paper's own, for machines that have the time."""
@@ -128,4 +132,4 @@ def plans(options: Options) -> list[Plan]:
     if not plans:
         names = ", ".join(plan.data for plan in PRESETS[preset])
         raise ValueError(f"data must be one of {names} with preset {preset!r}, got {options.data!r}")
-    return plans
+    return plans if options.network is None else [replace(plan, network=options.network) for plan in plans]

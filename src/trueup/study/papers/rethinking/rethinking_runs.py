@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from trueup import metrics
+from trueup.core.errors import record_warnings
 from trueup.core.splits import random_order, split_by_sizes
-from trueup.core.warning_capture import record_warnings
 from trueup.models.calibrated import collect
 from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES
@@ -25,7 +24,7 @@ from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
-from trueup.training.loop import TrainingError, TrainingResult, train
+from trueup.training.loop import TrainingError, TrainingResult, make_fabric, train
 from trueup.training.run_settings import with_current_names
 
 STOPPED = "cross_entropy_stopped"
@@ -39,39 +38,6 @@ OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "inverse_focal": ("gamma", {"detach_weight": True}),
 }
 """Loss → what its coefficient is called, and its other options: the paper's code lets no gradient through weights."""
-SEQUENCES = "deep_text_cnn"
-"""The one network that is not among those of the toolkit."""
-
-
-class DeepTextCNN(nn.Module):
-    """Eight layers over embedded words: six convolutions of width 3, halving the length at each second, then two dense.
-
-    The paper says no more than "8-layer 1D-CNN"; the layout is ours.
-
-    >>> DeepTextCNN(20, vocabulary=50, width=8)(torch.ones(2, 40, dtype=torch.int64)).shape
-    torch.Size([2, 20])
-    """
-
-    def __init__(self, classes: int, *, vocabulary: int, width: int = 128, seed: int = 0) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.convolutions = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(6))
-        self.hidden, self.linear = nn.Linear(width, width), nn.Linear(width, classes)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in self.parameters():
-                spread = math.sqrt(2 / weight[0].numel()) if weight.dim() > 1 else 0.0
-                weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
-            self.embedding.weight[0] = 0
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Whole numbers (n, length) to logits."""
-        x = self.embedding(words).transpose(1, 2)
-        for i, convolution in enumerate(self.convolutions):
-            x = F.relu(convolution(x))
-            if i % 2:
-                x = F.max_pool1d(x, 2, ceil_mode=True)
-        return self.linear(F.relu(self.hidden(x.amax(dim=2))))
 
 
 class NegativePenalty(nn.Module):
@@ -105,9 +71,8 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     how = with_current_names(settings["how"])
     augment = flip_and_crop if how.pop("augment", False) else None
     seed, network = settings["seed"], settings["network"]
-    maker: Any = DeepTextCNN if network == SEQUENCES else network
-    model_options = network_options(maker, data, **{"seed": seed, **settings["options"]})
-    model = build_network(maker, model_options, normalisation=data.normalisation)
+    model_options = network_options(network, data, **{"seed": seed, **settings["options"]})
+    model = build_network(network, model_options, normalisation=data.normalisation)
     name, others = OPTIONS[settings["loss"]]
     coefficient = float(settings["coefficient"])
     options = {**others, **({} if name is None else {name: coefficient})}
@@ -118,7 +83,10 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
     how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
     try:
-        result = train(model, data, loss, settings["epochs"], augment=augment, seed=seed, progress=False, **how)
+        fabric = make_fabric(settings.get("device"))
+        result = train(
+            model, data, loss, settings["epochs"], augment=augment, fabric=fabric, seed=seed, progress=False, **how
+        )
     except (FloatingPointError, TrainingError) as error:
         if coefficient >= 0:
             raise

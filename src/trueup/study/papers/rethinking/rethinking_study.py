@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from trueup.study import cost
 from trueup.study.claims import Claim
-from trueup.study.grid import Options, Rows, Study
+from trueup.study.grid import Options, Rows, Study, as_json
 from trueup.study.papers.rethinking.rethinking_presets import (
     CANDIDATES,
     DATA_TITLES,
@@ -25,6 +26,8 @@ from trueup.study.papers.rethinking.rethinking_presets import (
 from trueup.study.tables import Column, Table, tabulate
 from trueup.training.data.sources import folder_of
 
+GROWTH = "figure-1d"
+"""Training sets of several sizes, which may be left out: they are half of the runs."""
 USABLE = 0.5
 """Of the reference's validation accuracy, or of the best where the reference was not run.
 
@@ -43,7 +46,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         refused = [(loss, value) for loss, values in plan.negative.items() for value in values]
         several = dict.fromkeys([*candidates, *SWEEP, *refused])
         runs = [(plan.sizes[0], loss, value, seed) for loss, value in several for seed in range(seeds)]
-        if plan.growth is not None:
+        if plan.growth is not None and GROWTH not in options.without:
             pairs = [(loss, value) for loss, values in plan.growth.coefficients.items() for value in values]
             few = range(min(options.seeds or plan.growth.seeds, plan.growth.seeds))
             runs += [(size, *pair, seed) for size in plan.growth.sizes for pair in pairs for seed in few]
@@ -180,6 +183,21 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     return rethinking_figures.figures(rows, options)
 
 
+def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """The operations of training the networks of these cells."""
+    total, unknown = 0.0, []
+    for settings in cells:
+        try:
+            forward = cost.forward_flops(settings["network"], settings["data"], as_json(settings["options"]))
+        except cost.Unknown as error:
+            unknown.append(str(error))
+        else:
+            total += cost.training_flops(
+                forward, cost.part_sizes(settings["data"], settings["sizes"]), settings["epochs"]
+            )
+    return total, unknown
+
+
 STUDY = Study(
     "rethinking",
     2,
@@ -190,6 +208,9 @@ STUDY = Study(
     local=local,
     presets=lambda: {name: [plan.data for plan in each] for name, each in PRESETS.items()},
     claims=claims,
+    flops=flops,
+    parts=(GROWTH,),
+    chooses=True,
     title="Calibrated or calibratable: what losses leave for a repair",
     paper="rethinking",
 )

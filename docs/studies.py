@@ -1,0 +1,318 @@
+"""Write docs/studies.md from the tables that studies have written: `python docs/studies.py`.
+
+`--take NAME FOLDER` first copies the tables of a page of `trueup study` (FOLDER holds its index.html) to
+docs/studies/NAME; `--costs` first counts the operations of every preset. No number is typed here: each comes from a
+file in docs/studies, and a test compares the page with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).parent
+TABLES = DOCS / "studies"
+PAGE = DOCS / "studies.md"
+COSTS = "costs.csv"
+NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
+
+HEAD = """# Studies: what held in our runs
+
+`trueup study NAME` runs a paper's experiments on the data at hand, on one machine or a cluster, and puts our numbers
+beside the printed ones. A study is a grid of independent cells; their rows are kept in one SQLite file, a finished cell
+is never run twice, and a run that was killed goes on where it was.
+
+```sh
+$ trueup study post-hoc --data overconfident --seeds 1 -m identity -m temperature -j 1 -o results
+$ trueup study report post-hoc --data overconfident --seeds 1 -m identity -m temperature -o results
+```
+
+| study | what it asks |
+|---|---|
+| `neural-clamping` | does a shift of the input help beyond a temperature? |
+| `rethinking` | is a regularised network calibrated, and is it still calibratable? |
+| `clue` | does aligning uncertainty with error help, for classes, numbers and language, and under shift? |
+| `post-hoc` | every method on every file of logits: scores, ranks, and the regret of an automatic choice |
+| `calarena` | win rate, rank and excess loss of ours beside the published results of a public benchmark |
+
+`trueup study list` shows every preset with the files it wants. `--preset` takes larger settings (`cifar10`,
+`fashion_mnist`, `paper` …), `--data-dir` their files, `--network` another network, `--device cuda` a GPU (several
+processes are dealt to several), `--workers` and `--cluster` more hands, `--without` leaves a part out, and `--oracle`
+chooses coefficients on the test half as some papers did. A run that would take more than a day asks first.
+
+This page is assembled by `python docs/studies.py` from the tables that the commands below have written, which are kept
+in `docs/studies`. A claim *held* if the interval of its paired difference lies on the claim's side of zero, *did not
+hold* if it lies on the other, and is *not distinguishable* otherwise. The settings are small: they neither confirm nor
+refute what a paper reports for its own networks. What was not run says so, with what it would cost.
+"""
+
+
+class Run(NamedTuple):
+    """A run that the page shows, if its tables are there."""
+
+    name: str
+    """Of its folder in docs/studies."""
+    title: str
+    words: str
+    tables: Sequence[str]
+    """Which of its tables are shown after the claims; all are kept."""
+
+
+class Section(NamedTuple):
+    """A study."""
+
+    study: str
+    title: str
+    words: str
+    runs: Sequence[Run]
+
+
+_TASKS = tuple(
+    f"{task}{more}" for task in ("classification", "language", "regression") for more in ("", "-differences")
+)
+_CLUE = (*_TASKS, "shift", "ood", "overhead")
+_LOSSES = ("table_1", "table_2", "table_3", "coefficients")
+_CLAMPING = ("methods", "ablation", "gamma", "starts", "efficient")
+SECTIONS = (
+    Section(
+        "neural-clamping",
+        "Neural Clamping",
+        "Tang, Chen & Ho (2024). A shift δ of the input and a temperature T, fitted together by SGD. Its rows are "
+        "those of the paper's Tables 1–4; every baseline is there twice, fitted to its end and by the paper's own "
+        "number of gradient steps, since a descent that ends early flatters whoever is compared with it.",
+        (
+            Run(
+                "neural-clamping-digits",
+                "Digits",
+                "A small CNN a run, each with a split of its own. The networks come with the package, so that the "
+                "command gives the same tables on every CPU.",
+                _CLAMPING,
+            ),
+            Run(
+                "neural-clamping-cifar10",
+                "CIFAR-10, published ResNets, a fifth of the calibration images",
+                "Each run draws its own calibration images; the network and the test images are the same in all, so "
+                "that runs are not independent.",
+                _CLAMPING,
+            ),
+            Run("neural-clamping-cifar10-5000", "CIFAR-10, all of the calibration images", "", _CLAMPING),
+        ),
+    ),
+    Section(
+        "rethinking",
+        "Rethinking calibration",
+        "Wang, Feng & Zhang (2021). Losses that hold confidence down are compared before a repair (calibrated) and "
+        "after one (calibratable). Coefficients are chosen on validation samples.",
+        (
+            Run("rethinking-digits", "Digits", "A multilayer perceptron on few images.", _LOSSES),
+            Run("rethinking-fashion_mnist", "Fashion-MNIST", "A small CNN.", _LOSSES),
+            Run("rethinking-cifar10", "CIFAR-10", "A small ResNet.", _LOSSES),
+        ),
+    ),
+    Section(
+        "clue",
+        "CLUE",
+        "Mendes, Romano & Garlan (2025). Uncertainty that equals the error, by a loss that aligns the two. The paper's "
+        "sizes and tables are not published, so there is no preset of the paper; same network, dropout and Monte-Carlo "
+        "passes for all methods, level and α chosen by NLL on validation.",
+        (
+            Run("clue-digits", "Digits", "A small CNN, also on shifted and foreign images.", _CLUE),
+            Run("clue-diabetes", "Diabetes", "A regression by a small perceptron.", _CLUE),
+            *(
+                Run(f"clue-{name}", title, "", _CLUE)
+                for name, title in (
+                    ("descriptions", "Descriptions"),
+                    ("uci", "UCI tables"),
+                    ("fashion_mnist", "Fashion-MNIST"),
+                    ("trec", "TREC"),
+                    ("tinyshakespeare", "tinyshakespeare"),
+                )
+            ),
+        ),
+    ),
+    Section(
+        "post-hoc",
+        "Post-hoc methods",
+        "Methods on files of logits. Regret is the test NLL above that of the best of those that were run, known "
+        "afterwards.",
+        (
+            Run(
+                "post-hoc-files",
+                "Networks of CIFAR-10 and CIFAR-100",
+                "Methods that take seconds on a hundred classes; slower ones (matrix scaling, Dirichlet and ODIR, "
+                "order-invariant networks) were left out here, and the automatic choice is measured on [a page of its "
+                "own](choice.md). Files that come with a validation and a test half have one split.",
+                ("regret", "ranks"),
+            ),
+        ),
+    ),
+)
+
+CALARENA = """
+## CalArena
+
+`trueup study calarena --data-dir FOLDER` fits our methods (`auto` unless `-m` says otherwise) on the files of the
+public benchmark [CalArena](https://github.com/probkit/CalArena) and puts them beside its published results. `FOLDER` is
+the benchmark's own, or one with the same files:
+
+```text
+calibration_benchmarks/{benchmark}.h5     {data set}/{model}/ → probas_cal, labels_cal, probas_test, labels_test
+results/{benchmark}/{method}.csv          dataset, model, cal_size, test_size, {method}_logloss, {method}_brier, …
+```
+
+The benchmarks are `tabrepo-` and `tabarena-` (tables) and `cv-` (images), each `-binary` and `-multiclass`, and
+`imagenet-multiclass`; `--data tabrepo-binary` runs one. The `.h5` files have to be downloaded by hand and need `pip
+install 'trueup[hdf5]'`. Of two classes the probabilities are those of the second. Any other file of this form is read
+as well, as a family of its own.
+
+The page has, by family and by benchmark, for each method of ours and theirs: the *win rate* (the share of the other
+methods with a greater loss, as the benchmark counts it: of two equal losses neither wins), the mean rank, the mean loss
+above the least of all, and the worst harm. Only methods with a result on every experiment are compared, and a published
+result counts only if its numbers of rows are those of the file. Not run: the benchmark's files are not here; [the
+automatic choice, measured](choice.md) is this study on other predictions.
+"""
+
+
+def assemble(folder: Path = TABLES) -> str:
+    """The page, from the tables of a folder."""
+    costs = _read(folder / COSTS)
+    parts = [HEAD]
+    for section in SECTIONS:
+        parts.append(f"\n## {section.title}\n\n{section.words}\n")
+        parts += [_run(run, folder / run.name) for run in section.runs if (folder / run.name).is_dir()]
+        missing = [run.title for run in section.runs if not (folder / run.name).is_dir()]
+        parts += [f"\nNot run for this page: {'; '.join(missing)}.\n"] if missing else []
+        parts.append(_costs(section.study, costs, folder))
+    return "".join([*parts, CALARENA])
+
+
+def _run(run: Run, folder: Path) -> str:
+    facts = {line["what"]: line["value"] for line in _read(folder / "run.csv")}
+    lines = [f"\n### {run.title}\n", run.words, "", "```sh", f"$ {facts['command']}", "```", ""]
+    missing = "" if facts["not run"] == "0" else f", {facts['not run']} not run yet"
+    failed = "" if facts["failed"] == "0" else f", {facts['failed']} failed"
+    lines.append(
+        f"Data: {facts['data']}. Seeds or splits: {facts['seeds']}. Runs: {facts['runs']}{failed}{missing}; "
+        f"{facts['hours']} hours of work on {facts['machine']}."
+    )
+    if (folder / "claims.csv").exists():
+        lines += ["", "#### Claims", "", *_claims(_read(folder / "claims.csv"))]
+    for name in run.tables:
+        path = folder / f"{name}.md"
+        if path.exists():
+            lines += ["", f"#### {name.replace('_', ' ').capitalize()}", "", path.read_text(encoding="utf-8").strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _claims(results: Sequence[dict[str, str]]) -> list[str]:
+    """Claim, paper, ours, held: the numbers of claims.csv, rounded."""
+    lines = ["| claim | paper | data | ours (95 % interval, runs) | verdict |", "|:--|:--|:--|:--|:--|"]
+    for result in results:
+        ends = [result[end] for end in ("low", "high")]
+        interval = f"{_number(ends[0])} to {_number(ends[1])}" if all(ends) else "no interval"
+        ours = f"{_number(result['mean'])} ({interval}, {result['runs']}); {result['measured']}"
+        claim = f"{result['source']}: {result['claim']}"
+        cells = [claim, result["paper"] or "–", result["data"], ours, f"**{result['verdict']}**"]
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return [
+        *lines,
+        "",
+        "Each number is a difference paired by run, positive where it speaks for the claim. Nothing is corrected for "
+        "the number of claims.",
+    ]
+
+
+def _number(text: str) -> str:
+    """A number with three significant digits.
+
+    >>> _number("0.0123456"), _number("-12.345")
+    ('+0.0123', '-12.3')
+    """
+    value = float(text)
+    digits = 2 if value == 0 else max(0, min(4, 2 - math.floor(math.log10(abs(value)))))
+    return f"{value:+.{digits}f}"
+
+
+def _costs(study: str, costs: Sequence[dict[str, str]], folder: Path) -> str:
+    """What each preset of a study would cost on a GPU."""
+    own = [line for line in costs if line["study"] == study and line["flops"]]
+    if not own:
+        return ""
+    rate = own[0]["TFLOP/s"]
+    lines = [
+        "\n### What the presets cost\n",
+        f"Hours of networks on a GPU that sustains {rate} TFLOP/s, and on one core of the machine that wrote this "
+        f"page, at the {own[0]['core GFLOP/s']} GFLOP/s that it was measured to do: from the operations that torch "
+        "counts for one pass of each network (a backward pass to the weights counts as two, one to the input alone as "
+        "one), the sizes of the data, the epochs and the runs. Reading data, metrics and fits on logits are not "
+        "counted; they are most of the work of small networks.\n",
+        "| preset | data | runs | operations | GPU hours | core hours | runs done here |",
+        "|:--|:--|--:|--:|--:|--:|--:|",
+    ]
+    for line in own:
+        facts = {fact["what"]: fact["value"] for fact in _read(folder / f"{study}-{line['preset']}" / "run.csv")}
+        here = facts.get("runs", "not run")
+        more = f" (without {line['not counted']})" if line["not counted"] else ""
+        hours = [line["GPU hours"], line["core hours"]]
+        cells = [f"`{line['preset']}`", line["data"] + more, line["runs"], line["flops"], *hours, here]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def count_costs(path: Path) -> None:
+    """Count the operations of every preset, where its networks can be built."""
+    from trueup.study.cost import GPU_RATE, measure_rate
+    from trueup.study.overview import list_presets
+
+    rates = [GPU_RATE, measure_rate()]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["study", "preset", "data", "runs", "flops", *NAMES, "not counted"])
+        for preset in list_presets():
+            if preset.flops is None:
+                continue
+            hours = (preset.flops / rate / 3600 for rate in rates)
+            data = ", ".join(dict.fromkeys(preset.data))
+            counted = [f"{preset.flops:.2e}", f"{rates[0] / 1e12:g}", f"{rates[1] / 1e9:.1f}"]
+            counted += ["< 0.001" if h < 1e-3 else f"{h:.3f}" if h < 1 else f"{h:,.1f}" for h in hours]
+            writer.writerow([preset.study, preset.preset, data, preset.cells, *counted, "; ".join(preset.uncounted)])
+
+
+def take(name: str, page: Path) -> None:
+    """Copy the tables of a study's page."""
+    target = TABLES / name
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(page.glob("*.csv")):
+        shutil.copy(path, target / path.name)
+        if path.with_suffix(".md").exists():
+            shutil.copy(path.with_suffix(".md"), target / f"{path.stem}.md")
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Take tables if told to, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--take", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
+    parser.add_argument("--costs", action="store_true", help="count the operations of every preset again")
+    chosen = parser.parse_args(arguments)
+    for name, page in chosen.take:
+        take(name, Path(page))
+    if chosen.costs:
+        TABLES.mkdir(exist_ok=True)
+        count_costs(TABLES / COSTS)
+    PAGE.write_text(assemble(TABLES), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""The table of `evaluate_forecasts` and `compare_forecasts`: how good and how honest forecasts of a number are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trueup.core.arrays import as_weights, effective_rows
+from trueup.core.clusters import mean_error, weighted_clusters
+from trueup.core.errors import InputError
+from trueup.core.formatting import format_percent
+from trueup.metrics.forecasts import (
+    SHARE_ERRORS,
+    GaussianForecast,
+    QuantileForecast,
+    RowGroups,
+    ScoredForecast,
+    check_forecast,
+    count_rows,
+    difference,
+    list_levels,
+)
+from trueup.metrics.intervals import Interval
+from trueup.metrics.resampling import check_resamples, tail_share
+from trueup.metrics.table import ScoreTable
+
+ENOUGH_ROWS = 150
+"""With so many rows the test of calibration finds a median that 60 % of the targets lie below in four of five cases."""
+
+
+@dataclass(frozen=True)
+class ForecastTest:
+    """The test of calibration: were targets drawn from the forecasts, what PIT error would they show?"""
+
+    p_value: float
+    """The chance that calibrated forecasts show as large an error."""
+    expected: float
+    """What calibrated forecasts show on average."""
+    mean_pit: float
+    bias_z: float
+    """How many standard errors the mean of the PIT lies above ½: the targets lie above the forecasts."""
+    spread_z: float
+    """How many standard errors the spread of the PIT lies above a uniform one's: the intervals are too narrow."""
+    n_resamples: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ForecastScores(ScoreTable):
+    """Metrics of one or several forecasts of the same targets, with intervals, tests and paired differences.
+
+    `scores["crps"]` is the Interval of the only forecast, `scores["scaled", "crps"]` of one of several.
+    """
+
+    rows: int
+    level: float
+    values: Mapping[str, Mapping[str, Interval]]
+    """By method, then by metric."""
+    tests: Mapping[str, ForecastTest]
+    changes: Mapping[str, Mapping[str, Interval]]
+    """By method but the first: how much each metric differs from the first method's, paired."""
+    levels: tuple[float, ...] | None = None
+    """The levels of the quantiles; None of Gaussian forecasts."""
+    effective_rows: float | None = None
+    """(Σw)²/Σw², where the rows have weights."""
+    remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By method: what a reader should know of the rows."""
+    clusters: int | None = None
+    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    cluster_name: str = "cluster"
+    """What a cluster is, such as a patient."""
+
+    def verdict(self, method: str | None = None) -> str:
+        """One or two sentences on whether a forecast is calibrated."""
+        name = method or self.methods[0]
+        test, says = self.tests[name], self._coverage_words(name)
+        chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
+        by = "" if self.clusters is None else f" by {self.cluster_name}"
+        shown = f"a calibrated forecast would show a PIT error of {test.expected:.4f}; consistency test{by} {chance}"
+        if test.n_resamples < 19:
+            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05 and (self.effective_rows or self.rows) < ENOUGH_ROWS:
+            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return (
+                f"{says}{few} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
+                f"{ENOUGH_ROWS} a median that 60 % of the targets lie below would be found in four of five cases."
+            )
+        if test.p_value > 0.05:
+            return f"{says}Nothing speaks against calibration ({shown})."
+        return f"{says}It is miscalibrated: {self._direction(name)} ({shown})."
+
+    def _gaps(self, name: str) -> dict[float, float]:
+        """Level of a central interval in per cent → by how many standard errors its coverage lies above it."""
+        found = {}
+        for metric, covered in self.values[name].items():
+            if metric.startswith("coverage_"):
+                level = _percent_of(metric) / 100
+                rows, far = self.effective_rows or self.rows, covered.value - level
+                alone = far / math.sqrt(level * (1 - level) / rows)
+                # By cluster only what its interval excludes is off.
+                held = self.clusters is not None and covered.low <= level <= covered.high
+                found[100 * level] = 0.0 if held else alone
+        return found
+
+    def _coverage_words(self, name: str) -> str:
+        """The coverage of the interval that is furthest off or, where none is, of the widest."""
+        gaps = self._gaps(name)
+        if not gaps:
+            return ""
+        worst = max(gaps, key=lambda level: abs(gaps[level]))
+        level = worst if abs(gaps[worst]) > 1.96 else max(gaps)
+        share = self.values[name][f"coverage_{level:g}"].value
+        return f"Its {level:g} % intervals hold {format_percent(share, 1)} of the targets. "
+
+    def _direction(self, name: str) -> str:
+        """In which way it is wrong, in words."""
+        test, words = self.tests[name], []
+        if abs(test.bias_z) > 1.96:
+            words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
+        off = {level: gap for level, gap in self._gaps(name).items() if abs(gap) > 1.96}
+        wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
+        if wide and narrow:
+            words.append(f"its intervals of {', '.join(wide)} are too wide and those of {', '.join(narrow)} too narrow")
+        elif wide or narrow or abs(test.spread_z) > 1.96:
+            is_narrow = bool(narrow) if wide or narrow else test.spread_z > 0
+            words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
+        return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        return {
+            "schema": 1,
+            "rows": self.rows,
+            "levels": None if self.levels is None else list(self.levels),
+            "effective_rows": self.effective_rows,
+            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
+            "level": self.level,
+            "methods": {
+                name: self.record(name) | {"remarks": list(self.remarks.get(name, ()))} for name in self.methods
+            },
+        }
+
+    def caption(self) -> str:
+        """How much was scored."""
+        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
+        return f"{count_rows(self.rows)}{worth}, {_kind_words(self.levels)}{self.cluster_caption()}"
+
+    def digits(self, metric: str) -> int:
+        """As many as show four figures of what has the units of the targets."""
+        if metric in SHARE_ERRORS or metric.startswith("coverage_"):
+            return 4
+        sizes = [abs(x) for name in self.methods for i in [self.values[name][metric]] for x in (i.value, i.high)]
+        largest = max((x for x in sizes if math.isfinite(x)), default=0.0)
+        return 4 if not largest else min(max(3 - math.floor(math.log10(largest)), 0), 12)
+
+    def notes(self) -> list[str]:
+        """The notes below the table."""
+        coarse = [] if self.levels is None else [f"crps is an integral over {len(self.levels)} levels, no finer."]
+        if len(self.methods) == 1:
+            return [self.verdict(), *self.remarks.get(self.methods[0], ()), *coarse]
+        return [
+            *self.verdicts(),
+            *(f"{name}: {words}" for name, each in self.remarks.items() for words in each),
+            *coarse,
+        ]
+
+
+def evaluate_forecasts(
+    mean: Any = None,
+    std: Any = None,
+    targets: Any = None,
+    *,
+    quantiles: Any = None,
+    levels: Any = None,
+    coverage: Sequence[float] | None = None,
+    weights: Any = None,
+    clusters: Any = None,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> ForecastScores:
+    """Score forecasts of numbers against targets (n,), with intervals and a test of calibration.
+
+    Gaussian forecasts are `evaluate_forecasts(mean, std, targets)`, three vectors (n,). Quantiles (n, m) with their m
+    levels are `evaluate_forecasts(quantiles, levels, targets)`, or by keyword. `coverage` are the levels of the central
+    intervals in the table; those of quantiles must be there as a pair of levels. `weights` has one number a row;
+    intervals and tests then count (Σw)²/Σw² rows. `clusters`, one value a row or a mapping {"patient": values}, say
+    which rows are correlated; intervals and tests are then by cluster.
+
+    crps is ∫ (F(t) − 1[t ≥ y])² dt; of quantiles 2·∫ pinball loss over the levels that are there. pinball is the mean
+    over the levels (of Gaussians 0.01 … 0.99) of max(τ·(y − q), (τ − 1)·(y − q)). coverage_80 is the share of targets
+    in the central 80 % interval, width_95 a mean width, sharpness √mean σ². pit_error is the mean of |P̂(y ≤ q_τ) − τ|
+    over the levels, interval_error the same of central intervals.
+
+    >>> rng = np.random.default_rng(0)
+    >>> mean, std = rng.normal(size=2000), np.ones(2000)
+    >>> targets = mean + 1.5 * rng.normal(size=2000)
+    >>> evaluate_forecasts(mean, std, targets)
+    2,000 rows, Gaussian forecasts
+    <BLANKLINE>
+    metric           value     95 % interval
+    crps            0.8761  [0.8453, 0.9069]
+    nll              2.036    [1.970, 2.101]
+    rmse             1.494    [1.450, 1.538]
+    mae              1.206    [1.167, 1.244]
+    pinball         0.4423  [0.4267, 0.4578]
+    coverage_50     0.3285  [0.3083, 0.3494]
+    coverage_80     0.6040  [0.5824, 0.6252]
+    coverage_95     0.8120  [0.7943, 0.8285]
+    width_95         3.920    [3.920, 3.920]
+    sharpness        1.000    [1.000, 1.000]
+    interval_error  0.1320  [0.1191, 0.1448]
+    pit_error       0.0661  [0.0593, 0.0722]
+    <BLANKLINE>
+    Its 95 % intervals hold 81.2 % of the targets. It is miscalibrated: its intervals are too narrow ...
+
+    Gneiting and Raftery (2007); Gneiting, Balabdaoui and Raftery (2007), on the PIT.
+    """
+    if quantiles is not None or levels is not None:
+        if mean is not None or std is not None:
+            raise InputError("forecasts", "be mean and std, or quantiles and levels", "both")
+        mean, std = quantiles, levels
+        if mean is None or std is None:
+            missing = "quantiles" if mean is None else "levels"
+            raise InputError(missing, "come with " + ("levels" if mean is None else "quantiles"), "none")
+    if mean is None or std is None or targets is None:
+        names = [name for name, x in (("mean", mean), ("std", std), ("targets", targets)) if x is None]
+        raise InputError(" and ".join(names), "be given", "none")
+    return compare_forecasts(
+        {"forecast": (mean, std, targets)},
+        coverage=coverage,
+        weights=weights,
+        clusters=clusters,
+        level=level,
+        n_resamples=n_resamples,
+        seed=seed,
+    )
+
+
+def compare_forecasts(
+    forecasts: Mapping[str, tuple[Any, Any, Any]] | None = None,
+    /,
+    *,
+    coverage: Sequence[float] | None = None,
+    weights: Any = None,
+    clusters: Any = None,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    **methods: tuple[Any, Any, Any],
+) -> ForecastScores:
+    """Score several forecasts of the same targets, with paired differences from the first.
+
+    Each is a triple, (mean, std, targets) or (quantiles, levels, targets), given by keyword or in one mapping. Where
+    one of them is of quantiles, the Gaussian ones are scored by their quantiles of the same levels, so that all are
+    judged alike. The other options are those of `evaluate_forecasts`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> mean, y = np.zeros(1000), 2 * rng.normal(size=1000)
+    >>> scores = compare_forecasts(raw=(mean, np.ones(1000), y), wider=(mean, np.full(1000, 2.0), y))
+    >>> change = scores.changes["wider"]["crps"]
+    >>> print(f"{change.value:.3f}, {change.low:.3f} to {change.high:.3f}")
+    -0.083, -0.098 to -0.067
+    """
+    named = {**(forecasts or {}), **methods}
+    if not named:
+        raise ValueError("compare_forecasts needs at least one: compare_forecasts(raw=(mean, std, targets), …)")
+    tail = tail_share(level)
+    check_resamples(n_resamples)
+    checked = {name: _check(name if len(named) > 1 else "", triple) for name, triple in named.items()}
+    common = _common_levels(checked)
+    first_name, first = next(iter(checked.items()))
+    for name, other in checked.items():
+        _check_same_targets(first_name, first.targets, name, other.targets)
+    w = as_weights(weights, len(first.targets))
+    together = weighted_clusters(clusters, w, len(first.targets), at_least=2)
+    if w is not None and (w == 0).any():
+        kept = w > 0
+        checked, w = {name: each.take(kept) for name, each in checked.items()}, w[kept]
+        first = checked[first_name]
+    groups = RowGroups.of(len(first.targets), w, seed, together)
+    values: dict[str, dict[str, Interval]] = {}
+    tests, changes, remarks = {}, {}, {}
+    scored_first: ScoredForecast | None = None
+    for name, forecast in checked.items():
+        if common is not None and isinstance(forecast, GaussianForecast):
+            forecast = forecast.to_quantiles(common)
+        scored = ScoredForecast.of(forecast, coverage, groups, n_resamples, seed)
+        values[name] = {metric: Interval(*scored.interval(metric, tail), level) for metric in scored.metrics}
+        tests[name] = _test(scored, n_resamples, seed)
+        if scored.remarks:
+            remarks[name] = scored.remarks
+        if scored_first is None:
+            scored_first = scored
+            continue
+        changes[name] = {
+            metric: Interval(*difference(scored_first, scored, metric, tail), level)
+            for metric in scored.metrics
+            if metric in scored_first.metrics
+        }
+    worth = None if w is None else effective_rows(w, len(w))
+    held = None if common is None else tuple(float(q) for q in common)
+    of_clusters = () if together is None else (together.count, together.name)
+    return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks, *of_clusters)
+
+
+def _check(name: str, triple: Any) -> GaussianForecast | QuantileForecast:
+    try:
+        mean, std, targets = triple
+    except (TypeError, ValueError):
+        wanted = "be a triple (mean, std, targets) or (quantiles, levels, targets)"
+        raise InputError(name or "the forecast", wanted, type(triple).__name__) from None
+    try:
+        return check_forecast(mean, std, targets)
+    except InputError as error:
+        raise (error.replace(where=name) if name else error) from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}" if name else str(error)) from None
+
+
+def _common_levels(checked: Mapping[str, GaussianForecast | QuantileForecast]) -> np.ndarray | None:
+    found: tuple[str, np.ndarray] | None = None
+    for name, forecast in checked.items():
+        if isinstance(forecast, GaussianForecast):
+            continue
+        if found is not None and not np.array_equal(found[1], forecast.levels):
+            raise InputError(
+                f"the levels of {name}",
+                f"be those of {found[0]}, {list_levels(found[1])}",
+                list_levels(forecast.levels),
+            )
+        found = found or (name, forecast.levels)
+    return None if found is None else found[1]
+
+
+def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np.ndarray) -> None:
+    if len(expected) != len(targets):
+        raise InputError(name, f"have the {len(expected)} rows that {first} has", str(len(targets)))
+    differ = np.flatnonzero(expected != targets)
+    if len(differ):
+        row = int(differ[0])
+        raise InputError(
+            name,
+            f"have the targets of {first}, to be compared row by row",
+            f"{targets[row]:g} in row {row} where {first} has {expected[row]:g} ({len(differ)} rows differ)",
+        )
+
+
+def _test(scored: ScoredForecast, n_resamples: int, seed: int) -> ForecastTest:
+    """Draw PITs as calibrated forecasts would have them: how large is the mean error at the same levels?"""
+    shares, w = scored.shares["pit_error"], scored.groups.weights
+    n = effective_rows(w, len(scored.pit))
+    inner = shares.levels[(shares.levels > 0) & (shares.levels < 1)]
+    chances = np.diff(np.concatenate([[0.0], inner, [1.0]]))
+    drawn = np.random.default_rng([seed, 1]).multinomial(max(round(n), 1), chances, size=n_resamples)
+    below = np.cumsum(drawn[:, :-1], axis=1) / max(round(n), 1)
+    # Over all levels, also those of 0 and 1, whose gap is none.
+    errors = np.abs(below - inner).sum(axis=1) / len(shares.levels)
+    observed = shares.bins.observed("ece")
+    drawn_errors = [errors]
+    if scored.groups.clustered:  # correlated rows show more, and never less than independent ones
+        drawn_errors.append(np.abs(shares.noise).mean(axis=1))
+    p_value = max((1 + int((each >= observed * (1 - 1e-12)).sum())) / (n_resamples + 1) for each in drawn_errors)
+    shown = max(float(each.mean()) for each in drawn_errors)
+    # The moments of a calibrated forecast's PIT: uniform, or at the middles of the cells between the levels.
+    middle, mass = (scored.cells[1:] + scored.cells[:-1]) / 2 - 0.5, np.diff(scored.cells)
+    second, fourth = (float(mass @ middle**power) for power in (2, 4))
+    u = scored.pit - 0.5
+    known = [(u, 0.0, second), (u**2, second, fourth - second**2)]
+    z = []
+    for x, expected, variance in known:
+        blocks = scored.groups.of_block(x)
+        noise = max(math.sqrt(variance / n), 0.0 if blocks is None else mean_error(*blocks))
+        z.append((float(np.average(x, weights=w)) - expected) / noise if variance > 1e-12 else 0.0)
+    mean_pit = float(np.average(scored.pit, weights=w))
+    return ForecastTest(p_value, shown, mean_pit, z[0], z[1], n_resamples)
+
+
+def _percent_of(metric: str) -> float:
+    return float(metric.partition("_")[2])
+
+
+def _kind_words(levels: Iterable[float] | None) -> str:
+    if levels is None:
+        return "Gaussian forecasts"
+    return f"quantiles of the levels {list_levels(levels)}"

@@ -1,0 +1,110 @@
+"""Every number of docs/studies.md is one that a study wrote into a table, and the page is what these tables make."""
+
+import csv
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+TABLES = DOCS / "studies"
+NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+DECIMAL = re.compile(r"[+-]?\d+\.\d+(?:e[+-]?\d+)?")
+RUNS = sorted(path.name for path in TABLES.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def studies():
+    spec = importlib.util.spec_from_file_location("studies_page", DOCS / "studies.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def floats(path):
+    cells = (cell for line in read(path) for cell in line.values() if cell)
+    return [float(cell) for cell in cells if re.fullmatch(r"[+-]?\d[\d.]*(e[+-]?\d+)?", cell)]
+
+
+def is_rounding(text, numbers):
+    digits = len(text.partition(".")[2])
+    return any(f"{number:.{digits}f}" in (text.removeprefix("+"), f"-{text}") for number in numbers)
+
+
+def test_the_page_is_assembled_from_the_tables(studies):
+    assert studies.PAGE.read_text("utf-8") == studies.assemble()
+
+
+def test_no_number_is_typed_into_the_words(studies):
+    allowed = re.compile(r"\(20\d\d\)|CIFAR-10+|Tables? \d(–\d)?|95 %")
+    for section in studies.SECTIONS:
+        for words in (section.title, section.words, *(text for run in section.runs for text in (run.title, run.words))):
+            assert not re.search(r"\d", allowed.sub("", words)), words
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_printed_tables_have_the_numbers_of_the_files(run):
+    """A cell of a Markdown table is the mean and the standard deviation that the CSV has in all digits."""
+    seen = 0
+    for path in sorted((TABLES / run).glob("*.md")):
+        if path.stem == "claims":
+            continue
+        lines = read(path.with_suffix(".csv"))
+        entries = {(line["group"], *list(line.values())[1:3]): line for line in lines}
+        group, headings = "", None
+        for line in path.read_text("utf-8").splitlines():
+            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if not line.startswith("| ") or set(line) <= set("|:- "):
+                continue
+            if headings is None:
+                headings = cells
+            elif cells[0].startswith("**") and not any(cells[1:]):
+                group = cells[0].strip("*")
+            else:
+                name = cells[0]
+                for heading, cell in zip(headings[1:], cells[1:], strict=True):
+                    printed = list(DECIMAL.findall(cell))
+                    if printed and heading != "runs":
+                        entry = entries[group, name, heading]
+                        wanted = [entry["mean"], *([entry["std"]] if "±" in cell else [])]
+                        assert len(printed) == len(wanted), (path, line)
+                        for text, number in zip(printed, wanted, strict=True):
+                            assert is_rounding(text, [float(number)]), (path, line, number)
+                            seen += 1
+    assert seen > 20
+
+
+def test_every_number_of_the_page_is_in_a_file(studies):
+    page = studies.PAGE.read_text("utf-8")
+    for run in RUNS:
+        section, title = next((s.title, r.title) for s in studies.SECTIONS for r in s.runs if r.name == run)
+        [own] = re.findall(rf"\n## {re.escape(section)}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
+        [block] = re.findall(rf"### {re.escape(title)}\n(.*?)(?=\n### |\Z)", own, re.DOTALL)
+        texts = "\n".join(path.read_text("utf-8") for path in (TABLES / run).iterdir())
+        numbers = [number for path in (TABLES / run).glob("*.csv") for number in floats(path)]
+        words = set(NUMBER.findall(texts))
+        for text in DECIMAL.findall(block):
+            assert text in words or text.lstrip("+-") in words or is_rounding(text, numbers), (run, text)
+
+
+def test_a_changed_number_is_noticed(studies, tmp_path, monkeypatch):
+    wrong = tmp_path / "studies.md"
+    wrong.write_text(re.sub(r"\d\.\d\d ±", "9.99 ±", studies.assemble(), count=1), encoding="utf-8")
+    monkeypatch.setattr(studies, "PAGE", wrong)
+    with pytest.raises(AssertionError):
+        test_the_page_is_assembled_from_the_tables(studies)
+
+
+def test_tables_are_taken_and_the_page_written(studies, tmp_path, monkeypatch):
+    source, target = TABLES / RUNS[0], tmp_path / "studies"
+    monkeypatch.setattr(studies, "TABLES", target)
+    monkeypatch.setattr(studies, "PAGE", tmp_path / "studies.md")
+    studies.main(["--take", RUNS[0], str(source)])
+    assert {path.name for path in (target / RUNS[0]).iterdir()} == {path.name for path in source.iterdir()}
+    assert (tmp_path / "studies.md").read_text("utf-8") == studies.assemble(target)
