@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test pythons dist lint docs docs-run pictures reliability studies bench bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -24,9 +24,10 @@ lint: $(VENV)/.ready
 dist: $(VENV)/.ready
 	$(VENV)/bin/python tests/check_pythons.py --build-only $(OPTIONS)
 
-# Each Python of 3.11 to 3.13 that is here: a fresh environment, the wheel, a smoke script; with and without a compiler.
+# Each Python of 3.11 to 3.13 that is here, with a wheel built with and one without a compiler: a fresh environment, a
+# smoke script and the demo. It ends with a line for each that says what was tried and what was skipped.
 pythons: $(VENV)/.ready
-	$(VENV)/bin/python tests/check_pythons.py $(OPTIONS)
+	$(VENV)/bin/python tests/check_pythons.py --demo $(OPTIONS)
 
 docs: $(VENV)/.docs
 	$(VENV)/bin/mkdocs build --strict --quiet
@@ -45,6 +46,10 @@ pictures: $(VENV)/.ready
 reliability: $(VENV)/.ready
 	$(VENV)/bin/python docs/reliability.py $(OPTIONS)
 
+# The server among strangers, at full length: 3,400 half-open connections, 204 uploads, 20 clients, 18 kills.
+server-trial: $(VENV)/.ready
+	TRUEUP_EFFORT=17 $(VENV)/bin/python -m pytest tests/hard/test_shared_server.py
+
 # docs/studies.md from the tables in docs/studies; OPTIONS="--take NAME FOLDER" first takes those of a study's page.
 studies: $(VENV)/.ready
 	$(VENV)/bin/python docs/studies.py $(OPTIONS)
@@ -53,6 +58,10 @@ studies: $(VENV)/.ready
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m pytest benchmarks -q -p no:cacheprovider -o addopts= -o filterwarnings=
 	$(BENCH)/bin/python benchmarks/page.py --out docs $(OPTIONS)
+
+# This version beside the last one, or BASE=commit; writes docs/versions.md, and fails if anything became slower.
+bench-versions: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/versions.py --out docs $(if $(BASE),--base $(BASE)) $(OPTIONS)
 
 # The same in one process, turn by turn, each ratio judged by the bar it has to pass.
 bench-bars: $(BENCH)/.ready

@@ -2,7 +2,7 @@
 
 It first says {"version", "offers"}, or {"absent", "offers"}. Then
   {"do": "prepare", "task", "n", "classes", "seed"}  draws the data and warms up on a tenth of the rows: {"ready"};
-  {"do": "lap"}                                      does the task once: {"seconds", "peak_mb"};
+  {"do": "lap"}                                      does the task once: {"seconds", "cpu_seconds", "peak_mb"};
   {"do": "judge"}                                    says how good the last lap's answer is: {"value"} of a metric, or
                                                      {"excess", "ece", "passes"} of a fit, on fresh rows.
 In the place of any of these it says {"absent": reason} or {"failed": reason}. The parent's clock ends what takes long.
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -50,11 +50,11 @@ class Worker:
         """Do it once, with the clock and the peak of memory around it."""
         self.answer = None
         before = restart_peak()
-        start = perf_counter()
+        start, cpu = perf_counter(), process_time()
         self.answer = self.run()
-        seconds = perf_counter() - start
+        seconds, cpu = perf_counter() - start, process_time() - cpu
         peak = megabytes("VmHWM:") - before if before is not None else None
-        return {"seconds": seconds, "peak_mb": peak}
+        return {"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak}
 
     def judge(self) -> dict[str, Any]:
         """How good the last answer is."""

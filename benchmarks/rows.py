@@ -41,6 +41,8 @@ class Row:
     classes: int
     library: str
     laps: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """CPU seconds of the laps, where the library's child tells them."""
     peak: float | None = None
     """MB beyond the input, the most of any lap; None where it cannot be measured."""
     error: float | None = None
@@ -102,6 +104,7 @@ def _lap(child: Child, row: Row, plan: Plan) -> bool:
         row.trouble = trouble(answer)
         return False
     row.laps.append(float(answer["seconds"]))
+    row.cpu += [float(answer["cpu_seconds"])] if "cpu_seconds" in answer else []
     if answer["peak_mb"] is not None:
         row.peak = max(row.peak or 0.0, float(answer["peak_mb"]))
     took = sum(row.laps)

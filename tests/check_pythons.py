@@ -53,19 +53,28 @@ def find_python(version):
 
 
 def try_wheel(python, wheel, folder, demo):
-    """A fresh environment with the wheel in it, and what it must do there."""
+    """A fresh environment with the wheel in it, and what it must do there; what could be tried, in words."""
     run(python, "-m", "venv", folder)
     pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    run(*pip, TORCH)
+    try:
+        run(*pip, TORCH)
+    except subprocess.CalledProcessError:
+        run(*pip, "--no-deps", wheel)
+        run(*pip, "typer", "rich")
+        for words in (("--version",), ("--help",), ("methods",)):
+            run(folder / "bin" / "trueup", *words, cwd=folder, stdout=subprocess.DEVNULL)
+        return f"{TORCH} cannot be installed: only what needs no torch (--version, --help, methods)"
     run(*pip, f"trueup[cli,report] @ {wheel.as_uri()}")
     run(folder / "bin" / "python", ROOT / "tests" / "smoke.py", cwd=folder)
-    if demo:
-        run(*pip, "scikit-learn")
-        run(folder / "bin" / "trueup", "demo", "-o", folder / "demo", cwd=folder)
+    if not demo:
+        return "smoke script"
+    run(*pip, "scikit-learn")
+    run(folder / "bin" / "trueup", "demo", "-o", folder / "demo", cwd=folder)
+    return "smoke script and demo"
 
 
 def main():
-    """Build, then try every Python that is here."""
+    """Build, then try every Python that is here; each ends by itself, and any failure in code 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=PYTHONS)
     parser.add_argument("--build-only", action="store_true")
@@ -78,17 +87,21 @@ def main():
     print(*(f"dist/{path.name}" for path in made), sep="\n")
     if options.build_only:
         return
-    tried = []
+    results, failed = [], False
     for version in options.only or PYTHONS:
         python = find_python(version)
         if python is None:
-            print(f"Python {version} is not here")
+            results.append(f"Python {version}: skipped, it is not here")
             continue
         for wheel in (path for path in made if path.suffix == ".whl"):
             with tempfile.TemporaryDirectory(prefix=f"trueup-python{version}-") as folder:
-                try_wheel(python, wheel, Path(folder), options.demo)
-            tried.append(f"{version} with {wheel.name}")
-    print("Tried:", *tried, sep="\n  ")
+                try:
+                    result = try_wheel(python, wheel, Path(folder), options.demo)
+                except subprocess.CalledProcessError as error:
+                    result, failed = f"FAILED, {error}", True
+            results.append(f"Python {version}, {wheel.name}: {result}")
+    print(*results, sep="\n")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_groups(grouped, command, asked):
 
 def test_an_event_by_name(grouped, command, asked):
     text = command("decide", "val.csv", "--event", "bee", "--classes", "ant,bee,cat", "--at-most", 0.5).stdout
-    assert "Flag when the probability of class 1" in text
+    assert "Flag when the probability of bee" in text
     assert "treat all" in text
     found = asked("decide", "val.csv", "test.csv", "--event", 1, "--at-most", 0.3)
     assert found["threshold"]["risk"] == "false_discovery_rate"

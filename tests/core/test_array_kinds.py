@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trueup import METHODS, metrics
+from trueup.calibrators.temperature import Temperature
 from trueup.core.arrays import as_tensors
 
 Z = np.random.default_rng(0).normal(size=(12, 3)) * 2
@@ -124,6 +125,37 @@ def test_what_holds_the_same_numbers_is_the_same(what):
 def test_half_precision_of_jax_comes_by_dlpack():
     z = torch.tensor(Z).bfloat16()
     assert torch.equal(as_tensors(Bfloat16(z), Y)[0], z)
+    assert Temperature(2.0)(Bfloat16(z)).dtype == np.float32  # NumPy has no bfloat16
+
+
+def of_polars():
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    return polars.DataFrame(Z), polars.Series(Y)
+
+
+def of_xarray():
+    xarray = pytest.importorskip("xarray", reason="xarray is not installed")
+    return xarray.DataArray(Z), xarray.DataArray(Y)
+
+
+def of_jax():
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    return jax.numpy.asarray(Z), jax.numpy.asarray(Y)
+
+
+def of_half_jax():
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    return jax.numpy.asarray(Z, dtype=jax.numpy.bfloat16), jax.numpy.asarray(Y)
+
+
+@pytest.mark.parametrize("make", [of_polars, of_xarray, of_jax, of_half_jax])
+def test_the_real_libraries_where_they_are_installed(make):
+    z, y = make()
+    close = 0.02 if make is of_half_jax else 1e-6
+    assert metrics.nll(z, y) == pytest.approx(metrics.nll(Z, Y), abs=close)
+    calibrated = Temperature(2.0)(z)
+    assert isinstance(calibrated, np.ndarray)
+    np.testing.assert_allclose(calibrated, Z / 2, atol=close)
 
 
 def test_yes_and_no_are_labels_of_two_classes():
@@ -134,6 +166,13 @@ def test_a_calibrator_takes_them_too():
     scaled = METHODS["histogram"](*TAKEN["pandas"])(TAKEN["pandas"][0])
     assert isinstance(scaled, np.ndarray)
     assert scaled.shape == Z.shape
+
+
+class Lazy:
+    """As a LazyFrame of polars."""
+
+    def collect(self):
+        return Z
 
 
 MISSING = pd.Series([None, *Y[1:]], dtype="Int64")
@@ -156,6 +195,7 @@ REFUSED = {
     "logits must be an array of real numbers, got dtype datetime64[s]": (Z.astype("M8[s]"), Y),
     "logits must be an array of real numbers, got dtype complex128": (Z + 0j, Y),
     "logits must be an array of real numbers, got one dict": ({"logits": Z}, Y),
+    "logits must be an array of real numbers, got one Lazy; .collect() makes a table of it": (Lazy(), Y),
     "logits must be an array of real numbers, got one generator": ((z for z in Z), Y),
     "labels must be an array of real numbers, got one NoneType": (Z, None),
     "logits must have at least 16 bits a number, got float8_e4m3fn": (torch.tensor(Z).to(torch.float8_e4m3fn), Y),

@@ -191,3 +191,55 @@ def test_a_log_has_a_line_now_and_then_while_one_item_takes_long(monkeypatch):
     written = stream.getvalue()
     time.sleep(0.05)
     assert stream.getvalue() == written  # nobody writes after the end
+
+
+def until(drawn):
+    """Wait for what a thread does, for as long as a busy machine may need."""
+    for _ in range(60_000):
+        if drawn():
+            return
+        time.sleep(0.01)
+    raise AssertionError("nothing was drawn in ten minutes")
+
+
+def test_a_step_without_a_count_tells_how_long_it_takes(terminal, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    with progress.waiting("reading"):
+        until(terminal.getvalue)
+    first, *_, last = terminal.lines()
+    assert first == "reading  0 s"
+    assert last == ""  # and the line is gone
+
+
+def test_a_step_leaves_the_line_to_a_loop_inside(terminal, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress.waiting("measuring"):
+        for _ in track(range(2), label="fitting"):
+            pass
+        loop = terminal.lines()
+        until(lambda: len(terminal.lines()) > len(loop))
+    assert any(line.startswith("fitting 1/2") for line in loop)
+    assert terminal.lines()[-1] == ""
+
+
+def test_a_short_step_draws_nothing_and_an_error_passes(terminal):
+    with pytest.raises(OSError, match="the disk"), progress.waiting("reading"):
+        raise OSError("the disk")
+    assert terminal.getvalue() == ""
+
+
+def test_a_step_has_plain_lines_in_the_log_of_a_command_alone(monkeypatch):
+    log = io.StringIO()
+    attach(monkeypatch, log)
+    monkeypatch.delenv("TRUEUP_PROGRESS", raising=False)
+    monkeypatch.setattr(progress, "LOG_PAUSE", 0.01)
+    with progress.waiting("reading"):
+        time.sleep(0.1)
+    assert log.getvalue() == ""  # a library says nothing
+    with progress.log_lines(), progress.waiting("reading"):
+        until(log.getvalue)
+    assert log.getvalue().startswith("reading  0 s\n")
+    said = log.getvalue()
+    with progress.log_lines(), progress.waiting("silent", enabled=False):
+        time.sleep(0.1)
+    assert log.getvalue() == said

@@ -62,8 +62,8 @@ def die_soon(seconds):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def serve_monitors(folder, port, descriptors):
-    """A server of monitors that may open so many files, and tells its port."""
+def serve_monitors(folder, port, descriptors, settings):
+    """A server of monitors with these settings that may open so many files, and tells its port."""
     import resource
     import threading
     import time
@@ -72,7 +72,7 @@ def serve_monitors(folder, port, descriptors):
     from trueup.serve.server import make_server
     from trueup.serve.settings import Settings
 
-    server = make_server(port=0, settings=Settings(monitors_folder=folder))
+    server = make_server(port=0, settings=Settings(monitors_folder=folder, **settings))
 
     def tell():
         while not server.started:

@@ -1,7 +1,10 @@
-"""A server among strangers: connections that say nothing, and kills between updates of its monitors."""
+"""A server among strangers: connections that say nothing, uploads that break off, wrong tokens, foreign pages, damaged
+files, and kills between updates of its monitors. `make server-trial` runs all of it at full length."""
 
+import io
 import os
 import socket
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +23,10 @@ ROWS = 5
 
 
 @contextmanager
-def running(folder):
+def running(folder, **settings):
     """A server in a process of its own, and its port; it is killed at the end."""
     port = FORKS.Value("i", 0)
-    process = FORKS.Process(target=serve_monitors, args=(folder, port, DESCRIPTORS))
+    process = FORKS.Process(target=serve_monitors, args=(folder, port, DESCRIPTORS, settings))
     process.start()
     try:
         while not port.value:
@@ -47,7 +50,19 @@ def memory(process):
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def wait_for_files(process, most):
+    """Until the server has no more files open than that, or a minute has gone; how many it has."""
+    for _ in range(3000):
+        if open_files(process) <= most:
+            break
+        time.sleep(0.02)
+    return open_files(process)
+
+
+counted = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+
+
+@counted
 def test_half_open_connections(tmp_path, effort, tell):
     """Connections that send nothing, or half a header, are opened to a server that may open 256 files."""
     number = 200 * effort
@@ -67,11 +82,7 @@ def test_half_open_connections(tmp_path, effort, tell):
         most = open_files(process)
         for wire in wires:
             wire.close()
-        for _ in range(3000):
-            if open_files(process) <= before + 4:
-                break
-            time.sleep(0.02)
-        after, grown = open_files(process), memory(process) - held
+        after, grown = wait_for_files(process, before + 4), memory(process) - held
         with client_of(port) as new:
             assert new.get("/api/limits").status_code == 200
     assert answers == -(-number // 20), "somebody was not served meanwhile"
@@ -82,6 +93,81 @@ def test_half_open_connections(tmp_path, effort, tell):
         "faults",
         f"{number:,} connections without a request: {answers} of {answers} new clients served meanwhile, at most "
         f"{most} files open of {DESCRIPTORS}, {after} afterwards ({before} before), memory {grown / 2**20:+.0f} MB",
+    )
+
+
+def upload_body(rows, seed):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(rows, 10))
+    file = io.BytesIO()
+    np.savez(file, logits=z, labels=(z + rng.gumbel(size=z.shape)).argmax(axis=1))
+    return file.getvalue()
+
+
+@counted
+def test_uploads(tmp_path, effort, tell):
+    """Files are sent side by side: some whole, some damaged, some broken off; what the server takes stays level."""
+    number = 12 * effort
+    body = upload_body(2000, 0)
+
+    def send(port, i):
+        if i % 3 == 2:  # a length that does not come
+            with socket.create_connection(("127.0.0.1", port), timeout=600) as wire:
+                head = f"POST /api/upload?name=a.npz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+                wire.sendall(head.encode() + body[: len(body) // 2])
+            return "broken off"
+        with client_of(port) as client:
+            sent = body if i % 3 == 0 else body[: len(body) // 2]
+            answer = client.post("/api/upload", params={"name": "a.npz"}, content=sent)
+            if answer.status_code == 201:
+                table = client.get(f"/api/data/{answer.json()['id']}/evaluate", params={"metric": "ece"})
+                assert table.status_code == 200, table.text
+            return answer.status_code
+
+    with running(tmp_path, memory_bytes=4 << 20) as (process, port), ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(send, [port] * 6, range(6)))
+        before, held = open_files(process), memory(process)
+        answers += threads.map(send, [port] * (number - 6), range(6, number))
+        after, grown = wait_for_files(process, before + 4), memory(process) - held
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        left = list(Path(tempfile.gettempdir()).glob(f"trueup-upload-{process.pid}-*"))
+        readers = children.read_text().split() if children.exists() else []
+    counts = {kind: answers.count(kind) for kind in (201, 422, "broken off")}
+    assert counts == dict.fromkeys(counts, number // 3), answers
+    assert after <= before + 4, "descriptors leak"
+    assert grown < 64 << 20
+    assert not left
+    assert not readers
+    tell(
+        "faults",
+        f"{number} uploads, six at a time, a third damaged, a third broken off: the others measured, the damaged "
+        f"refused, no file or process left, {after} files open ({before} before), memory {grown / 2**20:+.0f} MB",
+    )
+
+
+def test_strangers(tmp_path, effort, tell):
+    """Wrong tokens, foreign pages and names that point here are refused, and a damaged file is set aside."""
+    token, rounds = "a-token-that-nobody-guesses", 20 * effort
+    (tmp_path / "damaged.safetensors").write_bytes(b"not a monitor")
+    with running(tmp_path, token=token) as (_, port), client_of(port) as client:
+        shown = {"Authorization": f"Bearer {token}"}
+        wrong = {
+            "no token": ({}, 401),
+            "wrong token": ({"Authorization": f"Bearer {token[:-1]}"}, 401),
+            "foreign page": ({**shown, "Origin": "https://evil.example"}, 403),
+            "foreign name": ({**shown, "Host": f"evil.example:{port}"}, 400),
+        }
+        for _ in range(rounds):
+            for kind, (headers, code) in wrong.items():
+                assert client.get("/api/monitors", headers=headers).status_code == code, kind
+                made = client.post("/api/monitors", headers=headers, json={"name": "a", "classes": 3})
+                assert made.status_code == code, kind
+            assert client.get("/api/monitors", headers=shown).json() == []  # and nothing was made
+    assert [path.name for path in tmp_path.glob("damaged*")] == ["damaged.safetensors.damaged"]
+    tell(
+        "faults",
+        f"{2 * rounds * len(wrong):,} requests without the token, with a wrong one, from foreign pages and by foreign "
+        "names: each refused, none had an effect; one damaged file set aside at the start",
     )
 
 

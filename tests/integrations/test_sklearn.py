@@ -3,6 +3,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy.special import log_softmax, softmax
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
@@ -11,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_val_predict, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -164,6 +165,56 @@ def test_parameters():
 def overconfident(n=900, classes=3):
     X, y = make_classification(n, 20, n_informative=6, n_classes=classes, flip_y=0.2, class_sep=1.0, random_state=0)
     return X, NAMES[y]
+
+
+def weighted_classes():
+    X, y = make_classification(200, 6, n_informative=4, random_state=0)
+    return X, np.array(["no", "yes"])[y], np.random.default_rng(0).uniform(0.1, 3, 200)
+
+
+class TestMetadata:
+    """Weights and groups reach whom they are for."""
+
+    def test_weights_that_a_pipeline_cannot_take_go_to_the_calibrator_alone(self):
+        X, y, w = weighted_classes()
+        model = CalibratedClassifier(make_pipeline(StandardScaler(), LogisticRegression()), "temperature", cv=3)
+        with pytest.warns(UserWarning, match="Pipeline.fit takes no sample_weight: the weights go to the calibrator"):
+            model.fit(X, y, sample_weight=w)
+        plain = clone(model).fit(X, y)
+        np.testing.assert_array_equal(model.estimators_[0].predict_proba(X), plain.estimators_[0].predict_proba(X))
+        assert model.calibrator_.temperature != plain.calibrator_.temperature
+
+    @pytest.mark.parametrize("ensemble", [True, False])
+    def test_routing_brings_them_to_the_step_of_a_pipeline(self, ensemble):
+        X, y, w = weighted_classes()
+        with config_context(enable_metadata_routing=True):
+            inner = LogisticRegression().set_fit_request(sample_weight=True)
+            scaler = StandardScaler().set_fit_request(sample_weight=False)
+            model = CalibratedClassifier(make_pipeline(scaler, inner), "temperature", cv=3, ensemble=ensemble)
+            model.set_fit_request(sample_weight=True)
+            routed = clone(model).fit(X, y, sample_weight=w)
+            plain = clone(model).fit(X, y)
+            nested = cross_val_score(model.set_score_request(sample_weight=True), X, y, params={"sample_weight": w})
+        assert (routed.estimators_[0].predict_proba(X) != plain.estimators_[0].predict_proba(X)).any()
+        assert (nested > 0.6).all()
+
+    def test_routing_brings_groups_to_the_splitter(self):
+        X, y, _ = weighted_classes()
+        groups = np.arange(200) % 10
+        with config_context(enable_metadata_routing=True):
+            model = CalibratedClassifier(LogisticRegression(), "temperature", cv=GroupKFold(5))
+            by_group = clone(model).fit(X, y, groups=groups)
+            rows = next(GroupKFold(5).split(X, y, groups))[0]
+        expected = LogisticRegression().fit(X[rows], y[rows])
+        np.testing.assert_allclose(by_group.estimators_[0].coef_, expected.coef_)
+
+    def test_further_parameters_reach_the_classifier(self):
+        X, y, _ = weighted_classes()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            CalibratedClassifier(LogisticRegression(), cv=3).fit(X, y, colour=1)
+        frozen = FrozenEstimator(LogisticRegression().fit(X, y))
+        with pytest.raises(ValueError, match="a frozen classifier is not fitted again, got colour for its fit"):
+            CalibratedClassifier(frozen).fit(X, y, colour=1)
 
 
 def test_works_in_a_pipeline():

@@ -21,6 +21,17 @@ def test_aece_equals_the_slow_loop(pair, bins):
     )
 
 
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 400), levels=st.sampled_from([2, 5, 999]), scale=st.floats(0.1, 8))
+def test_aece_keeps_equal_confidences_whole_whatever_the_order_of_their_classes(seed, n, levels, scale):
+    """In float32 the same numbers in another order sum up to another confidence; exact ones tie."""
+    rng = np.random.default_rng(seed)
+    z = (rng.integers(0, levels, (n, 45)) * (scale / levels)).astype(np.float32)
+    z = rng.permuted(z[rng.integers(0, n, n)], axis=1)
+    y = rng.integers(0, 45, n)
+    y[::2] = z[::2].argmax(axis=1)
+    assert metrics.aece(z, y) == pytest.approx(metrics.aece(z.astype(np.float64), y), abs=1e-6)
+
+
 @given(pairs(max_rows=60, tied=False), st.integers(1, 20))
 def test_aece_with_split_ties_has_chunks_of_equal_size(pair, bins):
     c, a = scores_and_outcomes(*pair)

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json, require_output
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, require_output, working
 
 
 def decide(
@@ -78,12 +77,13 @@ def decide(
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
     reader = replace(reader, by=by, event=event)
-    with silence_warnings(enabled=quiet):
+    with working("deciding", quiet=quiet):
         table = reader.load(val, split) if split else reader.load_half(val, "val")
         number = reader.event_number(table.classes)
+        names = reader.names(table.classes)
         options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)
-        found = _threshold(table, reader.confidence is not None, number, options)
-        benefit = _net_benefit(table, number) if number is not None else None
+        found = _threshold(table, reader.confidence is not None, number, options | {"names": names})
+        benefit = _net_benefit(table, number, names) if number is not None else None
         prior, performance = (None, None)
         if new is not None:
             prior, performance = _without_labels(reader, new, table.pair, number, seed, quiet)
@@ -127,10 +127,10 @@ def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, A
     return threshold(*table.pair, groups=groups, **options)
 
 
-def _net_benefit(table: Any, event: int) -> Any:
+def _net_benefit(table: Any, event: int, names: tuple[str, ...] | None) -> Any:
     from trueup.decisions import net_benefit
 
-    return net_benefit(*table.pair, event=event)
+    return net_benefit(*table.pair, event=event, names=names)
 
 
 def _without_labels(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, require_output
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, print_remarks, print_stderr, print_table, require_output, working
 from trueup.core.formatting import Row, format_number
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def evaluate(
         o.require_name("metric", dict.fromkeys([*METRICS, *table.DEFAULT]), name)
     options = o.drop_unset(metrics=metric, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
     of_labels = None
-    with silence_warnings(enabled=quiet):
+    with working("measuring", quiet=quiet):
         if reader.is_sharded(file, cluster):
             from trueup.metrics.sharded import evaluate_shards
 
@@ -208,7 +207,8 @@ def report(
     origin = {"Calibration file": describe_file(val)}
     origin |= {} if test is None else {"Test file": describe_file(test)}
     origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
-    make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
+    with working("writing the page", quiet=quiet):
+        make_report(audit, **o.drop_unset(title=title, names=names), origin=origin).save(out)
     if calibrator is not None:
         _save_chosen(audit, calibrator, val, reader.event_number())
     if as_json:
@@ -262,7 +262,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
         table, hidden = _best_first(table, audit, None if every else SHOWN)
     print_table(table)
     legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
-    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}." if hidden else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; -m NAME shows them." if hidden else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
@@ -314,7 +314,7 @@ def _audit(
     options["methods"] = list(METHODS) if every else methods
     from trueup.report.audit import POOLED, audit, methods_for
 
-    with silence_warnings(enabled=quiet):
+    with working("comparing", quiet=quiet):
         tables = reader.load_val_and_test(val, test)
         number = reader.event_number(tables[0].classes)
         pair, test_pair = tables[0].pair, None if tables[1] is None else tables[1].pair

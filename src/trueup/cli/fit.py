@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.errors import InputError, silence_warnings
+from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
+from trueup.core.errors import InputError
 from trueup.core.formatting import format_number
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def fit(
             raise ValueError("--multilabel takes one method, and neither --event nor --weight")
     sharded = reader.is_sharded(val, cluster)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
-    with silence_warnings(enabled=quiet):
+    with working("fitting", quiet=quiet):
         if sharded:
             number = reader.event_number()
             calibrator, rows, n_classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet, number)
@@ -203,7 +203,7 @@ def apply(
     from trueup.io.source import is_address
 
     targets = _targets(reader, file, out, calibrator)
-    with silence_warnings(enabled=quiet):
+    with working("calibrating", quiet=quiet):
         fitted = load_calibrator(calibrator)
         header = read_header(calibrator)
         function = _of_same_classes(_on_event(fitted, header), header)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
 from trueup.core.formatting import format_number
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def evaluate(file: str, reader: ForecastReader, options: dict[str, Any], *, as_j
     """Print the table of a file's forecasts."""
     from trueup.metrics.forecast_table import evaluate_forecasts
 
-    with silence_warnings(enabled=quiet):
+    with working("measuring", quiet=quiet):
         table = reader.load(file)
         scores = evaluate_forecasts(*table.triple, **(options | table.options()))
     if as_json:
@@ -145,7 +144,7 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
 
     require_output(out, ".safetensors", reads=(Path(val),))
     names = _check_methods(methods)
-    with silence_warnings(enabled=quiet):
+    with working("fitting", quiet=quiet):
         table = reader.load(val)
         if not table.is_gaussian:
             raise ValueError("a recalibration is fitted to --mean and --std, not to --quantiles")
@@ -190,7 +189,7 @@ def apply(path: Path, file: str, out: str, reader: ForecastReader, *, as_json: b
     require_output(Path(out), reads=(path, Path(file)))
     if reader.columns.quantiles is not None:
         raise ValueError("a recalibration is applied to --mean and --std, not to --quantiles")
-    with silence_warnings(enabled=quiet):
+    with working("recalibrating", quiet=quiet):
         recalibrator = load_recalibrator(path)
         header = read_header(path, "recalibrator")
         table = reader.load(file, every_column=True, labelled=False)
@@ -224,7 +223,7 @@ def _audit(
     from trueup.report.forecast_audit import audit_forecasts
 
     names = _check_methods(methods)
-    with silence_warnings(enabled=quiet):
+    with working("comparing", quiet=quiet):
         first = reader.load(val)
         second = None if test is None else reader.load(test)
         given = o.drop_unset(methods=names) | options | first.options()

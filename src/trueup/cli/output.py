@@ -6,15 +6,25 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from trueup.core.errors import silence_warnings
 from trueup.core.formatting import Row, text_table
+from trueup.core.progress import clear_line, waiting
 
 SCHEMA = 1
 """Version of the JSON; it grows when the meaning of a key changes."""
+
+
+@contextmanager
+def working(label: str, *, quiet: bool) -> Iterator[None]:
+    """Tell how long the work inside takes, and its warnings, unless the user wants quiet."""
+    with silence_warnings(enabled=quiet), waiting(label, enabled=not quiet):
+        yield
 
 
 def print_json(verb: str, **content: Any) -> None:
@@ -111,6 +121,7 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
 
 def print_stderr(line: str) -> None:
     """Print what is not the result."""
+    clear_line()
     sys.stderr.write(f"trueup: {line}\n")
     sys.stderr.flush()
 

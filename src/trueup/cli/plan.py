@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, working
 
 
 def plan(
@@ -49,7 +48,7 @@ def plan(
     """Tell how many labels it takes to see a calibration error, to promise, to compare."""
     from trueup.decisions import plan as make_plan
 
-    with silence_warnings(enabled=quiet):
+    with working("planning", quiet=quiet):
         pair = reader.load(file, split)
         other = None if beside is None else reader.load(beside, split).logits
         options = o.drop_unset(

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_table, require_output
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, print_table, require_output, working
 from trueup.core.formatting import format_interval, format_number
 
 
@@ -54,7 +53,7 @@ def sets(
     from trueup.decisions import PredictionSets, evaluate_sets, save_prediction_sets
 
     reader = replace(reader, by=by)
-    with silence_warnings(enabled=quiet):
+    with working("making sets", quiet=quiet):
         val_table, test_table = reader.load_val_and_test(val, test)
         groups = o.join_groups(val_table.groups)
         options = o.drop_unset(score=score, alpha=alpha, seed=seed)

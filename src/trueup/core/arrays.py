@@ -384,10 +384,13 @@ def as_matrix(values: Any, name: str, *, rows: int) -> Tensor:
 
 
 def match_kind(result: Tensor, original: Any) -> Any:
-    """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else."""
+    """Return `result` as the kind of array that `original` is: torch for torch, NumPy for anything else.
+
+    NumPy has no bfloat16: JAX's comes back as float32.
+    """
     if isinstance(original, Tensor):
         return result.detach() if _is_checked(result) else result  # whoever gets it may write to it through NumPy
-    array = result.cpu().numpy()
+    array = (result.float() if result.dtype == torch.bfloat16 else result).cpu().numpy()
     if isinstance(original, np.ndarray) and not original.flags.writeable and np.may_share_memory(array, original):
         array.flags.writeable = False  # a read-only memory map stays read-only
     return array
@@ -589,6 +592,8 @@ def _describe(a: np.ndarray) -> str:
 def _remedy(a: np.ndarray, name: str) -> str | None:
     if name == "labels" and a.ndim and a.dtype.kind in "USO":
         return "number the classes by their columns, from 0"
+    if a.dtype == object and not a.ndim and hasattr(a.item(), "collect"):
+        return ".collect() makes a table of it"
     return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
 
 

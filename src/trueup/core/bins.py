@@ -59,21 +59,33 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | N
     """
     equal_width(bins)  # the same demand on the number of bins
     if weights is None:
-        c, below = np.sort(confidence), np.arange(len(confidence) + 1.0)
+        c, below = np.sort(confidence), None
     else:
         some = weights > 0  # a row without weight is not there
         order = np.argsort(confidence[some], kind="stable")
         c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(weights[some][order])])
-    n = len(c)
-    if n == 0:
+    if len(c) == 0:
         return equal_width(1)
-    ends = np.flatnonzero(tie_ends(c))  # the last place of each run of equal values
-    chunk = equal_mass_chunks(below[np.concatenate([[0], ends[:-1] + 1])], below[-1], bins)
-    before = ends[:-1][np.diff(chunk) > 0]
-    low, high = c[before], c[before + 1]
+    starts = equal_mass_starts(c, bins, below)[1:]
+    low, high = c[starts - 1], c[starts]
     middle = low + (high - low) / 2
     edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
     return edges
+
+
+def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None = None) -> np.ndarray:
+    """The places in ascending values at which bins of equal mass start; equal values are never parted.
+
+    `below` is the weight below each place and, at its end, that of all; without it each value counts one.
+
+    >>> equal_mass_starts(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
+    array([0, 2, 5])
+    """
+    runs = np.concatenate([[0], np.flatnonzero(tie_ends(ordered))[:-1] + 1])  # of equal values
+    mass, total = (runs, len(ordered)) if below is None else (below[runs], below[-1])
+    chunk = equal_mass_chunks(mass, total, bins)
+    starts: np.ndarray = runs[np.concatenate([[True], np.diff(chunk) > 0])]
+    return starts
 
 
 def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How far a long loop has come: one line on a terminal that is drawn anew, or now and then a line in a log."""
+"""How far a long loop has come, or how long a step takes: one line on a terminal, or now and then a line in a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 PATIENCE = 2.0
 """Seconds before the line appears: what is shorter needs none."""
@@ -20,6 +20,8 @@ LOG_PAUSE = 10.0
 SILENCE = 60.0
 """Seconds after which a log has a line though no item is done: what takes hours is not to look like what hangs."""
 _logging: list[bool] = []
+_shown: dict[str, Any] = {"text": "", "at": 0.0}
+"""What stands on the terminal's line, and when something was last drawn or logged."""
 
 T = TypeVar("T")
 
@@ -94,6 +96,48 @@ class _Silence:
 
 
 @contextmanager
+def waiting(label: str, enabled: bool = True) -> Iterator[None]:
+    """Tell from two seconds on how long a step without a count takes: `label  12 s`.
+
+    It keeps still while a loop inside tells how far it has come. Where and when there is a line is as in `track`.
+    """
+    drawing = _visible()
+    if not enabled or not (drawing or _logging) or sys.stderr is None:
+        yield
+        return
+    patience, pause = (PATIENCE, 1.0) if drawing else (LOG_PAUSE, LOG_PAUSE)
+    started, over, own = monotonic(), Event(), ""
+
+    def tick() -> None:
+        nonlocal own
+        wait = patience
+        while not over.wait(wait):
+            wait = pause
+            now = monotonic()
+            if _shown["text"] not in ("", own) or (not drawing and now - _shown["at"] < pause):
+                continue  # a loop has the line
+            own = f"{label}  {now - started:.0f} s"
+            (_draw if drawing else _log)(own)
+            own = own if drawing else ""
+
+    thread = Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if own and _shown["text"] == own:
+            clear_line()
+
+
+def clear_line() -> None:
+    """Take the line off the terminal, so that something else can be written there."""
+    if _shown["text"]:
+        _draw("")
+
+
+@contextmanager
 def log_lines() -> Iterator[None]:
     """Tell of progress in plain lines inside, where stderr is no terminal: what a command does, a library does not."""
     _logging.append(True)
@@ -115,12 +159,14 @@ def _in_words(seconds: float) -> str:
 
 
 def _log(text: str) -> None:
+    _shown["at"] = monotonic()
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _draw(text: str) -> None:
     width = shutil.get_terminal_size().columns - 1  # a longer line would wrap, and the next one not cover it
+    _shown.update(text=text, at=monotonic())
     sys.stderr.write(f"\r\x1b[K{text[:width]}")
     sys.stderr.flush()
 

@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from trueup.core.arrays import as_tensors, as_vector, as_weights, check_share
 from trueup.core.errors import InputError
 from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.row_scores import event_class, score_and_class
+from trueup.core.row_scores import event_class, event_name, score_and_class
 from trueup.metrics.intervals import binomial_bounds
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
@@ -35,6 +35,8 @@ class NetBenefit:
     event: int
     prevalence: float
     level: float
+    event_name: str | None = None
+    """How the event is called, where its class has a name."""
 
     @property
     def useful(self) -> list[tuple[float, float]]:
@@ -69,7 +71,8 @@ class NetBenefit:
             words = f"Acting on the probability beats acting always and never for thresholds {where}."
         else:
             words = "At no threshold does acting on the probability significantly beat acting always or never."
-        event = f"Class {self.event} is the event: {format_percent(self.prevalence, 1)} of {self.rows:,} rows."
+        called = self.event_name or f"class {self.event}"
+        event = f"The event is {called}: {format_percent(self.prevalence, 1)} of {self.rows:,} rows."
         return "\n\n".join([text_table(table), f"{event} {words}"])
 
 
@@ -101,7 +104,7 @@ def net_benefit(
     """
     z, y = as_tensors(logits, labels, at_least=1)
     check_share(level, "level")
-    number = event_class(event, z.shape[1], names)
+    number, called = event_class(event, z.shape[1], names), event_name(event, z.shape[1], names)
     w = as_weights(weights, len(z))
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     t = as_vector(thresholds, "thresholds").numpy()
@@ -127,7 +130,7 @@ def net_benefit(
         gain_low[i] = min(
             _gain(share[on], happened[on], t[i], level)[0], _gain(share[~on], happened[~on], t[i], level)[1]
         )
-    return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level)
+    return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level, called)
 
 
 def _gain(share: np.ndarray, happened: np.ndarray, t: float, level: float) -> tuple[float, float]:

@@ -90,6 +90,8 @@ class Threshold:
     calibrator: Calibrator | None = None
     """What was fitted here on other rows, if a method was given: apply it before the threshold."""
     note: str = ""
+    event_name: str | None = None
+    """How the event is called, where its class has a name."""
 
     @property
     def promised(self) -> bool:
@@ -144,7 +146,7 @@ class Threshold:
         }
 
     def __str__(self) -> str:
-        score = "confidence" if self.event is None else f"probability of class {self.event}"
+        score = "confidence" if self.event is None else f"probability of {self.event_name or f'class {self.event}'}"
         limit = f"{self.at_most:g}" if self.risk == "cost" else format_percent(self.at_most)
         bound = (
             f"the mean cost of an answer is at most {limit}"
@@ -264,11 +266,11 @@ def threshold(
     if folds is not None and method is None:
         raise ValueError("folds goes with method, the calibrator that is cross-fitted")
     of_event = name in ("false_discovery_rate", "false_positive_rate")
-    number = None
+    number = called = None
     if of_event:
-        from trueup.core.row_scores import event_class  # most promises are of the predicted class
+        from trueup.core.row_scores import event_class, event_name  # most promises are of the predicted class
 
-        number = event_class(event, z.shape[1], names)
+        number, called = event_class(event, z.shape[1], names), event_name(event, z.shape[1], names)
     calibrator, note = None, ""
     given = None if groups is None else as_groups(groups, len(z), complete=True)
     together = as_clusters(clusters, len(z))
@@ -295,7 +297,7 @@ def threshold(
         found = problem.solve(score[rows], loss[rows], alpha)
         if found.labels_needed is not None and method is not None and folds is None:
             found = replace(found, labels_needed=2 * found.labels_needed)  # half of them fit the calibrator
-        return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip())
+        return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip(), event_name=called)
 
     if given is None:
         return solve(slice(None), 1 - certainty)

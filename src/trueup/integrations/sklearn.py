@@ -13,15 +13,17 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
-from trueup.core.arrays import effective_rows, given
+from trueup.core.arrays import effective_rows, given, warn_users
 from trueup.core.conversion import from_binary, from_probs, resolution
 from trueup.registry import METHODS
 
 try:
+    from sklearn import get_config
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
     from sklearn.frozen import FrozenEstimator
     from sklearn.model_selection import check_cv, cross_val_predict, cross_validate
     from sklearn.utils import _safe_indexing, get_tags, indexable
+    from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import (
         _check_sample_weight,
@@ -176,10 +178,12 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         self.n_jobs = n_jobs
         self.ensemble = ensemble
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit a classifier to each fold, and the calibrator to their scores of the rows left out.
 
-        `sample_weight` goes to the calibrator, and to the classifiers if their fit takes one.
+        `sample_weight` goes to the calibrator, and to the classifiers if their fit takes one, else a warning says so.
+        Further parameters go to the classifiers' fit; with scikit-learn's metadata routing each goes where it is
+        requested, `groups` to the splitter.
         """
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
@@ -187,35 +191,36 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         y = column_or_1d(y, warn=True)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if isinstance(self.estimator, FrozenEstimator):
+            if fit_params:
+                raise ValueError(f"a frozen classifier is not fitted again, got {', '.join(fit_params)} for its fit")
             return self._fit_frozen(X, y, sample_weight)
         if len(self.classes_) == 1:
             raise ValueError(f"y must have at least 2 classes, got one class, {self.classes_[0]!r}")
+        weights = _weights(sample_weight, X)
+        params, split_params = self._route(weights, fit_params)
         folds = check_cv(self.cv, y, classifier=True)
         fewest = int(np.bincount(labels).min())
-        if fewest < (number := folds.get_n_splits(X, y)):
+        if fewest < (number := folds.get_n_splits(X, y, **split_params)):
             raise ValueError(
                 f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
             )
-        response, weights = _response(self.estimator), _weights(sample_weight, X)
+        response = _response(self.estimator)
         if weights is not None and not (of_class := np.bincount(labels, weights)).all():
             raise ValueError(
                 f"each class must have rows of positive weight, got none in {self.classes_[of_class == 0]}"
             )
-        weighted = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
-        params = {"sample_weight": weights} if weighted else {}
         X, _ = indexable(X, y)
+        options = {"cv": folds, "n_jobs": self.n_jobs, "params": params | split_params}
         if self.ensemble:
             parts = cross_validate(
                 clone(self.estimator),
                 X,
                 y,
-                cv=folds,
-                n_jobs=self.n_jobs,
                 scoring=_no_score,
                 return_estimator=True,
                 return_indices=True,
                 error_score="raise",
-                params=params,
+                **options,
             )
             self.estimators_ = parts["estimator"]
             for rows, part in zip(parts["indices"]["test"], self.estimators_, strict=True):
@@ -224,11 +229,31 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                     scores = np.full((len(y), *held_out.shape[1:]), np.nan)
                 scores[rows] = held_out
         else:
-            scores = cross_val_predict(
-                clone(self.estimator), X, y, cv=folds, method=response, n_jobs=self.n_jobs, params=params
-            )
+            scores = cross_val_predict(clone(self.estimator), X, y, method=response, **options)
             self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
         return self._fit_calibrator(scores, response, labels, weights)
+
+    def _route(self, weights: np.ndarray | None, fit_params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What goes to the classifiers' fit, and what to the splitter."""
+        given_params = fit_params if weights is None else fit_params | {"sample_weight": weights}
+        if get_config()["enable_metadata_routing"]:
+            routed = process_routing(self, "fit", **given_params)
+            return dict(routed.estimator.fit), dict(routed.splitter.split)
+        if weights is None or has_fit_parameter(self.estimator, "sample_weight"):
+            return given_params, {}
+        warn_users(
+            f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights go to the calibrator alone; "
+            "metadata routing brings them to the step of a pipeline"
+        )
+        return fit_params, {}
+
+    def get_metadata_routing(self) -> MetadataRouter:
+        """Where parameters of `fit` go: to itself, the classifier and the splitter."""
+        to_fit, to_split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
+        router = MetadataRouter(owner=self).add_self_request(self)
+        return router.add(estimator=self.estimator, method_mapping=to_fit).add(
+            splitter=self.cv, method_mapping=to_split
+        )
 
     def _fit_frozen(self, X: Any, y: np.ndarray, sample_weight: Any) -> Self:
         """All rows are new to the classifier: no folds, and its classes, of which the rows may lack some."""

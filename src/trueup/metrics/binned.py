@@ -16,11 +16,19 @@ from trueup.core.bins import (
     cut_points,
     equal_mass,
     equal_mass_chunks,
+    equal_mass_starts,
     equal_width,
     rounding_error,
 )
 from trueup.core.errors import InputError
-from trueup.core.row_scores import ClassCells, score_rows, score_rows_and_classes, scores_and_outcomes
+from trueup.core.row_scores import (
+    ClassCells,
+    confidences,
+    is_event,
+    score_rows,
+    score_rows_and_classes,
+    scores_and_outcomes,
+)
 from trueup.metrics.proximity import proximity
 
 Print = Literal["guo", "torchmetrics"]
@@ -160,7 +168,10 @@ def aece(
     z, y = as_tensors(logits, labels)
     equal_width(bins)
     w = as_weights(weights, len(z))
-    c, a = scores_and_outcomes(z, y, fold=fold or compat is not None)
+    fold = fold or compat is not None
+    if ties == "merge" and compat is None and w is None:
+        return _equal_mass_tally(z, y, bins, fold).ece()
+    c, a = scores_and_outcomes(z, y, fold=fold)
     if compat == "mukhoti":
         _refuse_weights(weights, compat)
         return _mukhoti(c, a, bins)
@@ -175,6 +186,36 @@ def aece(
     size = np.ones(len(c)) if w is None else w[order]
     index[order] = equal_mass_chunks(np.cumsum(size) - size, size.sum() or 1.0, bins)
     return Bins.from_indices(index, c, a, equal_width(bins), weights=w).ece()
+
+
+_QUICK_ERROR = 4e-7
+"""Quick confidences are right to this."""
+
+
+def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -> Bins:
+    """Bins of equal mass by quick scores, which are made exact where a bin may end: equal scores are not to be parted.
+
+    Each row is in the bin in which exact scores alone would put it: none that is further from an end than the errors of
+    two scores can change sides.
+    """
+    c, a = scores_and_outcomes(z, y, fold=fold, quick=True)
+    if not (n := len(c)):
+        return Bins.from_scores(c, a, equal_width(1))
+    order = np.argsort(c)
+    c = c[order]
+    if z.dtype != torch.float64 and not is_event(z, fold):
+        first = -(-np.arange(1, bins) * n // bins)
+        ends = c[np.minimum(np.concatenate([[0], first - 1, first]), n - 1)]
+        near = np.zeros(n + 1, np.int64)
+        np.add.at(near, np.searchsorted(c, ends - 5 * _QUICK_ERROR), 1)
+        np.add.at(near, np.searchsorted(c, ends + 5 * _QUICK_ERROR, side="right"), -1)
+        places = np.flatnonzero(np.cumsum(near[:-1]))
+        c[places] = confidences(z[torch.from_numpy(order[places]).to(z.device)])[0]
+        again = np.argsort(c[places])
+        c[places], order[places] = c[places][again], order[places][again]
+    starts = equal_mass_starts(c, bins)
+    sums = np.add.reduceat(c, starts), np.add.reduceat(a[order], starts)
+    return Bins(equal_width(len(starts)), np.diff(starts, append=n).astype(np.float64), *sums)
 
 
 def sce(

@@ -299,7 +299,8 @@ class Scores(ScoreTable):
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
         what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
-        return f"{self.rows:,} rows{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
+        rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        return f"{rows}{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 
     def notes(self) -> list[str]:
         """The notes below the table."""

@@ -122,13 +122,13 @@ _TEXT = (
     "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
     "confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no further off "
     "than chance would put a calibrated network; those outside are diamonds. The strip below shows the number of rows "
-    "in each bin."
+    "in each bin, its bars on a log scale."
 )
 _EVENT_TEXT = (
     "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
     "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
     "the grey band are no further off than chance would put calibrated predictions; those outside are diamonds. The "
-    "strip below shows the number of rows in each bin."
+    "strip below shows the number of rows in each bin, its bars on a log scale."
 )
 
 
