@@ -6,7 +6,7 @@ BENCH := .venv-bench
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
 
-.PHONY: demo test pythons dist lint docs reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -32,6 +32,15 @@ pythons: $(VENV)/.ready
 docs: $(VENV)/.docs
 	$(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+# Every tutorial and how-to page, also those that take minutes; TRUEUP_DATA names the folder of real data.
+docs-run: $(VENV)/.ready
+	TRUEUP_DOCS_RUN=1 $(VENV)/bin/python -m pytest docs/tutorials docs/how-to docs/gallery.md
+
+# The pictures of the manual, from the pages that show them, and its screenshots (with Chromium).
+pictures: $(VENV)/.ready
+	$(VENV)/bin/python docs/pictures.py
+	$(VENV)/bin/python docs/screenshots.py
 
 # Every trial of tests/hard, longer than in the tests; writes docs/reliability.md.
 reliability: $(VENV)/.ready

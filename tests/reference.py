@@ -568,6 +568,24 @@ def class_calibration_errors(logits, labels, bins):
     return found
 
 
+def posterior_of_temperature(logits, labels, new, scale=0.5, smooth=0.1):
+    """The mean of softmax(z/T) over a fine grid of ln T, by a prior of Student's t and smoothed labels."""
+    n = len(labels)
+    share = smooth / (n + smooth)
+    points = np.linspace(-6, 6, 301)
+    posterior = -2 * np.log1p((points / scale) ** 2 / 3)
+    for i, x in enumerate(points):
+        for z, y in zip(logits * math.exp(x), labels, strict=True):
+            log_p = z - np.logaddexp.reduce(z)
+            posterior[i] += (1 - share) * log_p[y] + share * log_p.mean()
+    weights = np.exp(posterior - posterior.max())
+    mean = 0.0
+    for x, weight in zip(points, weights / weights.sum(), strict=True):
+        z = new * math.exp(x)
+        mean = mean + weight * np.exp(z - np.logaddexp.reduce(z, axis=1, keepdims=True))
+    return mean
+
+
 def em_weights(probs, labels, prior, steps=20000):
     """Weights of a mixture by EM: each row's label is shared out to the parts, α − 1 rows more to each."""
     parts, n, _ = probs.shape

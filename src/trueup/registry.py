@@ -129,6 +129,7 @@ METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
             temperature_focal="Temperature.fit_focal",
             temperature_brier="Temperature.fit_brier",
         ),
+        **_fits("bayesian_temperature", bayesian_temperature="bayesian_temperature"),
         **_fits(
             "linear",
             vector="Vector.fit",

@@ -177,8 +177,8 @@ def test_a_class_without_rows_keeps_its_odds():
 def test_rows_that_are_all_right_do_not_make_it_infinitely_sure():
     z, _ = calibrated(60, 3)
     found = auto(z, z.argmax(axis=1))
-    assert isinstance(found, Temperature)
-    assert 0.05 < float(found.temperature) < 1
+    assert set(found.choice.weights) <= {"identity", "bayesian_temperature"}
+    assert 1e-4 < metrics.nll(found(z), z.argmax(axis=1)) < metrics.nll(z, z.argmax(axis=1))
     with pytest.warns(UserWarning, match="bound"):
         assert float(METHODS["temperature"](z, z.argmax(axis=1)).temperature) < 1e-3
     sure = METHODS["svs"](z, z.argmax(axis=1))(-z)  # what it would say of a row that it has never seen
@@ -196,16 +196,31 @@ def test_few_rows_have_few_candidates():
     )
 
 
-def test_few_rows_lean_on_temperature_scaling_unless_it_is_clearly_behind():
+def test_few_rows_lean_on_temperature_scaling_where_nothing_else_is_shown():
     z, y = calibrated(200, 4, temperature=1.7)
     found = auto(z, y)
-    assert found.choice.weights["temperature"] > 0.3
+    assert found.choice.weights["bayesian_temperature"] > 0.3
     assert found.choice.loss < found.choice.scores["identity"]
     # Two classes are told apart by a score that no temperature can use: it is least in the middle.
     x = np.random.default_rng(1).normal(size=150)
     bent = auto(np.stack([0 * x, x], axis=1), (np.abs(x) > 0.6).astype(int))
-    assert bent.choice.weights.get("temperature", 0.0) < 0.2
-    assert bent.choice.loss < bent.choice.scores["temperature"] - 0.05
+    assert bent.choice.weights.get("bayesian_temperature", 0.0) < 0.2
+    assert bent.choice.loss < bent.choice.scores["bayesian_temperature"] - 0.05
+
+
+def test_few_rows_lean_on_temperature_scaling_where_the_argmax_is_kept_too():
+    z, y = calibrated(200, 4, temperature=1.7)
+    assert auto(z, y, keep_argmax=True).choice.weights["temperature"] > 0.3
+
+
+def test_steps_are_not_taken_for_rows_that_are_nearly_all_right():
+    """They are ahead in every row, by little, until they meet the first that is wrong."""
+    rng = np.random.default_rng(4)
+    y = np.arange(45) % 3
+    z = np.eye(3)[y] * 3 + rng.normal(size=(45, 3))
+    assert (z.argmax(axis=1) != y).sum() == 1
+    weights = auto(z, y).choice.weights
+    assert weights.get("isotonic_ovr", 0.0) + weights.get("venn_abers", 0.0) < 0.1
 
 
 def test_a_class_of_few_rows_leaves_out_what_many_classes_cannot_bear():

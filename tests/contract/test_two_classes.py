@@ -18,7 +18,7 @@ PROBES = np.stack([np.zeros(25), np.linspace(-3.0, 0.5, 25)], axis=1)
 
 SHARED = {
     "identity", "temperature", "temperature_ece", "temperature_ece_wide", "temperature_focal", "temperature_brier",
-    "ets", "isotonic_pooled", "scaling_binning", "imax_shared", "diagonal",
+    "bayesian_temperature", "ets", "isotonic_pooled", "scaling_binning", "imax_shared", "diagonal",
 }  # fmt: skip
 """One map for both classes: what it does to p it does to 1 − p, so that it cannot move a mean."""
 DRAWN = {"imax", "venn_abers_cross", "residual", "auto", "smoothing_spline"}

@@ -15,7 +15,9 @@ import trueup
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+MANUAL = sorted(p for p in DOCS.rglob("*.md") if DOCS / "studies" not in p.parents)  # those are parts of studies.md
+PAGES = [ROOT / "README.md", *MANUAL]
+LARGEST_PICTURE = 200_000
 
 
 def commands(page):
@@ -59,7 +61,40 @@ def test_the_reference_has_every_public_package():
 
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in DOCS.glob("*.md") if page.name not in menu] == []
+    assert [page for page in MANUAL if f": {page.relative_to(DOCS)}\n" not in menu] == []
+
+
+def test_names_are_those_of_the_code():
+    for page in PAGES:
+        text = page.read_text()
+        for name in set(re.findall(r"(?<![\w./-])trueup(?:\.[A-Za-z_]\w*)+(?!\.?\w)", text)):
+            parts = name.split(".")[1:]
+            found = trueup
+            for depth, part in enumerate(parts):
+                if not hasattr(found, part):
+                    found = import_module(".".join(["trueup", *parts[: depth + 1]]))
+                else:
+                    found = getattr(found, part)
+        methods = set(re.findall(r"METHODS\[\"(\w+)\"\]", text))
+        assert methods <= set(trueup.METHODS), page
+
+
+def test_pictures_are_there_and_small():
+    for page in PAGES:
+        text = page.read_text()
+        shown = {(page.parent / target).resolve() for target in re.findall(r"!\[[^\]]*\]\((\S+)\)", text)}
+        assert [path for path in shown if not path.is_file() or path.stat().st_size > LARGEST_PICTURE] == [], page
+        assert {DOCS / "images" / name for name in re.findall(r'savefig\("(\S+\.png)"', text)} <= shown, page
+
+
+def test_links_lead_to_pages_and_headings():
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\(([\w./-]*\.md)(?:#([\w-]+))?\)", page.read_text()):
+            linked = page.parent / target
+            assert linked.is_file(), f"{page}: {target}"
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles]
+            assert not heading or heading in slugs, f"{page}: {target}#{heading}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)

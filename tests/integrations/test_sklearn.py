@@ -11,6 +11,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_val_predict, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
@@ -242,12 +243,30 @@ def test_classifier_is_calibrated_on_rows_it_has_not_seen(classes):
 
 
 def test_agrees_with_scikit_learn_on_temperature():
-    X, y = overconfident(2000)
+    X, y = overconfident(2000, classes=2)
     train, test = slice(1000), slice(1000, None)
     machine = SVC(gamma="scale")
     ours = CalibratedClassifier(machine, "temperature", ensemble=False).fit(X[train], y[train]).predict_proba(X[test])
     theirs = CalibratedClassifierCV(machine, method="temperature", ensemble=False).fit(X[train], y[train])
     np.testing.assert_allclose(ours, theirs.predict_proba(X[test]), atol=2e-3)
+
+
+def test_votes_of_a_support_vector_machine_are_taken_apart():
+    """Folded into a third of a vote, its margins say nothing to a temperature."""
+    X, y = overconfident(1000)
+    train, test = slice(500), slice(500, None)
+    machine = SVC().fit(X[train], y[train])
+    pairs = machine.set_params(decision_function_shape="ovo").decision_function(X[test])
+    margins = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 2] - pairs[:, 0], -pairs[:, 1] - pairs[:, 2]], axis=1)
+    machine.set_params(decision_function_shape="ovr")
+    ours = CalibratedClassifier(FrozenEstimator(machine), "temperature").fit(X[test], y[test])
+    assert ours.votes_ in (0.0, 0.25, 0.5)
+    votes = np.round(machine.decision_function(X[test]))
+    expected = Temperature.fit(margins + ours.votes_ * votes, np.searchsorted(ours.classes_, y[test]))
+    assert ours.calibrator_.temperature == pytest.approx(expected.temperature.item(), rel=1e-6)
+    theirs = CalibratedClassifierCV(FrozenEstimator(machine), method="temperature").fit(X[test], y[test])
+    assert log_loss(y[test], ours.predict_proba(X[test])) < log_loss(y[test], theirs.predict_proba(X[test])) - 0.01
+    assert CalibratedClassifier(LogisticRegression(), "temperature").fit(X[train], y[train]).votes_ is None
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])

@@ -27,14 +27,14 @@ FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 SOME_CLASSES, MANY_CLASSES = 30, 200
 """With more of them, some candidates are left out, and then whole matrices."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
-    "every row right": ("identity", "temperature"),
+    "every row right": ("identity", "bayesian_temperature"),
     "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
-    "few rows, two classes": ("identity", "temperature", "platt", "beta", "smoothing_spline", "venn_abers"),
+    "few rows, two classes": ("identity", "bayesian_temperature", "platt", "beta", "smoothing_spline", "venn_abers"),
     "few rows": (
-        *("identity", "temperature", "bias_corrected_temperature", "diagonal", "svs", "sms"),
+        *("identity", "bayesian_temperature", "bias_corrected_temperature", "diagonal", "svs", "sms"),
         *("isotonic_ovr", "venn_abers"),
     ),
-    "few rows, many classes": ("identity", "temperature", "svs"),
+    "few rows, many classes": ("identity", "bayesian_temperature", "svs"),
     "two classes": (
         *("identity", "temperature", "platt", "beta", "quadratic", "smoothing_spline"),
         *("isotonic_ovr", "venn_abers", "residual"),
@@ -56,17 +56,14 @@ stay."""
 PRIOR_ROWS: Mapping[str, float] = {"temperature": 1.0, "smoothing_spline": 3.0}
 """Rows more that a candidate's weight counts, as if it alone had explained them; such candidates are never dropped."""
 CAUTIOUS: Mapping[str, Mapping[str, float]] = {
-    "every row right": {"temperature": 5.0},
+    "every row right": {"bayesian_temperature": 5.0},
     "the same for all classes": {"temperature": 5.0},
-    "few rows, two classes": {"temperature": 8.0, "smoothing_spline": 5.0, "venn_abers": 2.0},
-    "few rows": {"temperature": 5.0},
-    "few rows, many classes": {"temperature": 5.0},
+    "few rows, two classes": {"bayesian_temperature": 8.0, "smoothing_spline": 5.0, "venn_abers": 2.0},
+    "few rows": {"bayesian_temperature": 3.0},
+    "few rows, many classes": {"bayesian_temperature": 5.0},
 }
-"""Sizes at which held-out losses say little, and the rows that count there unless temperature scaling is behind the
-best candidate by more than `_BEHIND` standard errors."""
-STEP_ROWS: Mapping[str, float] = {"isotonic_ovr": 1.0, "venn_abers": 1.0}
-"""Rows that steps count there where it is: what no temperature repairs, as of a support vector machine's votes, seldom
-is a matter of slopes."""
+"""Sizes at which held-out losses say little, and the rows that count there. Which candidate is behind is not asked: of
+rows that are nearly all right, steps are clearly ahead until they meet the first that is wrong."""
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that are tried a second time after a share of the uniform distribution, where likelihood wants one."""
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
@@ -124,8 +121,8 @@ def auto(
 
     Each candidate is fitted to folds and predicts the rows left out. The mixture's weights maximise the likelihood of
     those predictions (or, by `score="brier"`, minimise the Brier score) with a prior that favours temperature scaling,
-    strongly so of few rows where it is not clearly behind; the candidates with a share are fitted again to all rows.
-    The identity is a candidate too. It is taken alone where the mixture, its weights fitted to other folds, has no less
+    strongly so of few rows, where it is Bayesian; the candidates with a share are fitted again to all rows. The
+    identity is a candidate too. It is taken alone where the mixture, its weights fitted to other folds, has no less
     loss; of few rows, too few to tell, it only has its share. `keep_argmax=True` pools only candidates that keep every
     predicted class. `weights` are those of the rows. `clusters`, one value a row, keep correlated rows, such as pixels
     of an image, in one fold, and standard errors are those of clusters. The calibrator that comes out carries the
@@ -146,10 +143,12 @@ def auto(
     _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
-        class_blind = keep_argmax and size != "every row right"
-        fits = _candidates(z, y, w, "the same for all classes" if class_blind else size)
+        pool = "the same for all classes" if keep_argmax and size != "every row right" else size
+        fits = _candidates(z, y, w, pool)
         parts = k_fold(z, y, folds, together)
-        trial = _Trial(z, y, w, fits, parts, score, cautious=CAUTIOUS.get(size), clusters=together)
+        trial = _Trial(
+            z, y, w, fits, parts, score, cautious=CAUTIOUS[pool] if size in CAUTIOUS else None, clusters=together
+        )
         trial.run(progress)
         return trial.conclude()
 
@@ -255,7 +254,7 @@ class _Trial:
         """The mixture or the identity, with a record of the choice."""
         losses = {name: self.held_out.losses(name) for name in self.fits if name in self.models}
         each = self.held_out.row_weights
-        prior = self._prior(losses)
+        prior = PRIOR_ROWS if self.cautious is None else self.cautious
         names = self._kept(list(losses), prior)
         loss = self.held_out.mixture_losses(names, _alphas(names, prior))
         if self.cautious is None and not _is_less(loss, losses["identity"], 0.0, each):
@@ -288,15 +287,6 @@ class _Trial:
         self.reasons[name] = reason
         self.models.pop(name, None)
         self.held_out.log_probs.pop(name, None)
-
-    def _prior(self, losses: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """The rows that candidates' weights count."""
-        each = self.held_out.row_weights
-        best = simplest(losses, standard_errors=0.0, weights=each)
-        if self.cautious is None:
-            return PRIOR_ROWS
-        behind = _is_less(losses[best], losses["temperature"], _BEHIND, each, self.clusters)
-        return {**PRIOR_ROWS, **STEP_ROWS} if behind else self.cautious
 
     def _kept(
         self, names: Sequence[str], prior: Mapping[str, float], rows: np.ndarray | slice = slice(None)
@@ -338,7 +328,7 @@ class _Trial:
 
     def _refit(self, names: Sequence[str], weights: np.ndarray) -> Calibrator:
         """The candidates on all rows, mixed."""
-        if list(names) in (["identity"], ["temperature"]):
+        if list(names) in (["identity"], ["temperature"], ["bayesian_temperature"]):
             return self.fits[names[0]](self.z, self.y, **given(self.w))
         pooled = len(names) > 1 and self.cautious is None  # few rows leave no room for one more parameter
         temperature = self.held_out.temperature(names, weights) if pooled else 1.0

@@ -181,13 +181,23 @@ def inverse_temperature(
         return 1.0, Certificate(
             "converged", 0.0, 0, 0, float(options.log().mean())
         )  # constant rows: every T is as good
-    loss, quick = _mean_loss(z, y, w), None if z.dtype == torch.float64 else _mean_loss(z, y, w, quick=True)
-    if smooth:
-        n = len(z) if w is None else float(w.sum())
-        ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
-        rise = smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
-        loss, quick = _tilt(loss, rise), None if quick is None else _tilt(quick, rise)
-    return search_beta(loss, quick, _estimate_from_few(z, y, w, scale), scale)
+    rise = _rise(z, y, w, smooth)
+    quick = None if z.dtype == torch.float64 else _tilt(_mean_loss(z, y, w, quick=True), rise)
+    return search_beta(_tilt(_mean_loss(z, y, w), rise), quick, _estimate_from_few(z, y, w, scale), scale)
+
+
+def smoothed_loss(z: Tensor, y: Tensor, w: Tensor | None, smooth: float) -> Loss:
+    """The mean loss of labels smoothed as in `inverse_temperature`, as a function of 1/T, with two derivatives."""
+    return _tilt(_mean_loss(z, y, w), _rise(z, y, w, smooth))
+
+
+def _rise(z: Tensor, y: Tensor, w: Tensor | None, smooth: float) -> float:
+    """The slope that smoothed labels add to the mean loss."""
+    if not smooth:
+        return 0.0
+    n = len(z) if w is None else float(w.sum())
+    ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
+    return smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
 
 
 def _label_above_mean(z: Tensor, y: Tensor) -> Tensor:

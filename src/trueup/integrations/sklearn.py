@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
-from trueup.core.arrays import given, warn_users
+from trueup.core.arrays import effective_rows, given, warn_users
 from trueup.core.conversion import from_binary, from_probs, resolution
 from trueup.registry import METHODS
 
@@ -39,6 +39,11 @@ __all__ = ["CalibratedClassifier", "LogitCalibrator"]
 
 _FLOOR = 1e-16
 """Probabilities are raised to this at least: naive Bayes is not as sure at 1e-6 as at 1e-12, and maps can use that."""
+_VOTES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""What a won comparison may count beside the margins of all."""
+_MEMBERS_NOISE, _SURER = 12.0, 0.15
+"""The mean of classifiers that were trained on different rows may be surer than one of them, since their own noise
+cancels. That noise falls with the number of rows: twelve over it, up to .15, did best on small sets."""
 
 
 class _CalibratedBase(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -131,10 +136,13 @@ class LogitCalibrator(_CalibratedBase):
 class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore[misc]
     """Calibrate a classifier on rows that it has not seen: one calibrator is fitted to its cross-validated scores.
 
-    The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. The classifiers
-    of the folds, `estimators_`, then predict together, by the mean of their calibrated probabilities; with
-    `ensemble=False` one does that is fitted to all rows. For a classifier that is fitted already, pass
-    `sklearn.frozen.FrozenEstimator(classifier)` and rows that it has not seen.
+    The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. Those of a
+    support vector machine for more than two classes are votes of pairs, which jump where a margin changes its sign:
+    they are taken apart, and a vote counts `votes_` beside the sum of the margins, as is most likely after a
+    temperature. The classifiers of the folds, `estimators_`, then predict together, by the mean of their calibrated
+    probabilities, made surer by `temperature_` where the rows are few; with `ensemble=False` one does that is fitted to
+    all rows. For a classifier that is fitted already, pass `sklearn.frozen.FrozenEstimator(classifier)` and rows that
+    it has not seen.
 
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.ensemble import RandomForestClassifier
@@ -144,12 +152,14 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
     ...     confidence = model.predict_proba(X[1::2]).max(axis=1)
     ...     print(f"says {confidence.mean():.3f}, is right {model.score(X[1::2], y[1::2]):.3f}")
     says 0.731, is right 0.943
-    says 0.931, is right 0.959
+    says 0.932, is right 0.959
     """
 
     calibrator_: Calibrator
     estimators_: list[Any]
     floor_: float
+    votes_: float | None
+    temperature_: float
 
     def __init__(
         self,
@@ -254,8 +264,12 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         return self._fit_calibrator(np.asarray(getattr(self.estimator, response)(X)), response, labels, weights)
 
     def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, weights: Any) -> Self:
-        self.floor_ = _floor(scores, labels, weights) if response == "predict_proba" else _FLOOR
-        z = _scores_as_logits(scores, response, self.classes_, self.floor_)
+        probs = response == "predict_proba"
+        self.floor_ = _floor(scores, labels, weights) if probs else _FLOOR
+        self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, weights)
+        noise = _MEMBERS_NOISE / effective_rows(weights, len(labels)) * (1 - 1 / len(self.estimators_))
+        self.temperature_ = 1 / (1 + min(noise, _SURER))
+        z = self._logits(scores, response)
         self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0], name):
@@ -267,12 +281,15 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
         calibrated = []
         for part in self.estimators_:
             response = _response(part)
-            z = _scores_as_logits(getattr(part, response)(X), response, self.classes_, self.floor_)
-            calibrated.append(_apply(self.calibrator_, z))
+            calibrated.append(_apply(self.calibrator_, self._logits(getattr(part, response)(X), response)))
         if len(calibrated) == 1:
             return calibrated[0]
         mean: np.ndarray = logsumexp(log_softmax(np.stack(calibrated), axis=2), axis=0) - np.log(len(calibrated))
-        return mean
+        return mean / self.temperature_
+
+    def _logits(self, scores: Any, response: str) -> np.ndarray:
+        z = _scores_as_logits(scores, response, self.classes_, self.floor_)
+        return z if self.votes_ is None else _margins_and_votes(z, self.votes_)
 
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
@@ -309,14 +326,42 @@ def _floor(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, na
     half = resolution(probs, least=_FLOOR)
     if half == _FLOOR or probs.min() > 0:
         return half
-    known, w = torch.from_numpy(labels), None if weights is None else torch.from_numpy(weights)
 
-    def loss(floor: float) -> float:
-        return inverse_temperature(torch.from_numpy(from_probs(probs, floor=floor, name=name)), known, w, smooth=0.1)[
-            1
-        ].loss
+    def logits(floor: float) -> np.ndarray:
+        return from_probs(probs, floor=floor, name=name)
 
-    return min(half, half / 5, key=loss)
+    return min(half, half / 5, key=lambda floor: _loss(logits(floor), labels, weights))
+
+
+def _are_votes(scores: np.ndarray) -> bool:
+    """Whether scores are those of scikit-learn's pairs of classes: votes, and margins folded in between −⅓ and ⅓."""
+    if scores.ndim == 1 or scores.shape[1] < 3:
+        return False
+    votes, pairs = np.round(scores), scores.shape[1] * (scores.shape[1] - 1) / 2
+    return bool((np.abs(scores - votes) <= 1 / 3).all() and (votes >= 0).all() and (votes.sum(axis=1) == pairs).all())
+
+
+def _margins_and_votes(scores: np.ndarray, worth: float) -> np.ndarray:
+    """The sum of each class's margins against the others, unfolded, and so much for each that it has won.
+
+    >>> margins = np.array([[2.0, -0.5, -1.5]])
+    >>> _margins_and_votes(np.array([[2.0, 1.0, 0.0]]) + margins / (3 * (abs(margins) + 1)), 1.0)
+    array([[ 4. ,  0.5, -1.5]])
+    """
+    votes = np.round(scores)
+    folded = 3 * (scores - votes)
+    unfolded: np.ndarray = folded / np.maximum(1 - np.abs(folded), 1e-12)
+    return unfolded + worth * votes
+
+
+def _worth_of_votes(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
+    return min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, weights))
+
+
+def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
+    """The log-loss after the best temperature."""
+    w = None if weights is None else torch.from_numpy(weights)
+    return inverse_temperature(torch.from_numpy(logits), torch.from_numpy(labels), w, smooth=0.1)[1].loss
 
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:

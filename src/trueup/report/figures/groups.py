@@ -265,6 +265,7 @@ def draw(record: GroupErrors, ax: Axes | None = None, *, title: str | None = Non
         title += f", {shown} of {len(record.names):,} groups" if shown < len(record.names) else ""
     unit = "Observed − predicted" if record.event else "Accuracy − mean confidence"
     style.set_labels(ax, title, f"{unit} (percentage points)", "" if shown else "Group")
+    ax.xaxis.label.set(x=1.0, horizontalalignment="right")  # names of groups leave no room to centre it
     ax.tick_params(axis="y", labelsize=style.SMALL_SIZE, length=0)
     if shown:
         style.legend(ax, loc="lower right", ncols=2)

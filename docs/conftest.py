@@ -1,0 +1,37 @@
+"""Pages are tested by their examples. Each runs in a folder of its own; those that cannot run here say why."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+LONG = {"camera.md": "it takes minutes: make docs-run"}
+"""Pages of `make docs-run`, which sets TRUEUP_DOCS_RUN."""
+
+WARNINGS = {
+    "lightning.md": ["ignore"],  # its advice on workers and loggers
+    "onnx.md": ["ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning"],  # torch's exporter, of itself
+    "forest.md": ["ignore:.*exact zeros among"],
+    "stated-confidence.md": ["ignore:.*confidences are exactly 0 or 1", "ignore:.*rows were left out"],
+}
+"""What the libraries of a page warn of, and what a page tells its readers about."""
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out pages whose data or time are not here, and allow the warnings that a page explains."""
+    for item in items:
+        page = Path(item.path)
+        if page.suffix != ".md" or Path(__file__).parent not in page.parents:
+            continue
+        if "TRUEUP_DATA" in page.read_text() and not os.environ.get("TRUEUP_DATA") and "tutorials" in page.parts:
+            item.add_marker(pytest.mark.skip(reason="TRUEUP_DATA is not set: the real data sets are not at hand"))
+        if page.name in LONG and not os.environ.get("TRUEUP_DOCS_RUN"):
+            item.add_marker(pytest.mark.skip(reason=LONG[page.name]))
+        for warning in WARNINGS.get(page.name, ()):
+            item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def _folder(monkeypatch, tmp_path):
+    """Pages write their pictures and files where they run."""
+    monkeypatch.chdir(tmp_path)
