@@ -183,7 +183,7 @@ def estimate_prior(
     low, high = _ends(np.array(drawn), prior, level, len(z))
     shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
     return PriorEstimate(
-        prior, low, high, level, before, method, len(z), _shift_size(z, val_z), Chain([calibrator, shift])
+        prior, low, high, level, before, method, len(z), _shift_p_value(z, val_z), Chain([calibrator, shift])
     )
 
 
@@ -267,8 +267,8 @@ def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tupl
     return np.clip(np.minimum(low, prior), 0.0, 1.0), np.clip(np.maximum(high, prior), 0.0, 1.0)
 
 
-def _shift_size(z: Tensor, val_z: Tensor) -> float:
-    """A χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
+def _shift_p_value(z: Tensor, val_z: Tensor) -> float:
+    """Of a χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
     counts = np.array(
         [np.bincount(confidences(part)[1], minlength=z.shape[1]) for part in (val_z, z)], dtype=np.float64
     )
