@@ -89,8 +89,8 @@ SECTIONS = (
             Run(
                 "neural-clamping-digits",
                 "Digits",
-                "A small CNN a run, each with a split of its own. The networks come with the package, so that the "
-                "command gives the same tables on every CPU.",
+                "A small CNN a run, each with a split of its own. The networks come with the package, so that every "
+                "machine fits to the same ones.",
                 _CLAMPING,
             ),
             Run(
@@ -290,10 +290,14 @@ def count_costs(path: Path) -> None:
 
 
 def take(name: str, page: Path) -> None:
-    """Copy the tables of a study's page."""
-    target = TABLES / name
+    """Copy the tables of a study's page, in the place of those of a run before."""
+    target, tables = TABLES / name, sorted(page.glob("*.csv"))
+    if not tables or page.resolve() == target.resolve():
+        raise SystemExit(f"{page}: no tables of another folder to take")
     target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(page.glob("*.csv")):
+    for old in target.iterdir():
+        old.unlink()
+    for path in tables:
         shutil.copy(path, target / path.name)
         if path.with_suffix(".md").exists():
             shutil.copy(path.with_suffix(".md"), target / f"{path.stem}.md")

@@ -103,8 +103,13 @@ def test_a_changed_number_is_noticed(studies, tmp_path, monkeypatch):
 
 def test_tables_are_taken_and_the_page_written(studies, tmp_path, monkeypatch):
     source, target = TABLES / RUNS[0], tmp_path / "studies"
+    (target / RUNS[0]).mkdir(parents=True)
+    (target / RUNS[0] / "before.csv").touch()  # of a run before, which is not to be mixed with this one
     monkeypatch.setattr(studies, "TABLES", target)
     monkeypatch.setattr(studies, "PAGE", tmp_path / "studies.md")
     studies.main(["--take", RUNS[0], str(source)])
     assert {path.name for path in (target / RUNS[0]).iterdir()} == {path.name for path in source.iterdir()}
     assert (tmp_path / "studies.md").read_text("utf-8") == studies.assemble(target)
+    with pytest.raises(SystemExit, match="no tables"):
+        studies.main(["--take", RUNS[0], str(tmp_path)])
+    assert any((target / RUNS[0]).iterdir())

@@ -21,7 +21,7 @@ from trueup.study.papers.neural_clamping import clamping_study as neural_clampin
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.run import execute
-from trueup.study.trained_networks import load_or_train
+from trueup.study.trained_networks import load_or_train, read_split
 from trueup.training.data import load_data
 
 STUDY = STUDIES["neural-clamping"]
@@ -321,6 +321,22 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
     assert len(keys) == 2  # another split is another cell
     [row] = neural_clamping.work(settings)
     assert "half of the test images" in STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
+
+
+@pytest.mark.parametrize(("data", "held_out"), [("digits", "last"), ("bloodmnist", "last"), ("imagenet", "last")])
+def test_the_last_images_are_held_out_only_where_they_can_be_found(tmp_path, data, held_out):
+    (tmp_path / "network.json").write_text(json.dumps({"held_out": held_out}))
+    with pytest.raises(ValueError, match=rf"held_out must be one of test.* for {data}, got 'last'"):
+        read_split(tmp_path / "network.th", data)
+
+
+def test_a_table_says_how_many_runs_it_is_of(tiny):
+    settings = settings_of(Options(seeds=1), method="uncalibrated")
+    [row] = neural_clamping.work(settings)
+    first = {**settings, **row}
+    rows = [first, {**first, "seed": 1}, {**first, "method": "temperature"}]
+    for given, words in ((rows[:1], "One run;"), (rows[:2], "of 2 runs,"), (rows, "of up to 2 runs,")):
+        assert words in STUDY.tables(given, Options(seeds=2))["methods"].notes[0]
 
 
 def test_a_network_goes_where_it_is_wanted(tiny):

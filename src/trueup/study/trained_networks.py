@@ -25,7 +25,7 @@ from trueup.models.networks import Normalise, build_network, load_weights, netwo
 from trueup.registry import LOSSES
 from trueup.study.grid import as_json, digest
 from trueup.training.augment import flip_and_crop
-from trueup.training.data import IMAGES, load_data
+from trueup.training.data import load_data
 from trueup.training.data.class_names import THINGS
 from trueup.training.data.dataset import Data
 from trueup.training.data.image_folder import Pictures, decode_once
@@ -40,7 +40,7 @@ VERSION = 1
 BATCH = 500
 """Images that a trained network is asked about at a time."""
 SHIPPED = "networks"
-"""The folder of the package with the small networks of default settings, so that these give the same on every CPU."""
+"""The folder of the package with the small networks of default settings, so that every machine has the same."""
 SETTINGS = ("data", "network", "how", "network_seed")
 """What of a cell's settings its network depends on."""
 
@@ -166,6 +166,8 @@ KNOWN_WEIGHTS = {
 """Digest of a file → its split: the common ResNets of CIFAR-10 (akamaster/pytorch_resnet_cifar10)."""
 SPLIT_BY_FILES = ("bloodmnist", "imagenet")
 """Data sets whose files name a validation part."""
+SPLIT_BY_ORDER = ("cifar10", "cifar100", "svhn")
+"""Those of which `load_data` can take the last tenth of the training images for validation."""
 
 
 def read_split(path: Path, data: str) -> WeightsSplit:
@@ -175,12 +177,13 @@ def read_split(path: Path, data: str) -> WeightsSplit:
         raise ValueError(
             f"{path}: which images these weights were trained on is not known, so none is safe to calibrate on; write "
             f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
-            f'tenth of these was held out, "val" if the validation part of the files was'
+            f'tenth of these was held out ({", ".join(SPLIT_BY_ORDER)}), "val" if the validation part of the files was '
+            f"({', '.join(SPLIT_BY_FILES)})"
         )
     with errors_name_file(side):
         said = json.loads(side.read_text(encoding="utf-8"))
         held_out = said.get("held_out") if isinstance(said, dict) else None
-        known = ("test", "last", *(["val"] if data in SPLIT_BY_FILES else []))
+        known = ["test", *(["last"] if data in SPLIT_BY_ORDER else []), *(["val"] if data in SPLIT_BY_FILES else [])]
         if held_out not in known:
             raise ValueError(f"held_out must be one of {', '.join(known)} for {data}, got {held_out!r}")
         normalisation = None if "mean" not in said else (tuple(said["mean"]), tuple(said["std"]))
@@ -241,7 +244,7 @@ def _data(settings: Mapping[str, Any]) -> Data:
             _cifar10_test_halves(fixed.parent) if name == "cifar10" and fixed.exists() else _test_halves(name, folder)
         )
     else:
-        data = load_data(name, folder, seed=None if split.held_out == "last" and name in IMAGES else 0)
+        data = load_data(name, folder, seed=None if split.held_out == "last" else 0)
     return data if split.normalisation is None else replace(data, normalisation=split.normalisation)
 
 

@@ -80,7 +80,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     shown = [row for row in scored if row["method"] in TITLES]
     group: dict[str, Any] = {"group": ("data", "network")}
     order = [name for name in TITLES if any(row["method"] == name for row in scored)]
-    notes = _notes(rows, best, options)
+    fits = _fit_notes(rows, best, options)
     bins = [Column(f"ece_{count}", f"{count} bins, %", scale=100, digits=2) for count in BINS]
     paid = [row for row in scored if row["method"] in TIMED]
     passes = (Column("cost", "passes", better="", digits=1), *FIGURES[2:], TEMPERATURE, DELTA)
@@ -88,14 +88,34 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     along = (TEMPERATURE, DELTA, FIGURES[1], *FIGURES[2:], Column("loss", "objective", better=""))
     tables = {
         "methods": tabulate(
-            shown, by="method", columns=(*FIGURES, TEMPERATURE), order=order, titles=TITLES, notes=notes, **group
+            shown,
+            by="method",
+            columns=(*FIGURES, TEMPERATURE),
+            order=order,
+            titles=TITLES,
+            notes=[_sizes_note(shown, "method", options), *fits],
+            **group,
         ),
-        "bins": tabulate(shown, by="method", columns=bins, order=order, titles=TITLES, notes=notes[:1], **group),
+        "bins": tabulate(
+            shown,
+            by="method",
+            columns=bins,
+            order=order,
+            titles=TITLES,
+            notes=[_sizes_note(shown, "method", options)],
+            **group,
+        ),
     }
     if paid:
         order = [name for name in TIMED if any(row["method"] == name for row in paid)]
         tables["efficient"] = tabulate(
-            paid, by="method", columns=passes, order=order, titles=COSTS, notes=[cost, notes[0]], **group
+            paid,
+            by="method",
+            columns=passes,
+            order=order,
+            titles=COSTS,
+            notes=[cost, _sizes_note(paid, "method", options)],
+            **group,
         )
     if best:
         tables["ablation"] = tabulate(
@@ -104,12 +124,12 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             columns=(*FIGURES, TEMPERATURE),
             order=list(ABLATION),
             titles=ABLATION,
-            notes=notes,
+            notes=[_sizes_note(best, "method", options), *fits],
             **group,
         )
     both = [{**row, "γ": f"{row['exponent']:g}"} for row in by_rule(swept) if row["method"] == "both"]
     if both:
-        tables["gamma"] = tabulate(both, by="γ", columns=along, notes=notes[:1], **group)
+        tables["gamma"] = tabulate(both, by="γ", columns=along, notes=[_sizes_note(both, "γ", options)], **group)
     if start_rows:
         note = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
         tables["starts"] = tabulate(start_rows, by="start", columns=along, notes=[note], **group)
@@ -184,13 +204,23 @@ def _array(value: Any) -> Any:
     return np.asarray(value, dtype=float) if isinstance(value, list) else value
 
 
-def _notes(rows: Rows, best: Rows, options: Options) -> list[str]:
-    preset = preset_of(options)
+def _sizes_note(rows: Rows, by: str, options: Options) -> str:
+    """How many images and runs the rows of a table are of."""
     sizes = dict.fromkeys((row["data"], row["fit_rows"], row["test_rows"]) for row in rows)
     samples = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
-    same = "each with a network and a split of its own" if preset.retrained else "all of the same network"
-    runs = len({row["seed"] for row in rows})
-    notes = [f"{samples}. Mean ± standard deviation of {runs} runs, {same}; 15 bins unless said otherwise."]
+    same = "each with a network and a split of its own" if preset_of(options).retrained else "all of the same network"
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for row in rows:
+        seeds.setdefault((row["data"], row["network"], row[by]), set()).add(row["seed"])
+    counts = {len(own) for own in seeds.values()}
+    several = f"{'' if len(counts) == 1 else 'up to '}{max(counts, default=0)} runs, {same}"
+    runs = "One run" if counts == {1} else f"Mean ± standard deviation of {several}"
+    return f"{samples}. {runs}; 15 bins unless said otherwise."
+
+
+def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
+    """How Neural Clamping was fitted, and what is known of weights from files."""
+    preset, notes = preset_of(options), []
     if best:
         exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
         notes.append(
