@@ -199,7 +199,7 @@ def assemble(folder: Path = TABLES) -> str:
 
 def _run(run: Run, folder: Path) -> str:
     facts = {line["what"]: line["value"] for line in _read(folder / "run.csv")}
-    lines = [f"\n### {run.title}\n", run.words, "", "```sh", f"$ {facts['command']}", "```", ""]
+    lines = [f"\n### {run.title}\n", run.words, "", "```text", facts["command"], "```", ""]
     missing = "" if facts["not run"] == "0" else f", {facts['not run']} not run yet"
     failed = "" if facts["failed"] == "0" else f", {facts['failed']} failed"
     lines.append(

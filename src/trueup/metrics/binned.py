@@ -201,9 +201,10 @@ def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -
     c, a = scores_and_outcomes(z, y, fold=fold, quick=True)
     if not (n := len(c)):
         return Bins.from_scores(c, a, equal_width(1))
-    order = np.argsort(c)
+    quick = z.dtype != torch.float64 and not is_event(z, fold)
+    order = _order_single(c) if quick else np.argsort(c)
     c = c[order]
-    if z.dtype != torch.float64 and not is_event(z, fold):
+    if quick:
         first = -(-np.arange(1, bins) * n // bins)
         ends = c[np.minimum(np.concatenate([[0], first - 1, first]), n - 1)]
         near = np.zeros(n + 1, np.int64)
@@ -216,6 +217,18 @@ def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -
     starts = equal_mass_starts(c, bins)
     sums = np.add.reduceat(c, starts), np.add.reduceat(a[order], starts)
     return Bins(equal_width(len(starts)), np.diff(starts, append=n).astype(np.float64), *sums)
+
+
+def _order_single(scores: np.ndarray) -> np.ndarray:
+    """The order of scores, none negative, as far as single precision tells them apart.
+
+    It sorts by 16 bits at a time, which numpy does by counting: a third of the time of comparing.
+    """
+    bits = scores.astype(np.float32).view(np.uint32)
+    order = np.argsort(bits.astype(np.uint16), kind="stable")
+    high = (bits >> 16).astype(np.uint16)
+    ordered: np.ndarray = order[np.argsort(high[order], kind="stable")]
+    return ordered
 
 
 def sce(
