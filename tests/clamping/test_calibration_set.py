@@ -112,6 +112,8 @@ def test_a_set_too_large_to_keep_is_shuffled_just_as_one_that_is_kept(source):
 def test_a_loader_without_numbers_keeps_its_order():
     assert batches_of(loader()) is None
     assert batches_of(in_order(shuffle=True)) is None
+    for other in ({"batch_size": 1}, {"batch_size": None}, {"batch_sampler": [[3, 1], [2, 0]]}):
+        assert batches_of(DataLoader(TensorDataset(X, Y), **other)) is None
     inputs = CalibrationSet.read(Rereadable(loader()), device="cpu", limit=0)
     assert torch.equal(joined(inputs.shuffled_batches(2, torch.Generator()))[0], X)
 

@@ -211,6 +211,7 @@ def test_networks_without_batch_norm_or_linear_head_skip_those_parts() -> None:
     few = repair(Plain(), [(x[:20], y[:20])]).repair_record
     assert few.parts == ()
     assert "20 samples are too few" in few.notes[0]
+    assert few.verdict.startswith("No: temperature alone; 20 samples are too few")
 
 
 def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from trueup import (
     from_probs,
     metrics,
 )
+from trueup.core import native
 from trueup.core.errors import LooksLikeProbabilities
 from trueup.metrics.events import EVENT_METRICS, Points, event_values
 from trueup.metrics.hypothesis_tests import brownian_range_tail
@@ -285,6 +286,28 @@ def test_tests_of_calibration_hold_their_level_and_find_what_is_wrong():
     logits, labels = risk_score(2000)
     assert metrics.kuiper_test(logits, labels).p_value < 1e-4
     assert metrics.hosmer_lemeshow(logits, labels).p_value < 1e-4
+
+
+@pytest.mark.parametrize("name", ["kuiper_test", "hosmer_lemeshow"])
+def test_what_is_certain_and_does_not_happen_is_not_calibrated(name):
+    certain, labels = from_binary(np.full(100, 1000.0)), np.arange(100) % 2
+    found = getattr(metrics, name)(certain, labels)
+    assert (found.statistic, found.p_value) == (np.inf, 0.0)
+    some = from_binary(np.where(np.arange(100) < 50, 1000.0, 0.3))
+    assert getattr(metrics, name)(some, labels).p_value < 1e-3
+    assert not getattr(metrics, name)(certain, np.ones(100, int)).p_value < 1
+
+
+def test_many_clusters_are_taken_a_chunk_at_a_time(monkeypatch):
+    rng = np.random.default_rng(1)
+    x, clusters = rng.normal(size=400), rng.permutation(np.arange(400) // 4)
+    logits, labels = from_binary(x), (rng.random(400) < sigmoid(x)).astype(int)
+    whole = metrics.kuiper_test(logits, labels, clusters=clusters)
+    monkeypatch.setattr(native, "BLOCK", 7 * 1400)
+    parts = metrics.kuiper_test(logits, labels, clusters=clusters)
+    assert parts.statistic == whole.statistic
+    assert 0.1 < whole.p_value < 0.99
+    assert parts.p_value == pytest.approx(whole.p_value, abs=0.07)
 
 
 def test_a_tally_gives_nearly_what_the_rows_give():

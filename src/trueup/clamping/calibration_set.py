@@ -181,12 +181,13 @@ class CalibrationSet:
 def batches_of(loader: Any) -> Callable[[Sequence[list[int]]], Iterable[Any]] | None:
     """The function that gives the samples of these numbers, batch by batch; None of a loader that has no numbers.
 
-    A loader of one's own may have a method of this name; one of torch has numbers if it reads its set in order.
+    A loader of one's own may have a method of this name; one of torch has numbers if it reads its set in order. Where
+    it makes no batches of several samples itself, they may not go into one: shapes may differ, or be batches already.
     """
     own = getattr(loader, "batches_of", None)
     if own is not None or type(loader) is not DataLoader or not isinstance(loader.sampler, SequentialSampler):
         return own
-    if not hasattr(loader.dataset, "__getitem__"):
+    if (loader.batch_size or 1) == 1 or not hasattr(loader.dataset, "__getitem__"):
         return None
     how = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
     # With a generator of its own, since a loader draws a number from the global one.

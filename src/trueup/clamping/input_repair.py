@@ -161,12 +161,13 @@ class _FoldLogits:
 
 def _with_labels(job: Job, model: nn.Module) -> Repaired:
     network, labels = job.network, job.network.labels
+    few = f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
     if len(labels) < FEWEST:
-        job.notes.append(
-            f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
-        )
+        job.notes.append(few)
         job = replace(job, parts=(), families=())
     ladder = climb(job.climb(labels))
+    if len(labels) < FEWEST:
+        ladder.stopped = few
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
     afford = job.network.cost().equivalents <= TAUGHT_BUDGET

@@ -212,8 +212,10 @@ def _verdict(
     labelled: bool,
 ) -> str:
     if not parts:
-        alone = ladder.rungs[0].name == "temperature"
-        first = "No: temperature is enough" if alone else "No: the network stays as it is"
+        first = "No: the network stays as it is"
+        if ladder.rungs[0].name == "temperature":
+            tried = ladder.p_values or len(ladder.rungs) > 1
+            first = "No: temperature is enough" if tried else "No: temperature alone"
         return f"{first}; {ladder.stopped or 'nothing was asked for'}."
     done = []
     if "input" in parts:

@@ -22,6 +22,7 @@ try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
     from sklearn.frozen import FrozenEstimator
     from sklearn.model_selection import check_cv, cross_val_predict, cross_validate
+    from sklearn.pipeline import Pipeline
     from sklearn.utils import _safe_indexing, get_tags, indexable
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
     from sklearn.utils.multiclass import check_classification_targets
@@ -265,6 +266,11 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
 
     def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, weights: Any) -> Self:
         probs = response == "predict_proba"
+        if len(self.classes_) == 3 and not probs and _is_pairwise(self.estimator):  # of other numbers columns tell
+            raise ValueError(
+                "decision_function must have a column for each class, got one for each of 3 pairs of classes; "
+                "decision_function_shape='ovr' gives that"
+            )
         self.floor_ = _floor(scores, labels, weights) if probs else _FLOOR
         self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, weights)
         noise = _MEMBERS_NOISE / effective_rows(weights, len(labels)) * (1 - 1 / len(self.estimators_))
@@ -398,6 +404,13 @@ def _response(estimator: Any) -> str:
         if hasattr(estimator, name):
             return name
     raise ValueError(f"estimator must have decision_function or predict_proba, got {type(estimator).__name__}")
+
+
+def _is_pairwise(estimator: Any) -> bool:
+    """Whether the columns of its scores are pairs of classes."""
+    inner = estimator.estimator if isinstance(estimator, FrozenEstimator) else estimator
+    last = inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
+    return getattr(last, "decision_function_shape", None) == "ovo"
 
 
 def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray, floor: float) -> np.ndarray:

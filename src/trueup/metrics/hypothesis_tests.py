@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.special import chdtrc, erfc, expit, gammaln, ndtr, ndtri
 
+from trueup.core import native
 from trueup.core.arrays import as_tensors, as_weights, check_share
 from trueup.core.bins import BINNED_ERRORS, BINS, equal_mass_chunks
 from trueup.core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _RANGE_CELLS = 1024
 """Into how many cells the scores are gathered where the range of clusters is simulated."""
+_ROUNDING = 1e-9
+"""Of the rows: a smaller gap between sums is that of rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,9 +426,10 @@ def kuiper_test(
     """
     points = Points.of(logits, labels, fold=fold, weights=weights)
     variance = float(points.squared.sum(axis=0) @ (points.score * (1 - points.score)))
-    if not points.total or variance <= 0:
+    gap = kuiper_of(points) * points.total if points.total else 0.0
+    if variance <= 0 and gap <= _ROUNDING * points.total:
         return EventTest(math.nan, math.nan)
-    statistic = kuiper_of(points) * points.total / math.sqrt(variance)
+    statistic = gap / math.sqrt(variance) if variance > 0 else math.inf  # what was certain did not happen
     if clusters is not None:
         return EventTest(statistic, _clustered_range_tail(logits, labels, fold, weights, clusters, n_resamples, seed))
     return EventTest(statistic, brownian_range_tail(statistic))
@@ -445,9 +449,16 @@ def _clustered_range_tail(
     block, cells = together.block, int(place.max()) + 1
     if cells > _RANGE_CELLS:
         place, cells = place * _RANGE_CELLS // cells, _RANGE_CELLS
-    of_block = np.bincount(block * cells + place, gap, (int(block.max()) + 1) * cells).reshape(-1, cells)
-    signs = np.random.default_rng(seed).integers(0, 2, (n_resamples, len(of_block))) * 2.0 - 1.0
-    walks = np.cumsum(np.concatenate([of_block.sum(axis=0, keepdims=True), signs @ of_block]), axis=1)
+    order = np.argsort(block, kind="stable")
+    block, place, gap = block[order], place[order], gap[order]
+    rng, steps = np.random.default_rng(seed), np.zeros((n_resamples + 1, cells))
+    for some in native.row_chunks(int(block[-1]) + 1, cells + n_resamples, native.BLOCK):
+        rows, width = slice(*np.searchsorted(block, [some.start, some.stop])), some.stop - some.start
+        index = (block[rows] - some.start) * cells + place[rows]
+        of_block = np.bincount(index, gap[rows], width * cells).reshape(-1, cells)
+        steps[0] += of_block.sum(axis=0)
+        steps[1:] += (rng.integers(0, 2, (n_resamples, width)) * 2.0 - 1.0) @ of_block
+    walks = np.cumsum(steps, axis=1)
     ranges = np.maximum(walks.max(axis=1), 0.0) - np.minimum(walks.min(axis=1), 0.0)
     return (1 + int((ranges[1:] >= ranges[0] - 1e-12).sum())) / (n_resamples + 1)
 
@@ -458,7 +469,7 @@ def brownian_range_tail(r: float) -> float:
     >>> round(brownian_range_tail(2.497), 3)
     0.05
     """
-    if r < 0.5:  # the series alternates without end near 0; at ½ it is 1 to nine digits
+    if r < 0.5:  # the series alternates without end near 0; at ½ it is 1 to seven digits
         return 1.0
     k = np.arange(1, 101)
     return float(np.clip(4 * ((-1.0) ** (k - 1) * k * erfc(k * r / math.sqrt(2))).sum(), 0.0, 1.0))
@@ -493,5 +504,7 @@ def hosmer_lemeshow(
     n, happened, expected = (unit * np.add.reduceat(x, first) for x in sums)
     variance = expected * (1 - expected / n)
     some = variance > 0
+    if (np.abs(happened - expected) > _ROUNDING * n)[~some].any():  # what was certain did not happen
+        return EventTest(math.inf, 0.0)
     statistic = float(((happened - expected)[some] ** 2 / variance[some]).sum())
     return EventTest(statistic, float(chdtrc(max(int(some.sum()), 1), statistic)))
