@@ -177,7 +177,7 @@ class TestClusters:
         z, y, image = images(12, 40, classes=3, sharpness=2.5)
         weights = np.where(image == 3, 0.0, 1.0)
         chosen = METHODS["auto"](z, y, clusters=image, weights=weights, progress=False)
-        assert chosen.choice.scores["temperature"] < chosen.choice.scores["identity"]
+        assert chosen.choice.scores["bayesian_temperature"] < chosen.choice.scores["identity"]
         one = standard_error(np.repeat([1.0, 2.0, 4.0], 5), clusters=Clusters(np.repeat([0, 1, 2], 5), [0, 1, 2]))
         assert one == pytest.approx(np.std([1, 2, 4], ddof=1) / np.sqrt(3))
         with pytest.raises(ValueError, match="clusters must be at least 2"):

@@ -83,7 +83,7 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
     `options` are the network's, as JSON.
 
     >>> f"{forward_flops('resnet20', 'cifar10') / 1e6:.1f} million"
-    '81.6 million'
+    '81.1 million'
     """
     if data not in SIZES:
         raise Unknown(f"{network} on {data}: the length of its texts is not known without the files")
