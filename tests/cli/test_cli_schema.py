@@ -57,7 +57,7 @@ FIT = {
     "classes": int,
     "methods": list,
     "chosen": str,
-    "losses": {"identity": float, "temperature": float},
+    "losses": {"identity": float, "bayesian_temperature": float},
     "failures": {},
     "calibrator": str,
 }

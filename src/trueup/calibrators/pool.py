@@ -12,7 +12,7 @@ from scipy.special import xlogy
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator, break_ties
-from trueup.calibrators.temperature import brier_inverse_temperature, inverse_temperature
+from trueup.calibrators.temperature import Temperature, brier_inverse_temperature, inverse_temperature
 from trueup.core.arrays import NEVER, as_weighted, count_options, take_weighted, upcast_half
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import stratified_folds
@@ -62,6 +62,12 @@ class Mixture(Calibrator):
             raise ValueError(f"temperature must be one positive number, got {temperature}")
         if not (self.share.ndim == 0 and 0 <= float(self.share) < 1):
             raise ValueError(f"share must be one number in [0, 1), got {share}")
+
+    def __repr__(self) -> str:
+        parts = [float(part.temperature) for part in self.calibrators if isinstance(part, Temperature)]
+        if len(parts) < max(3, len(self.calibrators)):
+            return super().__repr__()
+        return f"Mixture({len(parts)} temperatures from {min(parts):.4g} to {max(parts):.4g})"
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
