@@ -333,6 +333,19 @@ def test_what_a_study_costs():
     assert cost.measure_rate() > 1e7
 
 
+def test_costs_are_the_same_with_and_without_timm():
+    networks = STUDIES["neural-clamping"].cells(Options(preset="paper", seeds=1, methods=("temperature",)))
+    by_timm = {(cell.settings["network"], cell.settings["data"]) for cell in networks}
+    assert {pair for pair in by_timm if pair[0].startswith("timm:")} == cost.TIMM_FLOPS.keys()
+    assert cost.estimate(STUDIES["neural-clamping"], Options(preset="paper")).unknown == ()
+
+
+def test_the_operations_of_timms_networks_are_what_torch_counts():
+    pytest.importorskip("timm", exc_type=ImportError)
+    for (network, data), flops in cost.TIMM_FLOPS.items():
+        assert cost._count(network, data, "{}") == flops
+
+
 @pytest.mark.parametrize("name", ["seeds", "threads"])
 def test_options_are_checked(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
