@@ -39,6 +39,8 @@ from trueup.study.papers.clue.clue_tables import (
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import folder_of
 
+RAMP, WARMUP = 10, 5
+"""Parts of the steps: CLUE's square comes in over a tenth of them, AvUC after a fifth."""
 SEEDS, PASSES, SHIFTED, SEVERITIES = 5, 10, 1000, (0, 1, 3, 5)
 """How many runs of everything; passes at evaluation; test images that are shifted, at most, and how far."""
 IMAGE = {"epochs": 3, "batch": 128, "rate": 2e-3, "network": {"width": 16, "dropout": 0.3}}
@@ -78,7 +80,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         content = {"content": digest(mc.description().encode())} if name == "descriptions" else {}
         common = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
         wanted = [method for method in options.methods or known if method in known]
-        yield from ({**common, **each} for each in product(method=wanted, seed=range(options.seeds or SEEDS)))
+        for each in product(method=wanted, seed=range(options.seeds or SEEDS)):
+            yield {**common, **each, **({"warmup": WARMUP} if each["method"] == "avuc" else {})}
 
 
 def data_sets(options: Options) -> Sequence[str]:
@@ -113,7 +116,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     share = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
     clue = None if share is None else {**share, "passes": training}
     epochs, batch = settings["epochs"], settings["batch"]
-    ramp = max(1, epochs * -(-len(train[1]) // batch) // 10)
+    ramp = max(1, epochs * -(-len(train[1]) // batch) // settings.get("warmup", RAMP))
     task = mc.make_task(data.kind, head=head)
 
     members = MEMBERS if method == ENSEMBLE else 1
