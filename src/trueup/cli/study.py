@@ -204,7 +204,8 @@ def _list(data_dir: str | None, as_json: bool) -> None:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 0.1 else f"{60 * hours:,.1f} min"
+    minutes = 60 * hours
+    return f"{hours:,.1f} h" if hours >= 0.1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from trueup.models.networks import build_network, network_options
 from trueup.study.grid import Options, Study
+from trueup.training.data.text import LONGEST
 
 GPU_RATE = 10e12
 """Operations a second of the GPU that hours are stated for: 10 TFLOP/s sustained."""
@@ -36,6 +37,7 @@ class DataSize(NamedTuple):
     test: int
     shape: tuple[int, ...]
     classes: int
+    kind: str = "image"
 
 
 SIZES: Mapping[str, DataSize] = {
@@ -46,8 +48,10 @@ SIZES: Mapping[str, DataSize] = {
     "svhn": DataSize(65_931, 7_326, 26_032, (3, 32, 32), 10),
     "bloodmnist": DataSize(11_959, 1_712, 3_421, (3, 28, 28), 8),
     "imagenet": DataSize(0, 25_000, 25_000, (3, 224, 224), 1000),
+    "trec": DataSize(4_907, 545, 500, (37,), 6, "text"),
+    "newsgroups20": DataSize(10_183, 1_131, 7_532, (LONGEST,), 20, "text"),
 }
-"""Of images. Texts are as long as the longest of them, which only the files tell."""
+"""Texts are filled up to the longest; the longest posts are cut."""
 
 
 TIMM_FLOPS: Mapping[tuple[str, str], float] = {
@@ -88,7 +92,7 @@ def estimate(study: Study, options: Options, *, done: frozenset[str] = frozenset
 
 @cache
 def forward_flops(network: str, data: str, options: str = "{}") -> float:
-    """Operations of one image's pass, as torch counts them (two a multiplication and addition of a matrix product).
+    """Operations of one image's or text's pass, as torch counts them (two a multiplication and addition of a matrix product).
 
     `options` are the network's, as JSON.
 
@@ -96,7 +100,7 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
     '81.1 million'
     """
     if data not in SIZES:
-        raise Unknown(f"{network} on {data}: the length of its texts is not known without the files")
+        raise Unknown(f"{network} on {data}: the sizes of its parts are not known")
     if (network, data) in TIMM_FLOPS:
         return TIMM_FLOPS[network, data]
     return _count(network, data, options)
@@ -105,9 +109,9 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
 def _count(network: str, data: str, options: str) -> float:
     size = SIZES[data]
     with torch.device("meta"):
-        sample = torch.zeros(size.shape)
+        sample = torch.zeros(size.shape, dtype=torch.int64 if size.kind == "text" else None)
         described = SimpleNamespace(
-            name=data, kind="image", train=[(sample, 0)], classes=range(size.classes), vocabulary=()
+            name=data, kind=size.kind, train=[(sample, 0)], classes=range(size.classes), vocabulary=range(2)
         )
         own = {name: value for name, value in json.loads(options).items() if name != "pretrained"}
         try:
