@@ -55,7 +55,15 @@ def test_the_best_baseline_lacks_no_run():
 
 def test_neural_clamping_is_judged_against_the_best_baseline():
     def row(method, seed, ece, **more):
-        base = {"part": "method", "data": "digits", "network": "cnn", "method": method, "seed": seed, "ece": ece}
+        base = {
+            "part": "method",
+            "data": "digits",
+            "network": "cnn",
+            "how": {},
+            "method": method,
+            "seed": seed,
+            "ece": ece,
+        }
         return {
             **base,
             "aece": ece,

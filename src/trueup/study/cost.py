@@ -92,7 +92,7 @@ def estimate(study: Study, options: Options, *, done: frozenset[str] = frozenset
 
 @cache
 def forward_flops(network: str, data: str, options: str = "{}") -> float:
-    """Operations of one image's or text's pass, as torch counts them (two a multiplication and addition of a matrix product).
+    """Operations of one sample's pass, as torch counts them (two a multiplication and addition of a matrix product).
 
     `options` are the network's, as JSON.
 
