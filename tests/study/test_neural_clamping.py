@@ -113,8 +113,9 @@ def test_rows_are_what_the_library_says(tiny):
 
 def test_the_exponent_is_chosen_on_the_calibration_images():
     def rows(seed, **errors):
+        base = {"data": "d", "network": "n", "how": {}, "seed": seed}
         return [
-            {"data": "d", "network": "n", "seed": seed, "exponent": float(g), "method": method, "fit_ece": e, "ece": 0}
+            {**base, "exponent": float(g), "method": method, "fit_ece": e, "ece": 0}
             for g, e in errors.items()
             for method in ("output only", "both")
         ]
@@ -147,10 +148,13 @@ def test_the_default_grid_is_the_papers():
 def test_what_is_asked_for_must_be_there(tmp_path):
     with pytest.raises(ValueError, match="methods must be among uncalibrated, .*, got 'x'"):
         STUDY.cells(Options(methods=("x",)))
-    with pytest.raises(
-        ValueError, match="preset must be one of digits, cifar10, cifar10-5000, paper, or data of .*, got 'trec'"
-    ):
+    presets = "digits, cifar10, cifar10-5000, cifar10-shift, paper"
+    with pytest.raises(ValueError, match=f"preset must be one of {presets}, or data of .*, got 'trec'"):
         STUDY.cells(Options(data="trec"))
+    with pytest.raises(ValueError, match=r"nc_searched is of presets that search λ too \(digits, paper\)"):
+        STUDY.cells(Options(preset="cifar10", methods=("nc_searched",)))
+    with pytest.raises(ValueError, match="nc_code_augmented is of images of cifar10, cifar100, imagenet"):
+        STUDY.cells(Options(methods=("temperature", "nc_code_augmented")))
     with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
         STUDY.cells(Options(preset="digits", data="cifar10"))
     with pytest.raises(FileNotFoundError, match="cifar10_resnet20.th: no such file"):
