@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from trueup import losses, metrics
 from trueup.models.dropout import mc_dropout
-from trueup.study import STUDIES, Options, Store, run
+from trueup.study import STUDIES, Options, Store, cost, run
 from trueup.study.papers.clue import clue_study as clue
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
@@ -200,3 +200,25 @@ def test_avuc_comes_in_after_a_warmup_with_a_threshold_of_its_own():
     assert certain.threshold == 1.0
     [cell] = STUDY.cells(Options(data="digits", seeds=1, methods=("avuc",)))
     assert cell.settings["warmup"] == clue.WARMUP
+
+
+@pytest.mark.parametrize(
+    ("data", "methods"),
+    [("digits", ["batch_0.5"]), ("diabetes", ["plain", "ensemble", "gaussian", "batch_0.5_head"]),
+     ("descriptions", ["avuc"])],
+)  # fmt: skip
+def test_a_study_costs_what_its_cells_count(data, methods, quick):
+    for method in methods:
+        [cell] = STUDY.cells(Options(data=data, seeds=1, methods=(method,)))
+        part = mc.load_data_set(data, None, 0)
+        size = cost.SIZES[data]
+        assert tuple(map(len, (part.train, part.val, part.test))) == (size.train, size.val, size.test)
+        assert part.train[0][0].shape == size.shape
+        found, unknown = clue.flops([{**cell.settings, "epochs": 1000}])
+        none, _ = clue.flops([{**cell.settings, "epochs": 0}])
+        [row] = [row for row in clue.work({**cell.settings, **cell.local}) if row["part"] == "figures"]
+        step = row["operations"] * size.train / cell.settings["batch"]
+        assert unknown == []
+        # A first layer needs no slope of its input, a variance head has an output more, and torch does not count
+        # attention on the CPU.
+        assert 0.98 * step < (found - none) / 1000 < (2 if data == "descriptions" else 1.35) * step

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.models.networks import build_network, network_options
@@ -37,6 +37,7 @@ class DataSize(NamedTuple):
     test: int
     shape: tuple[int, ...]
     classes: int
+    """Outputs of a network: of a regression one."""
     kind: str = "image"
 
 
@@ -49,7 +50,16 @@ SIZES: Mapping[str, DataSize] = {
     "bloodmnist": DataSize(11_959, 1_712, 3_421, (3, 28, 28), 8),
     "imagenet": DataSize(0, 25_000, 25_000, (3, 224, 224), 1000),
     "trec": DataSize(4_907, 545, 500, (37,), 6, "text"),
+    "sst5": DataSize(8_544, 1_101, 2_210, (52,), 5, "text"),
     "newsgroups20": DataSize(10_183, 1_131, 7_532, (LONGEST,), 20, "text"),
+    "descriptions": DataSize(138, 46, 46, (64,), 85, "characters"),
+    "tinyshakespeare": DataSize(7_842, 435, 435, (128,), 65, "characters"),
+    "diabetes": DataSize(266, 88, 88, (10,), 1, "tabular"),
+    "uci_boston": DataSize(364, 91, 51, (13,), 1, "tabular"),
+    "uci_concrete": DataSize(742, 185, 103, (8,), 1, "tabular"),
+    "uci_energy": DataSize(553, 138, 77, (8,), 1, "tabular"),
+    "uci_wine": DataSize(1_151, 288, 160, (11,), 1, "tabular"),
+    "uci_yacht": DataSize(222, 55, 31, (6,), 1, "tabular"),
 }
 """Texts are filled up to the longest; the longest posts are cut."""
 
@@ -106,10 +116,22 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
     return _count(network, data, options)
 
 
+@cache
+def head_flops(network: str, data: str, options: str = "{}") -> float:
+    """Those of the head, which Monte-Carlo passes repeat, of one of our networks."""
+    model, sample = _build(network, data, options)
+    return _operations(model.head, model.trunk(sample))  # type: ignore[operator, arg-type]
+
+
 def _count(network: str, data: str, options: str) -> float:
+    return _operations(*_build(network, data, options))
+
+
+def _build(network: str, data: str, options: str) -> tuple[nn.Module, Tensor]:
+    """The network and one sample, neither with any content."""
     size = SIZES[data]
     with torch.device("meta"):
-        sample = torch.zeros(size.shape, dtype=torch.int64 if size.kind == "text" else None)
+        sample = torch.zeros(size.shape, dtype=torch.int64 if size.kind in ("text", "characters") else None)
         described = SimpleNamespace(
             name=data, kind=size.kind, train=[(sample, 0)], classes=range(size.classes), vocabulary=range(2)
         )
@@ -118,9 +140,13 @@ def _count(network: str, data: str, options: str) -> float:
             model = build_network(network, network_options(network, described, **own)).eval()
         except ImportError as error:
             raise Unknown(f"{network} on {data}: {error}") from None
-        counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-        with counter, torch.no_grad():
-            model(sample[None])
+    return model, sample[None]
+
+
+def _operations(module: Callable[[Tensor], Any], batch: Tensor) -> float:
+    counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
+    with torch.device("meta"), counter, torch.no_grad():
+        module(batch)
     return float(counter.get_total_flops())
 
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.core.errors import record_warnings
+from trueup.models.corruptions import corruptions_for
 from trueup.models.dropout import log_probs_of, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
-from trueup.study.grid import Options, Study, digest, product
+from trueup.study import cost
+from trueup.study.grid import Options, Study, as_json, digest, product
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
 from trueup.study.papers.clue.clue_claims import CLAIMS
@@ -127,7 +129,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp, name=rival)
 
     network, loss = network_and_loss(0)
-    cost = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
+    operations = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
     how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
@@ -138,7 +140,13 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         row = mc.figures(test_forecast, val_forecast)
     warning = "; ".join(messages)
     rows = [
-        {"part": "figures", **row, "val_nll": mc.validation_nll(val_forecast), "operations": cost, "warning": warning}
+        {
+            "part": "figures",
+            **row,
+            "val_nll": mc.validation_nll(val_forecast),
+            "operations": operations,
+            "warning": warning,
+        }
     ]
     return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
 
@@ -179,6 +187,26 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
     return images_by_kind
 
 
+def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """The operations of training and evaluating the networks of these cells; every size is known."""
+    total = 0.0
+    for settings in cells:
+        data, method, (training, passes) = settings["data"], settings["method"], settings["passes"]
+        size = cost.SIZES[data]
+        named = mc.NETWORK[size.kind], data, as_json(settings["network"])
+        whole, head = cost.forward_flops(*named), cost.head_flops(*named)
+        members = MEMBERS if method == ENSEMBLE else 1
+        heads = training if method == AVERAGED or method.removesuffix(HEAD) in CLUES else 1
+        steps = settings["epochs"] * size.train * (1 + cost.BACKWARD)
+        evaluated = size.val + size.test
+        if size.kind == "image":  # shifted ones, and once more as they are beside three kinds of foreign ones
+            shifts = len(corruptions_for(size.shape[0])) * (len(SEVERITIES) - 1) + 1
+            evaluated += min(SHIFTED, size.test) * (shifts + 1 + 3)
+        sampled = whole + (max(1, passes // members) - 1) * head
+        total += members * (steps * (whole + (heads - 1) * head) + evaluated * sampled)
+    return total, []
+
+
 STUDY = Study(
     "clue",
     1,  # a rival's cells are new ones; those of the methods before it keep their rows
@@ -189,6 +217,7 @@ STUDY = Study(
     local=local,
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
+    flops=flops,
     chooses=True,
     title="CLUE: uncertainty that equals the error",
 )
