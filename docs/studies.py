@@ -268,13 +268,25 @@ def _costs(study: str, costs: Sequence[dict[str, str]], folder: Path) -> str:
         "|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for line in own:
-        facts = {fact["what"]: fact["value"] for fact in _read(folder / f"{study}-{line['preset']}" / "run.csv")}
-        here = facts.get("runs", "not run")
+        here = _runs_done(line, own[0]["preset"], folder) or "not run"
         more = f" (without {line['not counted']})" if line["not counted"] else ""
         hours = [line["GPU hours"], line["core hours"]]
         cells = [f"`{line['preset']}`", line["data"] + more, line["runs"], line["flops"], *hours, here]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _runs_done(line: dict[str, str], default: str, folder: Path) -> str:
+    """Runs of a preset that the tables are of, by its own name or by that of one of its data sets."""
+    runs = []
+    for path in sorted(folder.glob(f"{line['study']}-*/run.csv")):
+        facts = {fact["what"]: fact["value"] for fact in _read(path)}
+        words = facts["command"].split()
+        given = {name: words[words.index(name) + 1] for name in ("--preset", "--data") if name in words}
+        own = (line["preset"],) if "--preset" in given else (line["preset"], *line["data"].split(", "))
+        if given.get("--preset", given.get("--data", default)) in own:
+            runs.append(facts["runs"])
+    return " + ".join(runs)
 
 
 def count_costs(path: Path) -> None:
