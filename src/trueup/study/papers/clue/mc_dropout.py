@@ -112,7 +112,7 @@ def make_network(data: Data, options: Mapping[str, Any], seed: int, *, head: boo
 class WarmedAvUC(losses.AvUC):
     """Cross-entropy for so many steps, then AvUC with the threshold that the predictions of these steps tell.
 
-    From the first step on, with any threshold, all predictions become uncertain and stay so.
+    With the default threshold from the first step on, predictions on digits became uncertain and stayed so.
 
     >>> loss = WarmedAvUC(warmup=1)
     >>> z, y = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log(), torch.tensor([0, 1, 1])
