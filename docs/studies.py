@@ -11,6 +11,7 @@ import argparse
 import csv
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ DOCS = Path(__file__).parent
 TABLES = DOCS / "studies"
 PAGE = DOCS / "studies.md"
 COSTS = "costs.csv"
+VERDICTS = ("held", "did not hold", "not distinguishable")
 NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
 
 HEAD = """# Studies: what held in our runs
@@ -48,7 +50,8 @@ chooses coefficients on the test half as some papers did. A run that would take 
 This page is assembled by `python docs/studies.py` from the tables that the commands below have written, which are kept
 in `docs/studies`. A claim *held* if the interval of its paired difference lies on the claim's side of zero, *did not
 hold* if it lies on the other, and is *not distinguishable* otherwise. The settings are small: they neither confirm nor
-refute what a paper reports for its own networks. What was not run says so, with what it would cost.
+refute what a paper reports for its own networks, and one run alone distinguishes nothing. What was not run says so,
+with what it would cost.
 """
 
 
@@ -194,7 +197,7 @@ automatic choice, measured](choice.md) is this study on other predictions.
 def assemble(folder: Path = TABLES) -> str:
     """The page, from the tables of a folder."""
     costs = _read(folder / COSTS)
-    parts = [HEAD]
+    parts = [HEAD, count_verdicts(folder)]
     for section in SECTIONS:
         parts.append(f"\n## {section.title}\n\n{section.words}\n")
         parts += [_run(run, folder / run.name) for run in section.runs if (folder / run.name).is_dir()]
@@ -202,6 +205,18 @@ def assemble(folder: Path = TABLES) -> str:
         parts += [f"\nNot run for this page: {'; '.join(missing)}.\n"] if missing else []
         parts.append(_costs(section.study, costs, folder))
     return "".join([*parts, CALARENA])
+
+
+def count_verdicts(folder: Path) -> str:
+    """How many claims of each run held, and how many did not."""
+    lines = ["\n| claims of | on | " + " | ".join(VERDICTS) + " |", "|:--|:--|" + "--:|" * len(VERDICTS)]
+    for section in SECTIONS:
+        for run in section.runs:
+            if claims := _read(folder / run.name / "claims.csv"):
+                counts = Counter(claim["verdict"] for claim in claims)
+                cells = [section.title, run.title, *(str(counts[verdict]) for verdict in VERDICTS)]
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _run(run: Run, folder: Path) -> str:

@@ -105,9 +105,20 @@ def unknown_numbers(page, studies):
 
 
 def test_every_number_of_the_page_is_in_a_file(studies):
-    page = studies.PAGE.read_text("utf-8")
+    page = "".join(studies.PAGE.read_text("utf-8").split(studies.count_verdicts(TABLES)))  # those are counted below
     assert {run for run, _ in blocks(page, studies)} == {None, *RUNS}
     assert {number for _, number in unknown_numbers(page, studies)} == {"2021", "2024", "2025"}  # of the papers
+
+
+def test_verdicts_are_counted(studies):
+    page = studies.PAGE.read_text("utf-8")
+    for section in studies.SECTIONS:
+        for run in section.runs:
+            claims = read(TABLES / run.name / "claims.csv") if (TABLES / run.name / "claims.csv").exists() else []
+            counts = [sum(claim["verdict"] == verdict for claim in claims) for verdict in studies.VERDICTS]
+            line = " | ".join(["", section.title, run.title, *map(str, counts), ""]).strip()
+            assert (line in page) == bool(claims)
+            assert sum(counts) == len(claims)
 
 
 @pytest.mark.parametrize("wrong", ["| 9.87 ± 0.12 |", "of 4321 runs", "98,765.4"])
