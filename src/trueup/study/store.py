@@ -156,10 +156,11 @@ class Store:
             for key, row in connection.execute(query, values):
                 rows.setdefault(key, []).append(_mapping(row))
             query = f"SELECT key, study, version, settings, status, error, seconds, {PLACE} FROM cells WHERE {which}"
-            return {
-                line[0]: Outcome(*line[:3], _mapping(line[3]), *line[4:7], rows.get(line[0], []), Place(*line[7:]))
-                for line in connection.execute(query, values)
-            }
+            outcomes = {}
+            for key, study, version, settings, status, error, seconds, *place in connection.execute(query, values):
+                found = rows.get(key, []), Place(*place)
+                outcomes[key] = Outcome(key, study, version, _mapping(settings), status, error, seconds, *found)
+            return outcomes
 
     def _write(
         self, connection: sqlite3.Connection, cell: Cell, status: str, error: str, seconds: float, place: Place | None

@@ -142,7 +142,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
         folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
         parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
     if shift is not None:
-        parts = {name: _shift(part, *shift, seed=i) for i, (name, part) in enumerate(parts.items())}
+        parts = {name: _shift(part, shift, seed=i) for i, (name, part) in enumerate(parts.items())}
     val, test = (Loader(part, normalise, name=name) for name, part in parts.items())
     return TrainedNetwork(model.to(settings.get("device") or "cpu").eval(), val, test)
 
@@ -272,10 +272,10 @@ def _cifar10_test_halves(folder: Path) -> Data:
     return Data("cifar10", "image", val, val, test, classes=THINGS, normalisation=IMAGENET)
 
 
-def _shift(part: Dataset[Any], name: str, severity: int, seed: int) -> Dataset[Any]:
+def _shift(part: Dataset[Any], shift: tuple[str, int], seed: int) -> Dataset[Any]:
     """The same samples, shifted once for all."""
     images, labels = next(iter(DataLoader(part, batch_size=len(part))))  # type: ignore[arg-type]
-    return TensorDataset(corrupt(images, name, severity, seed=seed), labels)
+    return TensorDataset(corrupt(images, *shift, seed=seed), labels)
 
 
 def _resplit(data: Data, sizes: list[int], seed: int) -> Data:

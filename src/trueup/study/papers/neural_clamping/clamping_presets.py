@@ -47,7 +47,7 @@ def _pretrained(name: str) -> dict[str, Any]:
     return {"data": "imagenet", "network": f"timm:{name}", "how": {"options": {"pretrained": True}}}
 
 
-_RESNETS = [
+_RESNETS: list[dict[str, Any]] = [
     {"data": "cifar10", "network": f"resnet{depth}", "how": {"weights": f"weights/cifar10_resnet{depth}.th"}}
     for depth in (20, 32)
 ]
