@@ -120,6 +120,7 @@ SECTIONS = (
         "after one (calibratable). Coefficients are chosen on validation samples.",
         (
             Run("rethinking-digits", "Digits", "A multilayer perceptron on few images.", _LOSSES),
+            Run("rethinking-trec", "TREC", "The paper's kind of text CNN, narrower, on short questions.", _LOSSES),
             Run("rethinking-fashion_mnist", "Fashion-MNIST", "A small CNN.", _LOSSES),
             Run("rethinking-cifar10", "CIFAR-10", "A small ResNet.", _LOSSES),
         ),
