@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import version
@@ -112,7 +112,7 @@ def execute(work: str, cell: Cell) -> _CellResult:
 
 
 def describe_place(device: str | None = None) -> Place:
-    """This machine, with the GPU that networks are on, and the versions that a result depends on.
+    """This machine, with the GPU that networks may be on, and the versions that a result depends on.
 
     >>> describe_place().software.split()[0]
     'trueup'
@@ -120,7 +120,8 @@ def describe_place(device: str | None = None) -> Place:
     machine = f"{count_cores()} CPU cores ({platform.machine()})"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
-        machine += f", {torch.cuda.get_device_name(device or 'cuda')}"
+        with suppress(RuntimeError, AssertionError):  # a device that is not there: the cell says so
+            machine += f", {torch.cuda.get_device_name(device or 'cuda')}"
     software = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
     return Place(machine, f"trueup {__version__}, Python {platform.python_version()}, {software}")
 
