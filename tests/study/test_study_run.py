@@ -15,6 +15,7 @@ import pytest
 
 from trueup.core.executors import executor_for
 from trueup.study import STUDIES, Options, Store, Study, cost, product, run
+from trueup.study.run import describe_place
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -290,6 +291,19 @@ def test_processes_are_dealt_to_gpus(undisturbed, monkeypatch):
         seen = {pool.submit(chores.visible_gpu, 0.5).result() for _ in range(2)}
         both = {f.result() for f in [pool.submit(chores.visible_gpu, 1.0) for _ in range(6)]}
     assert seen <= both == {"4", "7"}
+
+
+def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
+    def name(device):
+        if device == "cuda:7":
+            raise AssertionError("Invalid device id")
+        return f"GPU {device}"
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", name)
+    devices = (None, "cpu", "cuda:1", "cuda:7")
+    gpus = [describe_place(device).machine.partition("), ")[2] for device in devices]
+    assert gpus == ["GPU cuda", "", "GPU cuda:1", ""]
 
 
 def test_studies_are_listed_without_their_import():
