@@ -141,13 +141,13 @@ SECTIONS = (
             ),
             Run("clue-diabetes", "Diabetes", "A regression by a small perceptron.", _CLUE),
             *(
-                Run(f"clue-{name}", title, "", _CLUE)
-                for name, title in (
-                    ("descriptions", "Descriptions"),
-                    ("uci", "UCI tables"),
-                    ("fashion_mnist", "Fashion-MNIST"),
-                    ("trec", "TREC"),
-                    ("tinyshakespeare", "tinyshakespeare"),
+                Run(f"clue-{name}", title, words, _CLUE)
+                for name, title, words in (
+                    ("descriptions", "Descriptions", "A small transformer on characters."),
+                    ("uci", "UCI tables", "Regressions by small perceptrons."),
+                    ("fashion_mnist", "Fashion-MNIST", "A small CNN, also on shifted and foreign images."),
+                    ("trec", "TREC", "A text CNN on short questions."),
+                    ("tinyshakespeare", "tinyshakespeare", "A transformer on characters."),
                 )
             ),
         ),
