@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import beta
 
 from trueup import compare, evaluate, from_confidence
-from trueup.calibrators.per_group import per_group
+from trueup.calibrators.groupwise import per_group
 from trueup.metrics.groups import GroupTally, evaluate_groups
 from trueup.monitor import Monitor
 from trueup.report.audit import audit
