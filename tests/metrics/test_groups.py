@@ -47,6 +47,15 @@ def test_means_by_hand_and_the_worst_group():
         table["D"]
 
 
+def test_groups_that_are_wrong_alike_are_not_said_to_be_right():
+    rng = np.random.default_rng(0)
+    p, group = rng.uniform(0.2, 0.6, 4000), np.arange(4000) % 2
+    table = evaluate_groups(p, rng.random(4000) < p + 0.2, group)
+    assert table.heterogeneity[""] > 0.05
+    assert table.verdict().startswith("The worst group is ")
+    assert ". That the groups differ from each other is not shown (p = " in table.verdict()
+
+
 def test_one_group_of_one_score_is_a_binomial():
     """Mid-p intervals lie a little inside Clopper's and Pearson's."""
     for events in (0, 2, 15):
