@@ -73,20 +73,9 @@ def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(comman
 def test_more_than_a_day_is_asked_about(command, tmp_path, monkeypatch):
     monkeypatch.setattr("trueup.study.cost.measure_rate", lambda device: 1e4)
     monkeypatch.setattr("trueup.study.cost.SLOWEST", 1e4)
-    small = [
-        "study",
-        "rethinking",
-        "-m",
-        "cross_entropy",
-        "--seeds",
-        "1",
-        "--without",
-        "figure-1d",
-        "-o",
-        str(tmp_path),
-    ]
+    small = ["study", "neural-clamping", "-m", "temperature", "--seeds", "1", "-o", str(tmp_path)]
     message = command(*small, "-j", "1", code=2).stderr
-    assert "Runs left: 1, about 185 hours on this machine; --yes starts them" in message
+    assert "Runs left: 1, about 431 hours on this machine; --yes starts them" in message
     assert json.loads(command(*small, "-j", "1", "--yes", "--json").stdout)["finished"] == 1
     command(*small, "-j", "1")  # nothing is left, nothing is asked
 

@@ -90,10 +90,42 @@ def sample_gradients(
 
     `targets` are labels (n,), or probabilities (n, classes), of all samples of all ranks.
     """
+    return _gradients(network, before, targets, temperature, index)[0]
+
+
+def fisher_gradients(
+    network: Network,
+    before: PixelSpace,
+    targets: Tensor,
+    temperature: float,
+    index: Tensor | None = None,
+    *,
+    seed: int,
+) -> tuple[SampleGradients, SampleGradients]:
+    """The same, and for each sample a random gradient whose outer product is on average its Fisher information.
+
+    It is Jᵀ(diag √p − p√pᵀ)v with v normal and J the logits' derivatives: mean and covariance are those of the gradient
+    where the label is drawn of the answer p itself, but it takes no rare label for it to be large. Few labels seldom
+    hold the mistakes to which most of the variance is due; their own gradients then promise far more than there is. It
+    costs a backward pass.
+    """
+    first, second = _gradients(network, before, targets, temperature, index, seed)
+    return first, second
+
+
+def _gradients(
+    network: Network,
+    before: PixelSpace,
+    targets: Tensor,
+    temperature: float,
+    index: Tensor | None,
+    seed: int | None = None,
+) -> list[SampleGradients]:
     own = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
     inputs = network.inputs if index is None else local_subset(network.inputs, index)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     theta = before.inner.theta.float()
+    parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[]] if seed is None else [[], []]
+    normal: Tensor | None = None
     with raise_on_all_ranks(), torch.enable_grad():
         start = 0
         for batch in inputs:
@@ -103,16 +135,27 @@ def sample_gradients(
             z = network.batch_logits(batch, tap)
             s = upcast_half(z.detach()).double().cpu() / temperature
             p = torch.softmax(s, dim=1)
-            residual = p - _as_probabilities(targets[rows], p.shape[1])
-            (g,) = gradients_of(z, [tap.mapped], (residual / temperature).to(z))
-            network.count(backward=len(rows))
-            by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
-            # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
-            parts.append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
-    if not parts:
-        parts = [(torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())]
-    logits, by_theta, by_t = (all_gather_rows(torch.cat(column)) for column in zip(*parts, strict=True))
-    return SampleGradients(logits, by_theta.numpy(), by_t.numpy())
+            residuals = [p - _as_probabilities(targets[rows], p.shape[1])]
+            if seed is not None:
+                if normal is None:  # of all samples, so that a sample's do not depend on its batch or its rank
+                    size = len(targets), p.shape[1]
+                    normal = torch.from_numpy(np.random.default_rng(seed).standard_normal(size))
+                rooted = p.sqrt() * normal[rows]
+                residuals.append(rooted - p * rooted.sum(dim=1, keepdim=True))
+            for number, residual in enumerate(residuals, start=1):
+                slope = (residual / temperature).to(z)
+                (g,) = gradients_of(z, [tap.mapped], slope, retain_graph=number < len(residuals))
+                network.count(backward=len(rows))
+                by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
+                # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
+                parts[number - 1].append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
+    found = []
+    for rank in parts:
+        none = (torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())
+        columns = zip(*(rank or [none]), strict=True)
+        logits, by_theta, by_t = (all_gather_rows(torch.cat(column)) for column in columns)
+        found.append(SampleGradients(logits, by_theta.numpy(), by_t.numpy()))
+    return found
 
 
 def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
