@@ -25,6 +25,7 @@ from trueup.clamping.natural_gradient import (
     fisher_gradients,
     logits_through,
     natural_gradient,
+    teacher_gradients,
 )
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, sample_order
@@ -33,9 +34,10 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.splits import fold_mask
 
 FOLDS = 3
-SIGNIFICANCE = 0.25
+SIGNIFICANCE, TAUGHT_SIGNIFICANCE = 0.25, 0.05
 """Families are tried if the p-value of a score test times the number of tests is smaller, so that all of them together
-raise no more false alarms than that, and far fewer, since families overlap; samples left out have the last word."""
+raise no more false alarms than that, and far fewer, since families overlap; samples left out have the last word. A
+teacher's answers are many numbers a sample: what is there shows in them."""
 STEPS, MORE_STEPS = 11, 8
 """Mini-batches of the search: from the identity, and from a poorer map."""
 TAUGHT_STEPS = 9
@@ -190,7 +192,7 @@ def climb(problem: Climb) -> Ladder:
     ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
     p_values, refused, failures = dict(ladder.p_values), set[str](), 0
     while True:
-        families = _choose(scores, p_values, refused, problem.seed)
+        families = _choose(scores, p_values, refused, problem.seed, SIGNIFICANCE)
         if not families:
             ladder.stopped = "no other family has signal" if len(ladder.rungs) > 1 else "no family of maps has signal"
             return ladder
@@ -370,7 +372,7 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
     everything = _extended(Composition([]), problem.families, network.shape)
 
     def gradients_at(composition: Composition, temperature: float) -> tuple[SampleGradients, SampleGradients]:
-        return fisher_gradients(network, problem.space(composition), targets, temperature, seed=problem.seed)
+        return teacher_gradients(network, problem.space(composition), targets, temperature, seed=problem.seed)
 
     scores = _teacher_scores(*gradients_at(everything, state.temperature), everything, families, renewed)
     state = replace(state, out=fold_mask(sample_order(network, Loss()), 0, FOLDS))
@@ -378,7 +380,7 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
     losses = row_losses(plain, targets[state.out])
     while True:
         p_values = {name: _p_value(scores[name], problem.seed) for name in scores}
-        chosen = _choose(scores, p_values, set(), problem.seed)
+        chosen = _choose(scores, p_values, set(), problem.seed, TAUGHT_SIGNIFICANCE)
         if not chosen or network.cost().equivalents > problem.budget:
             return state
         problem.progress(f"input map: {' + '.join(chosen)}")
@@ -457,13 +459,13 @@ def _label_scores(
 
 def _teacher_scores(
     answers: SampleGradients,
-    fisher: SampleGradients,
+    drawn: SampleGradients,
     composition: Composition,
     names: Sequence[str],
     known: Sequence[str] = (),
 ) -> dict[str, Scores]:
     """Scores by a teacher's answers, which have no noise but that of the samples, and say nothing of the curvature."""
-    return _columns((answers, fisher, answers), composition, names, known)
+    return _columns((answers, drawn, answers), composition, names, known)
 
 
 def _columns(
@@ -531,9 +533,11 @@ def _promise(scores: Scores) -> float:
     return (n * float(mean @ inverse @ mean) - 2 * r) / (2 * n)
 
 
-def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
+def _choose(
+    scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int, level: float
+) -> tuple[str, ...]:
     """The family that promises most, and others that promise enough of what those before them cannot do; or none."""
-    able = [name for name, p in p_values.items() if p * len(p_values) < SIGNIFICANCE and name not in refused]
+    able = [name for name, p in p_values.items() if p * len(p_values) < level and name not in refused]
     promises = {name: promise for name in able if (promise := _promise(scores[name])) > 0}
     if not promises:
         return ()
@@ -554,7 +558,7 @@ def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[
         best = max(promised, key=lambda name: promised[name])
         if promised[best] < BESIDE * promises[chosen[0]]:
             break
-        if _p_value(beside[best], seed) * len(p_values) >= SIGNIFICANCE:
+        if _p_value(beside[best], seed) * len(p_values) >= level:
             break
         chosen.append(best)
     return tuple(chosen)
