@@ -138,7 +138,9 @@ def compare(
     if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, try_all=try_all, all=show_all, metric=metric)
+        forecasts = forecast_verbs.ForecastReader.of(
+            columns, reader, bins=bins, try_all=try_all, all=show_all, metric=metric
+        )
         given = o.drop_unset(level=level, folds=folds, seed=seed)
         forecast_verbs.compare(val, test, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
@@ -199,7 +201,9 @@ def report(
     from trueup.report import report as make_report
     from trueup.report.page import describe_file
 
-    audit = _audit(reader, val, test, method, try_all, quiet, pooled=True, bins=bins, level=level, folds=folds, seed=seed)
+    audit = _audit(
+        reader, val, test, method, try_all, quiet, pooled=True, bins=bins, level=level, folds=folds, seed=seed
+    )
     names = reader.class_names
     if reader.event is not None:
         names = (f"not {reader.event}", reader.event)
