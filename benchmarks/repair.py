@@ -125,8 +125,8 @@ temperature of home, all others end in one fitted to the labels. 'Regained' is t
 the shift that `repair` gives back, over draws that have it, temperature and the unshifted images.
 
 The shifts, priors and rules were settled on draws 0 and 1 of these same images with ResNet-20; two rules after a look
-at others: how many samples judge the choice at once at draw 2 of white balance with 200 labels, and the level of the score
-tests at the p-values that draws 0 to 15 have with 100 and 200 labels. Tables begin at draw 2.
+at others: how many samples judge the choice at once at draw 2 of white balance with 200 labels, and the level of the
+score tests at the p-values that draws 0 to 15 have with 100 and 200 labels. Tables begin at draw 2.
 
 The shift called camera has noise, the clear camera has none. Noise takes away what no map brings back: the section of
 5,000 samples shows how far the whole network comes there when all of its weights are trained on 4,000 labelled images

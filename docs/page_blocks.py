@@ -1,5 +1,5 @@
-"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and formulas
-become MathML.
+"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and
+formulas become MathML.
 
 MathML is drawn by the browser itself: the site needs no script and no fonts for its formulas, and works offline.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class RowSpanProblem(Problem):
         settings = {name: getattr(problem, name) for name in ("z", "y", "penalty", "on", "scale", "w")}
         return cls(**settings, u=u, basis=right.T.contiguous(), features=left * sizes)
 
-    def rows(self, keep: Tensor) -> Problem:
+    def rows(self, keep: Tensor) -> Self:
         """The same problem on the rows of a mask, in the same basis."""
         return replace(super().rows(keep), u=self.u[keep], features=self.features[keep])
 
