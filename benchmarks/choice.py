@@ -32,6 +32,7 @@ from trueup.study.papers.calarena.calarena_study import CHOSEN
 from trueup.study.tables import Column, Table, tabulate
 
 STUDY = STUDIES["calarena"]
+SEEDS = 3
 TWO_CLASSES = (
     "identity",
     "temperature",
@@ -42,7 +43,17 @@ TWO_CLASSES = (
     "isotonic_ovr",
     "venn_abers",
 )
-MORE_CLASSES = ("identity", "temperature", "bias_corrected_temperature", "svs", "sms", "diagonal_sms", "isotonic_ovr")
+MORE_CLASSES = (
+    "identity",
+    "temperature",
+    "bias_corrected_temperature",
+    "svs",
+    "sms",
+    "diagonal_sms",
+    "isotonic_ovr",
+    "order_invariant",
+    "residual",
+)
 """Single methods of ours that the choice is compared with."""
 TITLES = {
     "tabular-binary": "Models of scikit-learn, two classes",
@@ -59,13 +70,13 @@ defaults. All of these files had a part in settling its candidates and their pri
 All methods get the same probabilities, in single precision, and are judged on rows that none has seen. Written by
 
 ```sh
-$ make bench-choice
+$ make bench-choice{options}
 ```
 
 which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder of the networks' and language
 models' files. {machine}
 
-A file below is a model on a data set, its loss the mean over {seeds} splits, of a network one. *Regret* is the log-loss
+A file below is a model on a data set, its loss {splits}. *Regret* is the log-loss
 of `auto` above that of the single method, ours or another package's, that turns out best on the test rows of that
 file, which nobody can know beforehand: below zero the choice is better than any of them. *Harm* is its log-loss above
 that without calibration, where it is worst.
@@ -90,7 +101,7 @@ class File(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="two data sets, two models, one seed")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--folder", type=Path, default=Path("build/choice"), help="where everything is kept")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of choice.md")
     parser.add_argument("--report", action="store_true", help="only write the page, of the parts that are finished")
@@ -242,7 +253,9 @@ def write_page(
     folder: Path, found: dict[str, tuple[Options, list[dict[str, Any]]]], seeds: int, absent: dict[str, str]
 ) -> str:
     collected = {name: collect(folder, name, rows) for name, (_, rows) in found.items()}
-    parts = [HEAD.format(seeds=seeds, machine=_machine()), summary(collected).markdown(), WORDS]
+    splits = f"the mean over {seeds} splits, of a network one" if seeds > 1 else "that of one split"
+    flags = "" if seeds == SEEDS else f' OPTIONS="--seeds {seeds}"'
+    parts = [HEAD.format(options=flags, splits=splits, machine=_machine()), summary(collected).markdown(), WORDS]
     if absent:
         parts.append("Other packages: " + "; ".join(f"{name} {why}" for name, why in absent.items()) + ".\n")
     for benchmark, (options, rows) in found.items():

@@ -1,5 +1,5 @@
-"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and formulas
-become MathML.
+"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and
+formulas become MathML.
 
 MathML is drawn by the browser itself: the site needs no script and no fonts for its formulas, and works offline.
 """
@@ -39,7 +39,9 @@ def console(block: str) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Rows of printed tables are marked, since they must not go on in the next line as sentences may."""
-    return PRINTED.sub(lambda line: line[0].replace('"go"', '"go row"', 1) if COLUMNS.search(line[1]) else line[0], html)
+    return PRINTED.sub(
+        lambda line: line[0].replace('"go"', '"go row"', 1) if COLUMNS.search(line[1]) else line[0], html
+    )
 
 
 def formulas(text: str) -> str:

@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from strategies import calibrated, pairs
 from trueup import metrics
 from trueup.calibrators.diagonal import Diagonal
-from trueup.calibrators.order_preserving import OrderInvariant
+from trueup.calibrators.fold_networks import OrderInvariant
 from trueup.calibrators.temperature import Temperature
-
-
-def quick(logits, labels):
-    return OrderInvariant.fit(logits, labels, hidden=10, epochs=5, batch=64)
 
 
 def bent(n=4000, classes=5, seed=0):
@@ -35,11 +31,14 @@ def slow_g(u, knots, slopes):
 
 def slow_order_invariant(row, fitted):
     ordered = np.sort(row)[::-1]
-    x = ordered - ordered.mean()
-    for layer in (fitted.first.numpy(), fitted.second.numpy()):
-        x = np.maximum(layer[:, :-1] @ x + layer[:, -1], 0)
-    m = fitted.third.numpy()[:, :-1] @ x + fitted.third.numpy()[:, -1]
-    slopes = (1e-3 + np.log1p(np.exp(m + np.log(np.expm1(1 - 1e-3))))) / fitted.temperature.item()
+    slopes = 0.0
+    for first, second, third in zip(*(layer.numpy() for layer in fitted.layers), strict=True):
+        x = ordered - ordered.mean()
+        for layer in (first, second):
+            x = np.maximum(layer[:, :-1] @ x + layer[:, -1], 0)
+        m = third[:, :-1] @ x + third[:, -1]
+        slopes = slopes + 1e-3 + np.log1p(np.exp(m + np.log(np.expm1(1 - 1e-3))))
+    slopes = slopes / len(fitted.first) / fitted.temperature.item()
     value, out = 0.0, [0.0]
     for j in range(len(row) - 1):
         value -= slopes[j] * (ordered[j] - ordered[j + 1])
@@ -62,14 +61,16 @@ def test_diagonal_equals_slow_integration(slopes, seed):
 
 def test_order_invariant_equals_the_slow_loop():
     rng = np.random.default_rng(0)
-    layers = rng.normal(size=(6, 5)), rng.normal(size=(7, 7)), rng.normal(size=(3, 8))
+    layers = rng.normal(size=(3, 6, 5)), rng.normal(size=(3, 7, 7)), rng.normal(size=(3, 3, 8))
     fitted = OrderInvariant(1.7, *layers)
     logits = rng.normal(size=(20, 4)) * 2
     for row, after in zip(logits, fitted(logits), strict=True):
         assert after == pytest.approx(slow_order_invariant(row, fitted), abs=1e-9)
+    alone = OrderInvariant(1.7, *(layer[0] for layer in layers))
+    assert (alone(logits) == OrderInvariant(1.7, *(layer[:1] for layer in layers))(logits)).all()
 
 
-@pytest.mark.parametrize("fit", [Diagonal.fit, quick])
+@pytest.mark.parametrize("fit", [Diagonal.fit, OrderInvariant.fit])
 @pytest.mark.filterwarnings("ignore:temperature stopped at its bound")
 def test_order_stays_and_the_fit_is_no_worse_than_temperature(fit):
     @settings(max_examples=10)
@@ -79,15 +80,19 @@ def test_order_stays_and_the_fit_is_no_worse_than_temperature(fit):
         fitted = fit(logits, labels)
         after = fitted(logits)
         assert np.isfinite(after).all()
-        i, j = np.triu_indices(logits.shape[1], 1)
-        before, now = logits[:, i] - logits[:, j], after[:, i] - after[:, j]
-        assert (now[before > 1e-9] > 0).all()
-        assert (now[before < -1e-9] < 0).all()
-        assert (now[before == 0] == 0).all()
+        assert_order_stays(logits, after)
         scaled = Temperature.fit(logits, labels)(logits)
         assert metrics.nll(after, labels) <= metrics.nll(scaled, labels) + 1e-9
 
     check()
+
+
+def assert_order_stays(logits, after):
+    i, j = np.triu_indices(logits.shape[1], 1)
+    before, now = logits[:, i] - logits[:, j], after[:, i] - after[:, j]
+    assert (now[before > 1e-9] > 0).all()
+    assert (now[before < -1e-9] < 0).all()
+    assert (now[before == 0] == 0).all()
 
 
 def test_diagonal_finds_the_function_that_bent_the_logits():
@@ -100,11 +105,21 @@ def test_diagonal_finds_the_function_that_bent_the_logits():
 
 
 def test_order_invariant_learns_what_temperature_cannot():
-    logits, _, labels = bent(2500)
-    fitted = OrderInvariant.fit(logits, labels, hidden=20, epochs=12, batch=100)
+    logits, _, labels = bent(6000)
+    fitted = OrderInvariant.fit(logits, labels)
+    assert fitted.first.shape == (5, 32, 6)
     fresh, fresh_truth, fresh_labels = bent(seed=1)
     gain = metrics.nll(Temperature.fit(logits, labels)(fresh), fresh_labels) - metrics.nll(fresh_truth, fresh_labels)
     assert metrics.nll(fitted(fresh), fresh_labels) < metrics.nll(fresh_truth, fresh_labels) + 0.5 * gain
+    assert_order_stays(fresh, fitted(fresh))
+    order = np.random.default_rng(0).permutation(len(labels))
+    assert (OrderInvariant.fit(logits[order], labels[order])(fresh) == fitted(fresh)).all()
+
+
+def test_few_rows_and_calibrated_ones_get_temperature_scaling():
+    for logits, labels in (bent(499)[::2], calibrated(600, 3, temperature=2.0)):
+        fitted, scaled = OrderInvariant.fit(logits, labels), Temperature.fit(logits, labels)
+        assert fitted(logits) == pytest.approx(scaled(logits), abs=1e-6)
 
 
 def test_temperature_is_all_that_calibrated_data_need():
@@ -117,12 +132,12 @@ def test_temperature_is_all_that_calibrated_data_need():
 def test_training_depends_on_the_seed_alone():
     logits, labels = bent(500, 3)[::2]
     state = torch.get_rng_state()
-    once, again, other = (OrderInvariant.fit(logits, labels, hidden=8, epochs=3, seed=s) for s in (0, 0, 1))
+    once, again, other = (OrderInvariant.fit(logits, labels, epochs=3, seed=s) for s in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
     assert (once(logits) == again(logits)).all()
     assert not (once(logits) == other(logits)).all()
     with torch.no_grad():
-        assert (OrderInvariant.fit(logits, labels, hidden=8, epochs=3)(logits) == once(logits)).all()
+        assert (OrderInvariant.fit(logits, labels, epochs=3)(logits) == once(logits)).all()
 
 
 def test_a_fit_in_chunks_is_the_same(monkeypatch):
@@ -152,15 +167,15 @@ def test_real_predictions_get_better(data):
     after = Diagonal.fit(*val)(test[0])
     assert metrics.nll(after, test[1]) == pytest.approx(0.2259, abs=2e-4)
     assert metrics.ece(after, test[1]) < 0.009
-    after = OrderInvariant.fit(*val, epochs=5)(test[0])
+    after = OrderInvariant.fit(*val)(test[0])
     assert metrics.nll(after, test[1]) < 0.227
     assert metrics.accuracy(after, test[1]) == metrics.accuracy(*test)
 
 
 def test_classes_are_treated_alike():
-    logits, _, labels = bent(400, 4)
+    logits, _, labels = bent(800, 4)
     turned = np.array([2, 0, 3, 1])
-    for fit in (quick, Diagonal.fit):
+    for fit in (OrderInvariant.fit, Diagonal.fit):
         fitted, other = fit(logits, labels), fit(logits[:, turned], np.argsort(turned)[labels])
         assert fitted(logits[:, turned]) == pytest.approx(fitted(logits)[:, turned], abs=1e-9)
         assert np.exp(other(logits[:, turned])) == pytest.approx(np.exp(fitted(logits)[:, turned]), rel=1e-5)

@@ -5,7 +5,7 @@ import torch
 import trueup
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.residual import Residual, average_folds, fit_folds
+from trueup.calibrators.fold_networks import Residual, average_folds, fit_folds
 from trueup.calibrators.temperature import Temperature
 from trueup.core.splits import k_fold
 from trueup.integrations.onnx import TOLERANCE, check_export
@@ -82,13 +82,13 @@ def test_folds_have_not_seen_their_rows():
     z, y = (torch.tensor(part) for part in faulty(1000))
     noise = torch.tensor(np.random.default_rng(3).integers(0, 3, 1000))
     folds = k_fold(z, noise, 5)
-    models = fit_folds(z, noise, folds, bases=[Temperature(100.0)] * 5)
+    models = fit_folds(Residual, z, noise, folds, [Temperature(100.0)] * 5)
     held_out = sum(
         metrics.nll(model(z[held]), noise[held]) * int(held.sum())
         for model, (_, held) in zip(models, folds, strict=True)
     )
     assert held_out / 1000 > np.log(3) - 0.01
-    honest = fit_folds(z, y, k_fold(z, y, 5), bases=[Temperature(1.0)] * 5)
+    honest = fit_folds(Residual, z, y, k_fold(z, y, 5), [Temperature(1.0)] * 5)
     whole = average_folds(honest, Temperature(1.0))
     assert whole.first.shape[0] == 5
     assert torch.equal(whole.first[2], honest[2].first[0])

@@ -17,7 +17,7 @@ LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
 NEW = calibrated(60, 4, seed=1)[0] * 2
 BY_NUMBER = {"dirichlet", "dirichlet_odir", "svs", "sms", "sms_cv", "low_rank", "diagonal_sms"}
 """Copies of rows change these, the order of rows does not."""
-SLOW = {"order_invariant", "auto", "temperature_ece"}
+SLOW = {"auto", "temperature_ece"}
 names = pytest.mark.parametrize("name", METHODS)
 _fitted, _inputs = {}, {}
 
@@ -151,10 +151,6 @@ def test_bad_weights_are_named(name):
 
 @names
 def test_classes_may_be_renamed(name):
-    if name == "order_invariant":
-        pytest.skip(
-            "trained by stochastic steps on sorted logits: equivariant by construction, tested with its own file"
-        )
     order = np.random.default_rng(1).permutation(4)
     renamed = fit(name, LOGITS[:, order], np.argsort(order)[LABELS])
     assert np.allclose(probs(renamed(NEW[:, order])), probs(fitted(name)(NEW))[:, order], atol=2e-5)

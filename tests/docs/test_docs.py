@@ -36,6 +36,11 @@ def catalogue():
     return hook((DOCS / "catalogue.md").read_text(), page=page, config={}, files=[])
 
 
+def test_the_table_of_methods_has_every_method():
+    table = (DOCS / "methods.md").read_text().split("```python")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(trueup.METHODS)
+
+
 def test_the_catalogue_has_every_method_once(catalogue):
     headings = re.findall(r"^## (.*)$", catalogue, re.MULTILINE)
     assert [name.strip("`") for heading in headings for name in heading.split(", ")] == list(trueup.METHODS)

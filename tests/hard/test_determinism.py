@@ -18,7 +18,7 @@ TABLE = 1e-12
 """By how much of itself a number of a table may depend on the number of threads."""
 FIT = 1e-8
 """By how much a calibrated probability may."""
-SLOW = ("auto", "order_invariant")
+SLOW = ("auto",)
 LARGE = ("temperature", "histogram_ovr", "svs", "temperature_ece", "ets", "isotonic", "vector")
 """Methods that are quick enough to be fitted on so many rows that threads share the work, the quickest first."""
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trueup.calibrators.compose import Chain, OneVsRest, chain, choose, cross_fit, grid, one_vs_rest, refinement
     from trueup.calibrators.diagonal import Diagonal
     from trueup.calibrators.ets import EnsembleTemperature
+    from trueup.calibrators.fold_networks import OrderInvariant, Residual
     from trueup.calibrators.groupwise import PerGroup, per_group
     from trueup.calibrators.histogram import Histogram, HistogramOvR
     from trueup.calibrators.imax import IMax, IMaxShared
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
     from trueup.calibrators.logistic import Beta, Platt, Quadratic
     from trueup.calibrators.low_rank import LowRank
     from trueup.calibrators.multilabel import PerLabel, per_label
-    from trueup.calibrators.order_preserving import OrderInvariant
     from trueup.calibrators.pool import Mixture, UniformMixture
     from trueup.calibrators.prompt_bias import average_orders, contextual_bias, position_bias
     from trueup.calibrators.proximity_aware import BinMeanShift, DensityRatio
     from trueup.calibrators.regression import IsotonicQuantiles, Recalibrator, VarianceScaling
-    from trueup.calibrators.residual import Residual
     from trueup.calibrators.scaling_binning import ScalingBinning
     from trueup.calibrators.shrunken_histogram import ShrunkenHistogram
     from trueup.calibrators.smoothing_spline import SmoothingSpline

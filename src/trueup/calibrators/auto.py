@@ -42,11 +42,11 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "up to 30 classes": (
         *("identity", "temperature", "bias_corrected_temperature", "svs", "quadratic"),
         *("sms", "loose_sms", "free_sms", "diagonal_sms", "isotonic_ovr"),
-        *("residual", "residual_sms", "residual_loose_sms"),
+        *("order_invariant", "residual", "residual_sms", "residual_loose_sms"),
     ),
     "up to 200 classes": (
         *("identity", "temperature", "bias_corrected_temperature", "svs", "sms"),
-        *("loose_sms", "free_sms", "diagonal_sms", "low_rank", "isotonic_ovr", "residual"),
+        *("loose_sms", "free_sms", "diagonal_sms", "low_rank", "isotonic_ovr", "order_invariant", "residual"),
     ),
     "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
 }
@@ -69,11 +69,12 @@ AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagon
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
 """Structured matrix scaling with so much of its penalty: the pool weighs them, which costs less than `sms_cv`."""
 BASES = {
+    "order_invariant": ("temperature",),
     "residual": ("diagonal_sms", "smoothing_spline"),
     "residual_sms": ("sms",),
     "residual_loose_sms": ("loose_sms",),
 }
-"""The base of each residual network: the first that is a candidate."""
+"""The base of each candidate that is a network on top of another: the first that is a candidate."""
 _BEHIND = 2.0  # standard errors by which a candidate is clearly behind
 _UNIFORM_ROWS = 0.1  # the uniform distribution's share in the end is that of so many rows
 _LEAST_WEIGHT = 0.02
@@ -201,7 +202,7 @@ def _method(name: str) -> Fit:
         return partial(METHODS[name], smooth=_UNIFORM_ROWS)
     if name in PENALTIES:
         return partial(METHODS["sms_cv"], penalties=(PENALTIES[name],))
-    method: Fit = METHODS["residual" if name in BASES else name]
+    method: Fit = METHODS[name if name in METHODS else "residual"]
     return method
 
 
@@ -248,7 +249,7 @@ class _Trial:
                 self._drop(name, str(error))
         for name in self.fits:
             if name in BASES:
-                self._train_residual(name)
+                self._train_networks(name)
 
     def conclude(self) -> Calibrator:
         """The mixture or the identity, with a record of the choice."""
@@ -308,15 +309,16 @@ class _Trial:
             if _is_less(losses[best], losses[name], _BEHIND, each, together):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
-    def _train_residual(self, name: str) -> None:
+    def _train_networks(self, name: str) -> None:
         """On the folds of its base, which are fitted already."""
         base = self._base(name)
         if base is None:
             self._drop(name, "its base map could not be fitted")
             return
-        from trueup.calibrators.residual import fit_folds  # small problems have no such candidate
+        from trueup.calibrators.fold_networks import OrderInvariant, Residual, fit_folds  # few rows have no networks
 
-        models = fit_folds(self.z, self.y, self.folds, w=self.w, bases=self.models[base])
+        kind = OrderInvariant if name == "order_invariant" else Residual
+        models = fit_folds(kind, self.z, self.y, self.folds, self.models[base], w=self.w)
         if models == self.models[base]:
             self._drop(name, "it found nothing to correct in its base map")
             return
@@ -338,7 +340,7 @@ class _Trial:
         base = self._base(name)
         if base is None:
             return self.fits[name](self.z, self.y, **given(self.w))
-        from trueup.calibrators.residual import average_folds
+        from trueup.calibrators.fold_networks import average_folds
 
         return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
 

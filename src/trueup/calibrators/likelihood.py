@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ Inverse = Callable[[np.ndarray], np.ndarray]
 Blocks = Callable[[float, float, float], Inverse]
 """The likelihood's curvature, to be inverted with that of a penalty: off and on the diagonal, and on the bias."""
 
-_LEVEL = 1e-6  # of the mean curvature, added where the data may have none
+LEVEL = 1e-6
+"""Of the mean curvature, added where the data may have none."""
 _PRIOR = 5.0  # rows that a class is lent by all classes
 _FEW_CLASSES, _MANY_CLASSES = 32, 128  # up to so many each have a curvature of their own: K (K + 1)² numbers
 
@@ -95,7 +96,6 @@ class Problem:
         tolerance: float = 1e-7,
     ) -> tuple[Tensor, Tensor, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
-        classes = self.z.shape[1]
         x = self.start_point(start)
         if self.vector and not isinstance(start, np.ndarray):
             x = self._with_frequencies(x)
@@ -114,9 +114,14 @@ class Problem:
                 refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
                 coarse=quick,
             )
+        return *self.weight_and_bias(x), certificate
+
+    def weight_and_bias(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
+        """W and b at a point, of the least penalty."""
+        classes = self.z.shape[1]
         x = self.canonical(x)
         found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-        return found if self.vector else found.reshape(classes, classes), bias, certificate
+        return found if self.vector else found.reshape(classes, classes), bias
 
     def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
@@ -145,8 +150,8 @@ class Problem:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
         n, classes = self.total, self.z.shape[1]
         u, absent, share = self._subsample(2048)
-        probs = torch.softmax(_mask(u * float(x[0]), absent), dim=1)
-        mean_probs = _weigh(probs, share).mean(dim=0).double().numpy()
+        probs = torch.softmax(mask_scores(u * float(x[0]), absent), dim=1)
+        mean_probs = weigh(probs, share).mean(dim=0).double().numpy()
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
@@ -202,9 +207,10 @@ class Problem:
         u, absent, share = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
+        scores = u * weight + bias if self.vector else torch.addmm(bias, u, weight.view(classes, -1).T)
+        spread = weigh(class_variances(mask_scores(scores, absent)), share)
         if self.vector:
-            return _vector_blocks(u, _weigh(_spread(_mask(u * weight + bias, absent)), share), self._counts)
-        spread = _weigh(_spread(_mask(torch.addmm(bias, u, weight.view(classes, -1).T), absent)), share)
+            return _vector_blocks(u, spread, self._counts)
         return _matrix_blocks(u, spread, careful=careful)
 
     def inverse(self, blocks: Blocks) -> Inverse:
@@ -273,20 +279,30 @@ class Problem:
             if self._small and not kept:
                 kept.extend(map(chunk, parts))
             for u, absent, label, share in kept or map(chunk, parts):
-                log_q = torch.log_softmax(_mask(torch.addmm(bias, u, weight.T), absent), dim=1)
-                loss -= float(_weigh(log_q.gather(1, label), share).double().sum())
+                log_q = torch.log_softmax(mask_scores(torch.addmm(bias, u, weight.T), absent), dim=1)
+                loss -= float(weigh(log_q.gather(1, label), share).double().sum())
                 residual = log_q.exp_()
                 residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind))
-                residual = _weigh(residual, share)
+                residual = weigh(residual, share)
                 slopes[:, :-1] += (residual.T @ u).double().cpu()
                 slopes[:, -1] += residual.sum(dim=0).double().cpu()
             return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
 
         return likelihood
 
-    def rows(self, keep: Tensor) -> Problem:
+    def rows(self, keep: Tensor) -> Self:
         """The same problem on the rows of a mask."""
         return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
+
+
+def matrix_problem(z: Tensor, y: Tensor, penalty: Penalty, **settings: Any) -> Problem:
+    """The problem of a whole matrix, which is smaller where rows are far fewer than classes."""
+    whole = Problem(z, y, penalty, **settings)
+    if 2 * len(z) > z.shape[1] or penalty.off <= 0:
+        return whole
+    from trueup.calibrators.row_span import RowSpanProblem  # few problems are like this
+
+    return RowSpanProblem.of(whole)
 
 
 def _vector_blocks(u: Tensor, spread: Tensor, counts: np.ndarray) -> Blocks:
@@ -302,7 +318,7 @@ def _vector_blocks(u: Tensor, spread: Tensor, counts: np.ndarray) -> Blocks:
     squares, centre = ((x + _PRIOR * x.sum() / total) / (d + _PRIOR) for x in (a, m))  # centre² ≤ squares: both means
     d = expected * (d + _PRIOR) / (expected + _PRIOR) / len(u)
     a, m = squares * d, centre * d
-    level = _LEVEL * (a.mean() + d.mean()) / 2 + 1e-12
+    level = LEVEL * (a.mean() + d.mean()) / 2 + 1e-12
 
     def inverse(_: float, diagonal: float, offset: float) -> Inverse:
         first, last = a + diagonal + level, d + offset + level
@@ -330,7 +346,7 @@ def _own_blocks(u: Tensor, spread: Tensor) -> Blocks:
     n, classes = u.shape
     extended = torch.cat([u, torch.ones(n, 1)], dim=1)
     blocks = torch.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).double().numpy()
-    level = _LEVEL * np.diagonal(blocks, axis1=1, axis2=2).mean() + 1e-12
+    level = LEVEL * np.diagonal(blocks, axis1=1, axis2=2).mean() + 1e-12
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
         ridge = np.full((classes, classes + 1), off + level)
@@ -363,7 +379,7 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
     pooled = (gram - (mean.T * d) @ mean) / d.sum()
     own = (spread * u * u).sum(dim=0).double().numpy() / n / d - mean.diagonal() ** 2
     values, vectors = np.linalg.eigh(pooled)
-    values = np.maximum(values, _LEVEL * values.mean()) + 1e-12
+    values = np.maximum(values, LEVEL * values.mean()) + 1e-12
     turned = mean @ vectors  # in the eigenvectors' frame, as all that follows
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
@@ -394,14 +410,17 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
     return inverse
 
 
-def _mask(scores: Tensor, absent: Tensor | None) -> Tensor:
+def mask_scores(scores: Tensor, absent: Tensor | None) -> Tensor:
+    """Scores of −∞ for absent options, in place."""
     return scores if absent is None else scores.masked_fill_(absent, -torch.inf)
 
 
-def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
+def weigh(rows: Tensor, share: Tensor | None) -> Tensor:
+    """Rows times their weights, if they have any."""
     return rows if share is None else rows * share
 
 
-def _spread(s: Tensor) -> Tensor:
+def class_variances(s: Tensor) -> Tensor:
+    """The variance p(1 − p) of each class's indicator."""
     p = torch.softmax(s, dim=1)
     return p * (1 - p)

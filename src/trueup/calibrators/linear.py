@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, matrix_problem
 from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
 from trueup.core.arrays import as_weighted, fill_absent, find_absent
 from trueup.core.native import one_thread
@@ -123,6 +124,7 @@ class Matrix(Linear):
     def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, weights: Any = None) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        _check_rows(z)
         z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty), w=w)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
@@ -245,13 +247,24 @@ class Structured(Linear):
             Penalty(off=multiple * classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
             for multiple in sorted(penalties, reverse=True)
         ]
-        problem = Problem(z, y, path[0], on="log_probs", scale=beta, vector=diagonal, w=w)
+        made = partial(Problem, vector=True) if diagonal else matrix_problem
+        problem = made(z, y, path[0], on="log_probs", scale=beta, w=w)
         start: float | np.ndarray = 1.0
         if len(path) > 1:
             _, penalty, start = _choose_penalty(path, problem, 1.0, folds)
             problem = replace(problem, penalty=penalty)
         weight, bias, certificate = problem.solve(start)
         return cls(1 / beta, weight, bias).with_certificate(certificate)
+
+
+def _check_rows(z: Tensor) -> None:
+    """Refuse to fit a whole matrix to fewer rows than classes, which it would repeat by heart in minutes."""
+    n, classes = z.shape
+    if n < classes:
+        raise ValueError(
+            f"a matrix of {classes} × {classes} weights needs at least {classes} rows, one a class, got {n}; "
+            '"svs" and "sms" are shrunk towards temperature scaling and take fewer'
+        )
 
 
 def _split_offset(z: Tensor) -> tuple[Tensor, float]:
@@ -285,6 +298,7 @@ def _fit_penalised(
     folds: int = 5,
 ) -> tuple[Tensor, Tensor, Certificate]:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
+    _check_rows(z)
     classes = z.shape[1]
     start = near_inverse_temperature(z, y, w)
 
