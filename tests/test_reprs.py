@@ -67,6 +67,11 @@ def test_a_name_that_is_not_there_suggests_the_nearest():
         trueup.METRICS["zzz"]
     with pytest.raises(KeyError):
         trueup.METRICS[3]
+    scores = trueup.evaluate(LOGITS, LABELS, metrics=["ece", "nll"])
+    with pytest.raises(KeyError, match="no metric of this table is called 'ecce'; did you mean 'ece'"):
+        scores["ecce"]
+    with pytest.raises(KeyError, match="no method is called 'raw'; there are: network"):
+        scores["raw", "ece"]
 
 
 def test_help_of_a_method_is_its_docstring():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -13,6 +13,20 @@ if TYPE_CHECKING:  # for checkers alone: this module imports nothing heavy, and 
     from trueup.calibrators.base import Calibrator
 
 T = TypeVar("T")
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """What to say of a name that is not there: the nearest ones, and all there are.
+
+    >>> unknown_name("metric", "ecee", ["ece", "nll"])
+    "no metric is called 'ecee'; did you mean 'ece'? there are: ece, nll"
+    """
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.6) if isinstance(name, str) else []
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"no {kind} is called {name!r}; {meant}there are: {', '.join(names)}"
 
 
 class Lazy(Mapping[str, T]):
@@ -26,18 +40,11 @@ class Lazy(Mapping[str, T]):
         try:
             module, attribute = self._where[name].split(":")
         except (KeyError, TypeError):
-            raise KeyError(self._unknown(name)) from None
+            raise KeyError(unknown_name(self._kind, name, self)) from None
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
         return cast(T, found)
-
-    def _unknown(self, name: object) -> str:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, self, n=3, cutoff=0.6) if isinstance(name, str) else []
-        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        return f"no {self._kind} is called {name!r}; {meant}there are: {', '.join(self)}"
 
     def classes(self) -> dict[str, str]:
         """The classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""

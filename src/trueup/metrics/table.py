@@ -22,7 +22,7 @@ from trueup.core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
-from trueup.registry import METRICS
+from trueup.registry import METRICS, unknown_name
 
 if TYPE_CHECKING:
     from trueup.metrics.groups import GroupTable
@@ -62,6 +62,10 @@ class ScoreTable:
             raise KeyError(
                 f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
             )
+        if method not in self.values:
+            raise KeyError(unknown_name("method", method, self.methods))
+        if metric not in self.values[method]:
+            raise KeyError(unknown_name("metric of this table", metric, self.values[method]))
         return self.values[method][metric]
 
     @property
@@ -113,7 +117,7 @@ class ScoreTable:
 
     def _repr_html_(self) -> str:
         head, *rows = self.table()
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        notes = "".join(_html_note(note) for note in self.notes())
         style = "<style scoped>.trueup td { text-align: right } .trueup tbody th { text-align: left }</style>"
         caption = html.escape(self.caption())
         return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
@@ -336,6 +340,12 @@ class Scores(ScoreTable):
                 )
             return [*notes, *map(str, self.group_tables.values())]
         return [*self.verdicts(), *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
+
+
+def _html_note(note: str) -> str:
+    """A paragraph whose lines stay lines; of groups, whose table is text, as it is."""
+    text = html.escape(note)
+    return f"<pre>{text}</pre>" if "\n\n" in note else f"<p>{text}</p>".replace("\n", "<br>")
 
 
 def evaluate(
