@@ -50,7 +50,7 @@ def test_what_cannot_be_is_one_line(folder, command, words, message):
 
 def test_the_list_shows_presets_and_missing_files(command, tmp_path):
     shown = command("study", "list", "--data-dir", str(tmp_path)).stdout
-    assert "trueup study rethinking --preset trec: 75 runs; trec; files missing" in shown
+    assert "rethinking --preset trec: 75 runs; trec; less than 0.1 min at 10 TFLOP/s; files missing" in shown
     assert "  trec: TREC.train.all + TREC.test.all" in shown
     (tmp_path / "tinyshakespeare.txt").write_text("to be or not to be")
     found = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
