@@ -103,7 +103,13 @@ SECTIONS = (
                 "that runs are not independent.",
                 _CLAMPING,
             ),
-            Run("neural-clamping-cifar10-5000", "CIFAR-10, all of the calibration images", "", _CLAMPING),
+            Run(
+                "neural-clamping-cifar10-5000",
+                "CIFAR-10, all of the calibration images",
+                "The baselines alone; Neural Clamping itself was not run with so many. Nothing is drawn, so that one "
+                "run is all there is of a baseline.",
+                _CLAMPING,
+            ),
             Run(
                 "neural-clamping-cifar10-shift",
                 "CIFAR-10 under two shifts",

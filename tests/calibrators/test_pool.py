@@ -272,3 +272,20 @@ def test_rows_of_the_prior_are_rows_that_a_part_alone_explains():
     prior = np.ones(parts)
     prior[1] += 3
     np.testing.assert_allclose(brier_weights(probs, labels, prior=prior), more, atol=1e-6)
+
+
+def test_a_candidate_whose_share_vanishes_beside_the_kept_ones_is_left_out(monkeypatch):
+    z, y = calibrated(600, 3, temperature=2.0)
+    weights = HeldOut.weights
+
+    def without_the_last(self, names, *rest):
+        found = weights(self, names, *rest)
+        if len(names) == 2:
+            found = np.array([1.0, 0.0])
+        return found
+
+    monkeypatch.setattr(HeldOut, "weights", without_the_last)
+    monkeypatch.setattr("trueup.calibrators.auto._Trial._kept", lambda self, names, *rest: ["temperature", "svs"])
+    choice = auto(z, y).choice
+    assert choice.weights == {"temperature": 1.0}
+    assert choice.chosen == "temperature"

@@ -284,6 +284,18 @@ def test_what_no_vote_stands_for_is_what_the_labels_say(share):
     assert LogitCalibrator(input="probs").fit(votes[:, None].clip(1e-9, 1 - 1e-9), y).floor_ == pytest.approx(5e-10)
 
 
+def test_probabilities_of_single_precision_need_not_sum_to_one_exactly():
+    class Rounded(GaussianNB):
+        def predict_proba(self, X):
+            return super().predict_proba(X) * (1 + 8e-6)
+
+    X, y = overconfident(600)
+    found = CalibratedClassifier(Rounded(), "temperature").fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(
+        found, CalibratedClassifier(GaussianNB(), "temperature").fit(X, y).predict_proba(X), 1e-5
+    )
+
+
 def test_improves_a_classifier():
     X, y = overconfident(2000)
     train, test = slice(1000), slice(1000, None)

@@ -261,6 +261,7 @@ class _Trial:
         if self.cautious is None and not _is_less(loss, losses["identity"], 0.0, each):
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _alphas(names, prior))
+        names, weights = [name for name, w in zip(names, weights, strict=True) if w > 0], weights[weights > 0]
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
         others = {name: known for name, known in losses.items() if name != "identity"}
         rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, weights=each)

@@ -33,7 +33,10 @@ from trueup.core.errors import Hint, InputError, LooksLikeProbabilities
 from trueup.core.row_scores import event_class
 
 FLOOR = 1e-6
-"""What an exact zero becomes at least, unless a floor is given."""
+"""What an exact zero becomes where there is no other probability below a half, unless a floor is given."""
+
+LEAST_FLOOR = 1e-45
+"""What it becomes at least: about the smallest positive number of single precision."""
 
 CERTAIN = 1e-4
 """By how much a stated confidence of exactly 0 or 1 is moved at most, unless a floor is given."""
@@ -53,9 +56,10 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
 
     Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
     vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
-    Where there are exact zeros, as in the votes of a forest, whatever is smaller is raised to half the smallest
-    positive probability, which is the resolution of the data, or to 1e-6 if that is more, and a warning says so. With
-    `floor` nothing is smaller than that: give later, smaller batches the floor of the calibration set (`resolution`).
+    Exact zeros, as in the votes of a forest, are raised to half the smallest positive probability, which is the
+    resolution of the data (to 1e-6 where all others are above a half), and a warning says so. What is positive stays:
+    naive Bayes is not as sure at 1e-6 as at 1e-30, and maps can use that. With `floor` nothing is smaller than that:
+    give later, smaller batches the floor of the calibration set (`resolution`).
     With `renormalise` rows that sum to nearly 1, as probabilities rounded for a file do, are divided by their sum; a
     sum outside [0.9, 1.1] is refused all the same. NaN is an option that the row does not have, and becomes −∞; the
     others sum to 1.
@@ -94,7 +98,9 @@ def from_probs(probs: A, *, floor: float | None = None, renormalise: bool = Fals
     gone = 0 if absent is None else int(absent.sum())
     if floor is None and (zeros := int((p <= 0).sum()) - gone):
         warn_of_zeros(zeros, p.numel() - gone, floor := resolution(p))
-    logits = torch.log(p if floor is None else p.clamp(min=floor))
+    if floor is not None:
+        p = (p.double() if floor < torch.finfo(p.dtype).tiny else p).clamp(min=floor)
+    logits = torch.log(p)
     logits = logits if absent is None else logits.masked_fill(absent, -torch.inf)
     return match_kind(logits.to(dtype), probs)
 
@@ -128,7 +134,7 @@ def from_confidence(confidence: A, *, floor: float | None = None, name: str = "c
             raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
     both = torch.stack([1 - c, c], dim=1).clamp(min=0.0)
     if floor is None and (zeros := int((both <= 0).sum())):
-        floor = min(CERTAIN, resolution(both))
+        floor = min(CERTAIN, resolution(both, least=FLOOR))
         warn_of_certain(zeros, len(c), floor)
     return match_kind(torch.log(both if floor is None else both.clamp(min=floor)).to(dtype), confidence)
 
@@ -138,22 +144,24 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any, *, least: float = FLOOR) -> float:
-    """Half the smallest positive probability, and at least 1e-6 or `least`: what an exact zero may stand for.
+def resolution(probs: Any, *, least: float = LEAST_FLOOR) -> float:
+    """Half the smallest positive probability, and at least `least`: what an exact zero may stand for.
+
+    Where none is below a half it is 1e-6.
 
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
     p = to_tensor(probs, "probs")
     smallest = float(torch.where(p > 0, p, 1.0).min()) if p.numel() else 1.0
-    return least if smallest > 0.5 else max(smallest / 2, least)
+    return FLOOR if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
     """Say that exact zeros among probabilities were raised, and to what."""
     warnings.warn(
         f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
-        + ("the least floor by default" if floor == FLOOR else "which is half the smallest positive one"),
+        + ("as no other one is below a half" if floor == FLOOR else "about half the smallest positive one"),
         stacklevel=3,
     )
 

@@ -14,7 +14,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
 from trueup.core.arrays import effective_rows, given, warn_users
-from trueup.core.conversion import from_binary, from_probs, resolution
+from trueup.core.conversion import LEAST_FLOOR, from_binary, from_probs, resolution
 from trueup.registry import METHODS
 
 try:
@@ -38,8 +38,6 @@ except ImportError:
 
 __all__ = ["CalibratedClassifier", "LogitCalibrator"]
 
-_FLOOR = 1e-16
-"""Probabilities are raised to this at least: naive Bayes is not as sure at 1e-6 as at 1e-12, and maps can use that."""
 _VOTES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """What a won comparison may count beside the margins of all."""
 _MEMBERS_NOISE, _SURER = 12.0, 0.15
@@ -83,7 +81,7 @@ class LogitCalibrator(_CalibratedBase):
     y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
     `options` are its keyword arguments. The fitted calibrator is `calibrator_`; probabilities, exact zeros among them,
     are raised to `floor_`: half the smallest positive one of the fit, or a tenth of it where that is more likely after
-    a temperature, and at least 1e-16.
+    a temperature, and at least 1e-45.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
@@ -114,7 +112,7 @@ class LogitCalibrator(_CalibratedBase):
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
-        self.floor_ = _FLOOR
+        self.floor_ = LEAST_FLOOR
         self.classes_, labels = _encode(column_or_1d(y), self.classes, self._logits(X).shape[1])
         if self.input == "probs":
             self.floor_ = _floor(_both(X), labels, weights, "X")
@@ -271,7 +269,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore
                 "decision_function must have a column for each class, got one for each of 3 pairs of classes; "
                 "decision_function_shape='ovr' gives that"
             )
-        self.floor_ = _floor(scores, labels, weights) if probs else _FLOOR
+        self.floor_ = _floor(scores, labels, weights) if probs else LEAST_FLOOR
         self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, weights)
         noise = _MEMBERS_NOISE / effective_rows(weights, len(labels)) * (1 - 1 / len(self.estimators_))
         self.temperature_ = 1 / (1 + min(noise, _SURER))
@@ -329,12 +327,12 @@ def _floor(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, na
 
     No vote of five neighbours says less than no vote of a hundred trees, and how much less the labels tell.
     """
-    half = resolution(probs, least=_FLOOR)
-    if half == _FLOOR or probs.min() > 0:
+    half = resolution(probs)
+    if half == LEAST_FLOOR or probs.min() > 0:
         return half
 
     def logits(floor: float) -> np.ndarray:
-        return from_probs(probs, floor=floor, name=name)
+        return from_probs(probs, floor=floor, renormalise=True, name=name)
 
     return min(half, half / 5, key=lambda floor: _loss(logits(floor), labels, weights))
 
@@ -416,7 +414,7 @@ def _is_pairwise(estimator: Any) -> bool:
 def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray, floor: float) -> np.ndarray:
     z = np.asarray(scores)
     if response == "predict_proba":
-        z = from_probs(z, floor=floor)
+        z = from_probs(z, floor=floor, renormalise=True)  # a classifier's single precision may stray from a sum of one
     elif z.ndim == 1:
         z = from_binary(z)
     if z.shape[1] != len(classes):

@@ -529,13 +529,12 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
         smallest.append(z.min(initial=1.0, where=z > 0))
     if not zeros:
         return None
-    from trueup.core.conversion import CERTAIN, resolution, warn_of_certain, warn_of_zeros
+    from trueup.core.conversion import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
 
-    floor = resolution(np.array(smallest))
     if confidence:
-        warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, floor))
+        warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, resolution(np.array(smallest), least=FLOOR)))
     else:
-        warn_of_zeros(zeros, numbers, floor)
+        warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
     return floor
 
 
