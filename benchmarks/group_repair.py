@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit
 
 from trueup import METHODS, metrics
-from trueup.calibrators.per_group import per_group
+from trueup.calibrators.groupwise import per_group
 
 FITS = "temperature", "platt", "svs"
 

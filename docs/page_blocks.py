@@ -1,4 +1,5 @@
-"""A hook of mkdocs for every page: prompts are highlighted as a console, and formulas become MathML.
+"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and
+formulas become MathML.
 
 MathML is drawn by the browser itself: the site needs no script and no fonts for its formulas, and works offline.
 """
@@ -16,6 +17,10 @@ DISPLAYED = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(`[^`\n]*`)|\$([^$\n]+)\$")
 
 
+PRINTED = re.compile(r'<span class="go">([^<]*)</span>')
+COLUMNS = re.compile(r"\S {2,}(?=\S)")
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Change blocks and formulas of a page; what is inside a block of code stays as it is."""
     pieces, end = [], 0
@@ -30,6 +35,13 @@ def console(block: str) -> str:
     if not CONSOLE.match(block):
         return block
     return CONSOLE.sub("```pycon\n", block).replace("\n\n```", "\n```").replace("<BLANKLINE>", "")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Rows of printed tables are marked, since they must not go on in the next line as sentences may."""
+    return PRINTED.sub(
+        lambda line: line[0].replace('"go"', '"go row"', 1) if COLUMNS.search(line[1]) else line[0], html
+    )
 
 
 def formulas(text: str) -> str:

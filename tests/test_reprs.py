@@ -4,12 +4,14 @@ import ast
 import importlib
 import pkgutil
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 import trueup
+from trueup.registry import CALIBRATORS
 from trueup.report import report
 from trueup.report.audit import audit
 
@@ -73,7 +75,18 @@ def test_help_of_a_method_is_its_docstring():
 
 def packages():
     names = [name for _, name, is_package in pkgutil.iter_modules(trueup.__path__) if is_package]
-    return ["trueup", *(f"trueup.{name}" for name in names if name not in ("cli", "core", "serve", "calibrators"))]
+    return ["trueup", *(f"trueup.{name}" for name in names if name not in ("cli", "core", "serve"))]
+
+
+def _bound(node):
+    """The names that a node of the syntax tree binds itself."""
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return {alias.asname or alias.name for alias in node.names}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
 
 
 @pytest.mark.parametrize("name", packages())
@@ -81,13 +94,20 @@ def test_a_checker_sees_every_public_name_and_no_others(name):
     """A module's `__getattr__` would let a misspelt name pass; what it finds is imported for checkers instead."""
     module = importlib.import_module(name)
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    assert not [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
-    bound = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom | ast.Import):
-            bound |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
+    plain = [node for node in tree.body if not isinstance(node, ast.If)]  # not what is hidden from checkers
+    assert "__getattr__" not in {each for node in plain for each in _bound(node)}
+    bound = {each for node in ast.walk(tree) for each in _bound(node)}
     assert set(getattr(module, "__all__", ())) <= bound
+
+
+@pytest.mark.parametrize("name", packages()[1:])
+def test_no_public_name_is_hidden_by_a_file_of_that_name(name):
+    """Whoever imports the file binds its name in the package, in place of what `__getattr__` would find."""
+    module = importlib.import_module(name)
+    files = {file for _, file, _ in pkgutil.iter_modules(module.__path__)}
+    for public in files & set(getattr(module, "__all__", ())):
+        assert not isinstance(vars(module).get(public), ModuleType | None), public
+
+
+def test_every_calibrator_is_public():
+    assert set(CALIBRATORS) <= set(trueup.calibrators.__all__)

@@ -185,7 +185,7 @@ CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
         "OneVsRest": "trueup.calibrators.compose:OneVsRest",
         "Mixture": "trueup.calibrators.pool:Mixture",
         "UniformMixture": "trueup.calibrators.pool:UniformMixture",
-        "PerGroup": "trueup.calibrators.per_group:PerGroup",
+        "PerGroup": "trueup.calibrators.groupwise:PerGroup",
         "PerLabel": "trueup.calibrators.multilabel:PerLabel",
     },
 )

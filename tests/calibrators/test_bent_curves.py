@@ -103,3 +103,10 @@ def test_a_spline_of_log_odds_that_pile_up_at_the_ends_stays_in_bounds():
     fitted = SmoothingSpline.fit(z, y)
     assert fitted.values.abs().max() < 8
     assert metrics.nll(fitted(z), y) < metrics.nll(METHODS["temperature"](z, y)(z), y) + 0.01
+
+
+def test_a_spline_of_numbers_whose_squares_are_none_is_refused():
+    z = np.random.default_rng(0).normal(size=(50, 3))
+    z[z > 1] = np.finfo(np.float64).max
+    with pytest.raises(ValueError, match=r"logits must have a finite spread, got log-odds up to 1\.\d+e\+308 from 0"):
+        METHODS["smoothing_spline"](z, np.arange(50) % 3)

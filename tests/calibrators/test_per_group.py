@@ -9,7 +9,7 @@ import torch
 from scipy.special import expit
 
 from trueup import load_calibrator, metrics, save_calibrator
-from trueup.calibrators.per_group import PerGroup, per_group
+from trueup.calibrators.groupwise import PerGroup, per_group
 from trueup.calibrators.temperature import Temperature
 
 RNG = np.random.default_rng(0)

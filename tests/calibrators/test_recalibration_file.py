@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trueup.calibrators.regression import Recalibrator, VarianceScaling, load_recalibrator, save_recalibrator
+from trueup.calibrators.regression import Recalibrator, VarianceScaling
 from trueup.calibrators.temperature import Temperature
+from trueup.io import load_recalibrator, save_recalibrator
 from trueup.io.artifacts import RECALIBRATORS, read_header
 
 

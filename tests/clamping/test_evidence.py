@@ -1,8 +1,9 @@
-"""The test of the mean input gradient: its level, its power, and its way with odd data."""
+"""The tests of the mean input gradient: their level, their power, and their way with odd data."""
 
 import numpy as np
 import pytest
 
+from trueup.clamping.ladder import score_test
 from trueup.clamping.linearized import gradient_test
 
 
@@ -57,3 +58,25 @@ def test_too_little_to_say_anything():
     assert gradient_test(np.zeros((50, 4))) == 1.0
     x = rng.normal(size=(50, 2))
     assert gradient_test(x, seed=1) == gradient_test(x, seed=1)
+
+
+def test_mistakes_that_did_not_happen_count_as_chance():
+    """Answers are mostly sure and right: the gradients' own signs call that a signal, those of the answers do not."""
+    rng = np.random.default_rng(5)
+    own, with_fisher = [], []
+    for _ in range(150):
+        x, p = rng.normal(size=(100, 6)) + 1, np.minimum(1, 0.02 * rng.exponential(size=100) ** 2)
+        slope = (p - (rng.random(100) < p))[:, None] * x
+        fisher = (np.sqrt(p * (1 - p)) * rng.normal(size=100))[:, None] * x
+        own.append(score_test(slope, slope, n_resamples=400))
+        with_fisher.append(score_test(slope, np.concatenate([slope, fisher]), n_resamples=400))
+    assert (np.array(own) < 0.05).mean() > 0.15
+    assert (np.array(with_fisher) < 0.05).mean() <= 0.09
+
+
+def test_signs_are_an_exact_test_of_symmetric_gradients_however_many():
+    rng = np.random.default_rng(6)
+    found = [score_test(x, x, n_resamples=200) for x in rng.standard_t(2, size=(200, 60, 25))]
+    assert 0.01 <= (np.array(found) < 0.05).mean() <= 0.09
+    assert score_test(x := rng.normal(size=(400, 4)) * [1, 1e-3, 1e3, 1] + [0, 3e-4, 0, 0], x) < 0.005
+    assert score_test(np.zeros((50, 4)), np.zeros((50, 4))) == 1.0

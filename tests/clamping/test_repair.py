@@ -21,9 +21,11 @@ from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.head import fit_correction
 from trueup.clamping.input_repair import Repaired, repair
 from trueup.clamping.ladder import FoldState, Ladder, Rung, average_folds, judge, nested_rows
+from trueup.clamping.natural_gradient import fisher_gradients, sample_gradients
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
+from trueup.models.freezing import frozen
 
 
 def loader(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -171,6 +173,36 @@ def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
     lucky = np.where(first, better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
     losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], 3)
     assert (losses[first[:, 0]] == start.losses[first[:, 0]]).all()
+
+
+def test_random_gradients_have_the_fisher_information_of_the_answers() -> None:
+    x, y = images(60, 7)
+    with frozen(trained()):
+        network = Network(trained(), CalibrationSet.read(loader(x, y), device="cpu"))
+        space = PixelSpace(Composition([FAMILIES["affine"]((3, 8, 8))]), torch.tensor(0.0), torch.tensor(1.0))
+        seen = []
+        for seed in range(60):
+            gradients, fisher = fisher_gradients(network, space, y, 1.7, seed=seed)
+            seen.append(np.column_stack([fisher.theta, fisher.log_temperature]))
+        plain = sample_gradients(network, space, y, 1.7)
+    for one, other in zip(gradients, plain, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    # Slowly: the gradients by every label, weighted by its probability.
+    p, wanted = torch.softmax(plain.logits.double() / 1.7, dim=1).numpy(), 0.0
+    for label in range(4):
+        with frozen(trained()):
+            of_label = sample_gradients(network, space, torch.full_like(y, label), 1.7)
+        rows = np.column_stack([of_label.theta, of_label.log_temperature])
+        wanted += np.einsum("n,ni,nj->ij", p[:, label], rows, rows)
+    found = np.mean([rows.T @ rows for rows in seen], axis=0)
+    assert np.abs(np.mean(seen, axis=0).sum(axis=0) / np.sqrt(np.diag(wanted) / 60)).max() < 4
+    scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
+    np.testing.assert_allclose(found / scale, wanted / scale, atol=0.12)
+    # A sample has the same one in any company.
+    some = torch.tensor([3, 40, 59])
+    with frozen(trained()):
+        alone = fisher_gradients(network, space, y, 1.7, some, seed=59)[1]
+    np.testing.assert_allclose(alone.theta, seen[-1][some.numpy(), :-1], rtol=1e-4, atol=1e-6)
 
 
 def test_half_way_lies_between_two_maps_and_their_temperatures() -> None:

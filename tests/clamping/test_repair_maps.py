@@ -120,3 +120,16 @@ def test_shrinkage_takes_noise_away_and_leaves_edges() -> None:
     assert float((mapped - edge)[flat].std()) < 0.6 * float((noisy - edge)[flat].std())
     step = float((mapped[..., 8] - mapped[..., 7]).mean())
     assert step > 0.8 * 0.6  # a smoothing that takes as much noise away leaves half of it
+
+
+def test_detail_that_goes_at_any_size_is_no_noise() -> None:
+    family, shape = FAMILIES["shrinkage"], (3, 16, 16)
+    weights = {"noise": [0.0, -1.0, 0, 0, 0, 0], "sharpness": [-1.0, 0.2, 0, 0, 0, 0]}
+    for cause, theta in weights.items():
+        assert family(shape, torch.tensor(theta)).diagnosis() == cause
+
+
+def test_images_without_colours_have_no_white_balance() -> None:
+    grey, coloured = (FAMILIES["affine"](shape) for shape in ((1, 8, 8), (3, 8, 8)))
+    assert (grey.diagnosis(), coloured.diagnosis()) == ("brightness and contrast", "white balance")
+    assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset a channel"

@@ -245,7 +245,8 @@ def test_errors_name_options_and_no_functions(folder, command):
 
 
 def test_files_of_another_kind_name_the_verb_that_reads_them(folder, command):
-    from trueup.calibrators.regression import VarianceScaling, save_recalibrator
+    from trueup.calibrators.regression import VarianceScaling
+    from trueup.io import save_recalibrator
     from trueup.monitor import Monitor, save_monitor
 
     save_recalibrator(VarianceScaling(1.5), "re.safetensors")

@@ -119,7 +119,7 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(folder, command, monke
 
 
 def test_all_and_names_exclude_each_other(folder, command):
-    assert "either --all or --method" in command("compare", "both.npz", "--all", "-m", "ets", code=2).stderr
+    assert "either --try-all or --method" in command("compare", "both.npz", "--try-all", "-m", "ets", code=2).stderr
 
 
 def test_report_writes_a_page_and_the_chosen_calibrator(folder, command, asked):

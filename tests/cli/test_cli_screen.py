@@ -43,8 +43,8 @@ def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, m
     losses = [float(line.split()[1]) for line in table[3:]]
     assert losses == sorted(losses)
     (hidden,) = {*result.scores.methods} - {*names}
-    assert f"Not shown, with a larger held-out loss: {hidden}; -m NAME shows them." in out
-    evaluate.print_audit(result, None, every=True)
+    assert f"Not shown, with a larger held-out loss: {hidden}; --all shows them." in out
+    evaluate.print_audit(result, None, show_all=True)
     assert hidden in capsys.readouterr().out.split("\n\n")[1]
 
 

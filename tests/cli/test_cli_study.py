@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from trueup.cli.study import NAMES
-from trueup.study import STUDIES
+from trueup.cli.study import NAMES, _confirm
+from trueup.study import STUDIES, Options, Store
+from trueup.study.cost import estimate
 
 SMALL = ("--data", "overconfident", "--seeds", "1", "-m", "identity", "-m", "temperature", "-j", "1")
 
@@ -35,6 +36,12 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
         (("post-hoc", "-j", "2", "--cluster", "local"), "give either --workers or --cluster"),
         (("calarena",), "calarena needs --data-dir"),
         (("report", "clue"), "no results yet; `trueup study clue` makes them"),
+        (("clue", "--device", "cuda:77"), "--device must be one that this machine has, got 'cuda:77'"),
+        (
+            ("neural-clamping", "-m", "nc_code_augmented"),
+            "nc_code_augmented is of images of cifar10, cifar100, imagenet, as the released code, got digits",
+        ),
+        (("clue", "--data", "digits", "-m", "gaussian"), 'nothing to run: no cell of clue has data "digits", methods'),
     ],
 )
 def test_what_cannot_be_is_one_line(folder, command, words, message):
@@ -66,19 +73,25 @@ def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(comman
 def test_more_than_a_day_is_asked_about(command, tmp_path, monkeypatch):
     monkeypatch.setattr("trueup.study.cost.measure_rate", lambda device: 1e4)
     monkeypatch.setattr("trueup.study.cost.SLOWEST", 1e4)
-    small = [
-        "study",
-        "rethinking",
-        "-m",
-        "cross_entropy",
-        "--seeds",
-        "1",
-        "--without",
-        "figure-1d",
-        "-o",
-        str(tmp_path),
-    ]
+    small = ["study", "neural-clamping", "-m", "temperature", "--seeds", "1", "-o", str(tmp_path)]
     message = command(*small, "-j", "1", code=2).stderr
-    assert "Runs left: 1, about 185 hours on this machine; --yes starts them" in message
+    assert "Runs left: 1, about 431 hours on this machine; --yes starts them" in message
     assert json.loads(command(*small, "-j", "1", "--yes", "--json").stdout)["finished"] == 1
     command(*small, "-j", "1")  # nothing is left, nothing is asked
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "units"),
+    [(None, None, 4), ("cpu", 2, 2), ("cpu", 9, 4), ("cuda", None, 3), ("cuda", 8, 3), ("cuda:1", None, 1),
+     ("cuda:1", 8, 1)],
+)  # fmt: skip
+def test_hours_are_those_of_what_works_at_the_same_time(device, workers, units, tmp_path, monkeypatch):
+    monkeypatch.setattr("trueup.core.executors.count_cores", lambda: 4)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("trueup.study.cost.measure_rate", lambda device: 1e6)
+    monkeypatch.setattr("trueup.study.cost.SLOWEST", 1e6)
+    study, options = STUDIES["rethinking"], Options(seeds=1, device=device)
+    whole = estimate(study, options).hours(1e6)
+    assert whole / 4 > 24
+    with pytest.raises(ValueError, match=rf"about {whole / units:,.0f} hours on this machine"):
+        _confirm(study, Store(tmp_path / "results.sqlite"), options, workers)

@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = DOCS / "studies"
-NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 DECIMAL = re.compile(r"[+-]?\d+\.\d+(?:e[+-]?\d+)?")
 RUNS = sorted(path.name for path in TABLES.iterdir() if path.is_dir())
 
@@ -80,17 +80,52 @@ def test_printed_tables_have_the_numbers_of_the_files(run):
     assert seen > 20
 
 
+def blocks(page, studies):
+    """Folder of the tables, or None, → the parts of the page that stand between headings of sections and runs."""
+    names = {(section.title, run.title): run.name for section in studies.SECTIONS for run in section.runs}
+    for section in re.split(r"^## ", page, flags=re.MULTILINE):
+        title = section.partition("\n")[0]
+        first, *parts = re.split(r"^### ", section, flags=re.MULTILINE)
+        yield None, first
+        for part in parts:
+            yield names.get((title, part.partition("\n")[0])), part
+
+
+def unknown_numbers(page, studies):
+    """Numbers of the page that are in no file: neither as they are written nor rounded."""
+    costs = TABLES / studies.COSTS
+    template = {"95"}  # per cent, of the intervals
+    for run, text in blocks(page, studies):
+        files = [costs, *TABLES.glob("*/run.csv")] if run is None else sorted((TABLES / run).iterdir())
+        words = {*template, *(n for path in files for n in NUMBER.findall(path.read_text("utf-8")))}
+        numbers = [number for path in files if path.suffix == ".csv" for number in floats(path)]
+        for number in NUMBER.findall(text):
+            if not {number, number.lstrip("+-")} & words and not is_rounding(number, numbers):
+                yield run, number
+
+
 def test_every_number_of_the_page_is_in_a_file(studies):
+    page = "".join(studies.PAGE.read_text("utf-8").split(studies.count_verdicts(TABLES)))  # those are counted below
+    assert {run for run, _ in blocks(page, studies)} == {None, *RUNS}
+    assert {number for _, number in unknown_numbers(page, studies)} == {"2021", "2024", "2025"}  # of the papers
+
+
+def test_verdicts_are_counted(studies):
     page = studies.PAGE.read_text("utf-8")
-    for run in RUNS:
-        section, title = next((s.title, r.title) for s in studies.SECTIONS for r in s.runs if r.name == run)
-        [own] = re.findall(rf"\n## {re.escape(section)}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
-        [block] = re.findall(rf"### {re.escape(title)}\n(.*?)(?=\n### |\Z)", own, re.DOTALL)
-        texts = "\n".join(path.read_text("utf-8") for path in (TABLES / run).iterdir())
-        numbers = [number for path in (TABLES / run).glob("*.csv") for number in floats(path)]
-        words = set(NUMBER.findall(texts))
-        for text in DECIMAL.findall(block):
-            assert text in words or text.lstrip("+-") in words or is_rounding(text, numbers), (run, text)
+    for section in studies.SECTIONS:
+        for run in section.runs:
+            claims = read(TABLES / run.name / "claims.csv") if (TABLES / run.name / "claims.csv").exists() else []
+            counts = [sum(claim["verdict"] == verdict for claim in claims) for verdict in studies.VERDICTS]
+            line = " | ".join(["", section.title, run.title, *map(str, counts), ""]).strip()
+            assert (line in page) == bool(claims)
+            assert sum(counts) == len(claims)
+
+
+@pytest.mark.parametrize("wrong", ["| 9.87 ± 0.12 |", "of 4321 runs", "98,765.4"])
+def test_a_typed_number_is_noticed_wherever_it_stands(studies, wrong):
+    page = studies.PAGE.read_text("utf-8")
+    for place in ("#### Claims\n", "### What the presets cost\n", "## CLUE\n"):
+        assert list(unknown_numbers(page.replace(place, f"{place}\n{wrong}\n", 1), studies))
 
 
 def test_a_changed_number_is_noticed(studies, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ FILES = {
     **{"pairs": 75, "parquet": 70, "headers": 60, "clamped": 60, "shards": 16, "store": 60, "web": 9, "monitors": 6},
     **{"cli": 5, "images": 40, "texts": 40},
 }
-"""How many broken files each group of readers gets, of each good one, times the effort; at effort 1, a third.
+"""How many broken files each group of readers gets, of each good one, times the effort; at effort 1, a fifth.
 
 Each upload to the web app starts a process, so those are few."""
 NOW = Path("now.txt")
@@ -144,7 +144,7 @@ def main(folder, effort, *wanted):
         else:
             code = 1
             try:
-                group(files[name], FILES[name] * effort if effort > 1 else -(-FILES[name] // 3), report)
+                group(files[name], FILES[name] * effort if effort > 1 else -(-FILES[name] // 5), report)
                 code = 0
             except BaseException:
                 traceback.print_exc()

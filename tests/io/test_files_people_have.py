@@ -23,6 +23,17 @@ def lines(path, records):
     return path
 
 
+def test_halves_have_groups_of_their_own(tmp_path):
+    z, y = np.zeros((3, 2)), np.array([0, 1, 1])
+    arrays = {"val_logits": z, "val_labels": y, "test_logits": z[:2], "test_labels": y[:2]}
+    np.savez(tmp_path / "both.npz", **arrays, val_region=["a", "b", "a"], test_region=["c", "a"], test_w=[1.0, 2.0])
+    for split, groups in (("val", ["a", "b", "a"]), ("test", ["c", "a"])):
+        assert load_table(tmp_path / "both.npz", split=split, groups="region").groups["region"].tolist() == groups
+    assert load_table(tmp_path / "both.npz", split="test", weights="w").weights.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="must have w"):
+        load_table(tmp_path / "both.npz", split="val", weights="w")
+
+
 @pytest.mark.parametrize("suffix", PACKED)
 def test_values_survive_and_a_stream_is_the_whole(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"

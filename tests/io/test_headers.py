@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from trueup.calibrators.regression import VarianceScaling, load_recalibrator, save_recalibrator
+from trueup.calibrators.regression import VarianceScaling
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping import clamp, load_clamped, load_repaired, repair, save_clamped, save_repaired
 from trueup.decisions import (
@@ -17,6 +17,7 @@ from trueup.decisions import (
     save_conformal,
     save_prediction_sets,
 )
+from trueup.io import load_recalibrator, save_recalibrator
 from trueup.io.artifacts import KINDS, load_calibrator, save_calibrator
 from trueup.monitor import Monitor, load_monitor, save_monitor
 

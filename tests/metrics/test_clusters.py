@@ -209,3 +209,15 @@ def test_simulations_run(monkeypatch):
     assert found.by_cluster["ece"] >= 8 / 12
     assert found.rejected > 0.5
     sys.modules.pop("clusters")
+
+
+def test_few_clusters_are_too_few_however_many_rows_they_have():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(40, 3)) * 2
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    rows = [np.repeat(x, 10, axis=0) for x in (z, y, np.arange(40))]
+    scores = trueup.evaluate(rows[0], rows[1], clusters={"image": rows[2]})
+    assert "400 rows of 40 clusters (image) tell as much as about " in scores.verdict()
+    assert "too few to tell whether it is calibrated (consistency test by image p = " in scores.verdict()
+    apart = trueup.evaluate(np.tile(z, (10, 1)), np.tile(y, 10), clusters=np.arange(400))
+    assert apart.too_few_rows() == ""

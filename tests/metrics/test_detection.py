@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.calibrators.per_group import per_group
+from trueup.calibrators.groupwise import per_group
 from trueup.core.errors import InputError
 from trueup.metrics import d_ece, from_detections
 

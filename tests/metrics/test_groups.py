@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import beta
 
 from trueup import compare, evaluate, from_confidence
-from trueup.calibrators.per_group import per_group
+from trueup.calibrators.groupwise import per_group
 from trueup.metrics.groups import GroupTally, evaluate_groups
 from trueup.monitor import Monitor
 from trueup.report.audit import audit
@@ -45,6 +45,15 @@ def test_means_by_hand_and_the_worst_group():
     assert "The worst group is B" in table.verdict()
     with pytest.raises(KeyError, match="no group is called 'D'; there are: B"):
         table["D"]
+
+
+def test_groups_that_are_wrong_alike_are_not_said_to_be_right():
+    rng = np.random.default_rng(0)
+    p, group = rng.uniform(0.2, 0.6, 4000), np.arange(4000) % 2
+    table = evaluate_groups(p, rng.random(4000) < p + 0.2, group)
+    assert table.heterogeneity[""] > 0.05
+    assert table.verdict().startswith("The worst group is ")
+    assert ". That the groups differ from each other is not shown (p = " in table.verdict()
 
 
 def test_one_group_of_one_score_is_a_binomial():

@@ -211,7 +211,7 @@ def some_scores():
     return compare({RAW: drawn(n=50), "temperature": drawn(n=50)})
 
 
-def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), high=-0.01):
+def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), high=-0.01, rows=2000):
     """The verdict of an audit with these numbers."""
     values = {
         RAW: {"confidence": said, "accuracy": right, "ece": before, "nll": 0.5},
@@ -221,7 +221,7 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
     change = {"ece": Interval(after - before, -1.0, high), "nll": Interval(-0.1, -0.2, high)}
     base = some_scores()
     tests = dict(zip(values, (replace(base.tests[RAW], p_value=each) for each in p), strict=True))
-    scores = replace(base, values=intervals, tests=tests, changes={"temperature": change})
+    scores = replace(base, rows=rows, values=intervals, tests=tests, changes={"temperature": change})
     return Audit.verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
 
 
@@ -237,7 +237,10 @@ def test_verdicts():
     assert "The one method tried is not shown to help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
     assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
         "No miscalibration of this network is statistically significant: its mean confidence is 92.1 %, its accuracy "
-        "91.9 %. It needs no calibration."
+        "91.9 %. No calibration is shown to be needed."
+    )
+    assert "91.9 %. 50 rows are too few to tell. No calibration" in told(
+        0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4), rows=50
     )
     assert "still lowers its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
     assert "No method improves it significantly" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4), high=0.1)

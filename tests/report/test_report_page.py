@@ -162,6 +162,7 @@ def test_browser_draws_it(browser, page, tmp_path, width, scheme):
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab = context.new_page()
+    tab.set_default_timeout(600_000)
     problems, requests, dialogs = [], [], []
     tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: problems.append(str(error)))
@@ -188,6 +189,7 @@ def test_table_sorts_by_keyboard_and_colours_follow_the_system(browser, page, tm
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     tab = context.new_page()
+    tab.set_default_timeout(600_000)
     tab.goto((tmp_path / "report.html").as_uri())
     tab.wait_for_selector("html[data-drawn]", timeout=600_000)
     column = "[...document.querySelectorAll('.sortable tbody tr')].map(row => Number(row.children[2].dataset.value))"

@@ -70,9 +70,9 @@ def fitted(client, id, **wanted):
     return finished(client, answer.json()["id"])
 
 
-def finished(client, id):
+def finished(client, id, kind="jobs"):
     for _ in range(600):
-        job = client.get(f"/api/jobs/{id}").json()
+        job = client.get(f"/api/{kind}/{id}").json()
         if job["state"] not in ("waiting", "running"):
             return job
         time.sleep(0.05)

@@ -237,6 +237,7 @@ def test_it_fits_a_phone_and_the_dark(browser, server):
     server.post("/api/monitors/example")
     for scheme in ("light", "dark"):
         page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        page.set_default_timeout(600_000)
         page.goto(f"{server.base_url}/monitor")
         page.wait_for_selector("#charts[data-drawn]")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -151,6 +151,7 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(page):
 def test_it_fits_a_phone_and_the_dark(browser, server):
     for scheme in ("light", "dark"):
         page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        page.set_default_timeout(600_000)
         page.goto(str(server.base_url))
         measured(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -166,6 +167,7 @@ def test_it_fits_a_phone_and_the_dark(browser, server):
 
 def test_the_first_paint_does_not_wait_for_plotly(browser, server):
     page = browser.new_page()
+    page.set_default_timeout(600_000)
     page.route("**/static/plotly.js", lambda route: (time.sleep(1.5), route.continue_()))
     page.goto(str(server.base_url), wait_until="commit")
     page.wait_for_selector("h1")

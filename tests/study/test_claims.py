@@ -39,6 +39,8 @@ def test_verdicts(values, verdict):
     for text in (table.markdown(), table.html(), table.latex()):
         assert verdict in text
         assert "a beats b" in text
+    assert ("class=warn>did not hold<" in table.html()) == (verdict == "did not hold")
+    assert ("no interval; 1 run<" in table.html()) == (len(values) == 1)
 
 
 def test_a_claim_without_rows_is_not_judged():
@@ -53,7 +55,15 @@ def test_the_best_baseline_lacks_no_run():
 
 def test_neural_clamping_is_judged_against_the_best_baseline():
     def row(method, seed, ece, **more):
-        base = {"part": "method", "data": "digits", "network": "cnn", "method": method, "seed": seed, "ece": ece}
+        base = {
+            "part": "method",
+            "data": "digits",
+            "network": "cnn",
+            "how": {},
+            "method": method,
+            "seed": seed,
+            "ece": ece,
+        }
         return {
             **base,
             "aece": ece,

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.nn import functional as F
 
-from trueup import metrics
+from trueup import losses, metrics
 from trueup.models.dropout import mc_dropout
-from trueup.study import STUDIES, Options, Store, run
+from trueup.study import STUDIES, Options, Store, cost, run
 from trueup.study.papers.clue import clue_study as clue
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
@@ -177,3 +178,47 @@ def test_parts_of_the_small_data_sets_share_nothing():
     assert (len(table.train), len(table.val), len(table.test)) == (266, 88, 88)
     assert x.mean(dim=0).abs().max() < 1e-5
     assert abs(float(y.std(correction=0)) - 1) < 1e-5
+
+
+def test_avuc_comes_in_after_a_warmup_with_a_threshold_of_its_own():
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(50, 4, generator=generator), torch.randint(4, (50,), generator=generator)) for _ in "ab"]
+    warmed = mc.WarmedAvUC(2)
+    for z, y in batches:
+        assert float(warmed(z, y)) == pytest.approx(float(F.cross_entropy(z, y)), rel=1e-6)
+    z, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    threshold = losses.entropy_threshold(z, y)
+    assert float(warmed(*batches[0])) == pytest.approx(float(losses.AvUC(threshold=threshold)(*batches[0])), rel=1e-6)
+    assert warmed.threshold == pytest.approx(threshold, rel=1e-6)
+    tokens = mc.WarmedAvUC(1)  # of characters the classes are in the middle
+    tokens(z.reshape(4, 25, 4).movedim(-1, 1), y.reshape(4, 25))
+    tokens(z, y)
+    assert tokens.threshold == pytest.approx(threshold, rel=1e-6)
+    certain = mc.WarmedAvUC(1)
+    for _ in range(2):
+        assert certain(10 * F.one_hot(y, 4).float(), y).isfinite()  # no row is wrong
+    assert certain.threshold == 1.0
+    [cell] = STUDY.cells(Options(data="digits", seeds=1, methods=("avuc",)))
+    assert cell.settings["warmup"] == clue.WARMUP
+
+
+@pytest.mark.parametrize(
+    ("data", "methods"),
+    [("digits", ["batch_0.5"]), ("diabetes", ["plain", "ensemble", "gaussian", "batch_0.5_head"]),
+     ("descriptions", ["avuc"])],
+)  # fmt: skip
+def test_a_study_costs_what_its_cells_count(data, methods, quick):
+    for method in methods:
+        [cell] = STUDY.cells(Options(data=data, seeds=1, methods=(method,)))
+        part = mc.load_data_set(data, None, 0)
+        size = cost.SIZES[data]
+        assert tuple(map(len, (part.train, part.val, part.test))) == (size.train, size.val, size.test)
+        assert part.train[0][0].shape == size.shape
+        found, unknown = clue.flops([{**cell.settings, "epochs": 1000}])
+        none, _ = clue.flops([{**cell.settings, "epochs": 0}])
+        [row] = [row for row in clue.work({**cell.settings, **cell.local}) if row["part"] == "figures"]
+        step = row["operations"] * size.train / cell.settings["batch"]
+        assert unknown == []
+        # A first layer needs no slope of its input, a variance head has an output more, and torch does not count
+        # attention on the CPU.
+        assert 0.98 * step < (found - none) / 1000 < (2 if data == "descriptions" else 1.35) * step

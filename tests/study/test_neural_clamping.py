@@ -13,6 +13,7 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import clamp
 from trueup.models.calibrated import collect
+from trueup.models.corruptions import corrupt
 from trueup.models.networks import CNN, Normalise, resnet20, resnet110
 from trueup.study import STUDIES, Options, Store, run
 from trueup.study import trained_networks as networks
@@ -112,8 +113,9 @@ def test_rows_are_what_the_library_says(tiny):
 
 def test_the_exponent_is_chosen_on_the_calibration_images():
     def rows(seed, **errors):
+        base = {"data": "d", "network": "n", "how": {}, "seed": seed}
         return [
-            {"data": "d", "network": "n", "seed": seed, "exponent": float(g), "method": method, "fit_ece": e, "ece": 0}
+            {**base, "exponent": float(g), "method": method, "fit_ece": e, "ece": 0}
             for g, e in errors.items()
             for method in ("output only", "both")
         ]
@@ -146,10 +148,13 @@ def test_the_default_grid_is_the_papers():
 def test_what_is_asked_for_must_be_there(tmp_path):
     with pytest.raises(ValueError, match="methods must be among uncalibrated, .*, got 'x'"):
         STUDY.cells(Options(methods=("x",)))
-    with pytest.raises(
-        ValueError, match="preset must be one of digits, cifar10, cifar10-5000, paper, or data of .*, got 'trec'"
-    ):
+    presets = "digits, cifar10, cifar10-5000, cifar10-shift, paper"
+    with pytest.raises(ValueError, match=f"preset must be one of {presets}, or data of .*, got 'trec'"):
         STUDY.cells(Options(data="trec"))
+    with pytest.raises(ValueError, match=r"nc_searched is of presets that search λ too \(digits, paper\)"):
+        STUDY.cells(Options(preset="cifar10", methods=("nc_searched",)))
+    with pytest.raises(ValueError, match="nc_code_augmented is of images of cifar10, cifar100, imagenet"):
+        STUDY.cells(Options(methods=("temperature", "nc_code_augmented")))
     with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
         STUDY.cells(Options(preset="digits", data="cifar10"))
     with pytest.raises(FileNotFoundError, match="cifar10_resnet20.th: no such file"):
@@ -382,6 +387,30 @@ def test_parts_share_no_image_and_a_box_holds_every_pixel():
     assert set(some.part.indices) != set(subject.val.sample(50, 1).part.indices)
     with pytest.raises(ValueError, match="sizes must add up to at most 1797 samples of digits"):
         load_or_train({"data": "digits", "network": "cnn", "how": {"sizes": [1000, 1000, 1]}, "network_seed": 0})
+
+
+def test_shifted_images_are_of_the_same_network_and_in_rows_of_their_own(tiny, monkeypatch):
+    settings = {"data": "digits", "network": "cnn", "how": HOW, "network_seed": 0}
+    plain = load_or_train(settings)
+    monkeypatch.setattr(networks, "train", lambda *args, **options: pytest.fail("it has been trained"))
+    moved = load_or_train({**settings, "how": {**HOW, "shift": ["gaussian_noise", 4]}})
+    assert all(torch.equal(*pair) for pair in zip(plain.model.parameters(), moved.model.parameters(), strict=True))
+    for seed, (before, after) in enumerate(((plain.val, moved.val), (plain.test, moved.test))):
+        images, labels = (torch.stack([torch.as_tensor(sample[i]) for sample in before.part]) for i in (0, 1))
+        assert torch.equal(after.part.tensors[0], corrupt(images, "gaussian_noise", 4, seed=seed))
+        assert torch.equal(after.part.tensors[1], labels)
+    options = Options(seeds=1, methods=("uncalibrated", "nc_fl"))
+    cells = [cell_of(options, method="uncalibrated"), cell_of(options, exponent=0.5), cell_of(options, exponent=1.0)]
+    rows = []
+    for shift in ({}, {"shift": ["gaussian_noise", 4]}):
+        for cell in cells:
+            own = {**cell.settings, "how": {**cell.settings["how"], **shift}}
+            rows += [{**own, **row} for row in neural_clamping.work({**own, **cell.local})]
+    lines = STUDY.tables(rows, options)["methods"].groups
+    assert list(lines) == ["digits, cnn", "digits, gaussian_noise 4, cnn"]
+    assert all(list(group) == ["Uncalibrated", "Neural Clamping (FL)"] for group in lines.values())
+    [claim] = [claim for claim in STUDY.claims() if claim.text == "lower ECE than the uncalibrated network"]
+    assert list(claim.support(rows, options)) == ["digits, cnn", "digits, gaussian_noise 4, cnn"]
 
 
 def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):

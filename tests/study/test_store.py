@@ -11,6 +11,7 @@ import torch
 from trueup.study import Cell, Store
 from trueup.study import store as room
 from trueup.study.grid import plain
+from trueup.study.store import Place
 
 
 def cell(n=0, version=1):
@@ -161,11 +162,28 @@ def test_a_file_of_a_later_version_is_refused(tmp_path):
     path = tmp_path / "results.sqlite"
     Store(path)
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE trueup_store SET schema = 2")
+    connection.execute("UPDATE trueup_store SET schema = 3")
     connection.commit()
     connection.close()
-    with pytest.raises(ValueError, match=r"written by a later version of trueup \(schema 2; this one knows up to 1\)"):
+    with pytest.raises(ValueError, match=r"written by a later version of trueup \(schema 3; this one knows up to 2\)"):
         Store(path)
+
+
+def test_a_store_that_knew_no_machines_keeps_its_rows(tmp_path):
+    path = tmp_path / "results.sqlite"
+    Store(path).finish(cell(1), [{"x": 1}], seconds=1.5)
+    connection = sqlite3.connect(path)  # as the first schema was
+    for column in ("machine", "software"):
+        connection.execute(f"ALTER TABLE cells DROP COLUMN {column}")
+    connection.execute("UPDATE trueup_store SET schema = 1")
+    connection.commit()
+    connection.close()
+    store = Store(path)
+    assert store.finish(cell(2), [{"x": 2}], seconds=1, place=Place("64 cores", "trueup 9"))
+    assert not store.finish(cell(1), [{"x": 3}], seconds=1, place=Place("64 cores", "trueup 9"))
+    old, new = store.outcomes([cell(1), cell(2)])
+    assert (old.rows, old.seconds, old.place) == ([{"x": 1}], 1.5, Place())
+    assert new.place == Place("64 cores", "trueup 9")
 
 
 def test_an_empty_file_becomes_a_store(tmp_path):

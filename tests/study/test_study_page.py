@@ -1,5 +1,6 @@
 """The page of a study: whole in one file, safe with anybody's words, and honest about what was not run."""
 
+import csv
 import math
 import re
 import shutil
@@ -9,6 +10,7 @@ import pytest
 
 from trueup.study import Options, Store, Study, product
 from trueup.study.published import compare_with_paper, normalize_name, published_values
+from trueup.study.store import Place
 from trueup.study.study_page import save_page
 from trueup.study.tables import Column, tabulate
 
@@ -98,6 +100,19 @@ def test_missing_and_failed_runs_are_told(tmp_path):
     assert "ValueError:" in said
     assert "2 runs of 6 have not been done yet" in said
     assert "Cross-Entropy" not in said  # nothing of it was run
+
+
+def test_the_machine_is_that_of_the_runs(tmp_path):
+    made = study()
+    store = Store(tmp_path / "results.sqlite")
+    for number, cell in enumerate(made.cells()):
+        place = Place("64 CPU cores (riscv)" if number else "a borrowed GPU", "trueup 0.0.7")
+        store.finish(cell, [{"ece": 0.1, "accuracy": 0.9}], seconds=60, place=place)
+    page = save_page(made, store, None, tmp_path / "page")
+    facts = dict(csv.reader((page.parent / "run.csv").read_text("utf-8").splitlines()))
+    assert facts["machine"] == "a borrowed GPU (1 run); 64 CPU cores (riscv) (5 runs)"
+    assert facts["version"] == "toy 3; trueup 0.0.7"
+    assert "a borrowed GPU (1 run)" in words(page.read_text("utf-8"))
 
 
 def test_nothing_run_gives_no_number(tmp_path):

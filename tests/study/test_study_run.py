@@ -15,6 +15,7 @@ import pytest
 
 from trueup.core.executors import executor_for
 from trueup.study import STUDIES, Options, Store, Study, cost, product, run
+from trueup.study.run import describe_place
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -292,6 +293,19 @@ def test_processes_are_dealt_to_gpus(undisturbed, monkeypatch):
     assert seen <= both == {"4", "7"}
 
 
+def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
+    def name(device):
+        if device == "cuda:7":
+            raise AssertionError("Invalid device id")
+        return f"GPU {device}"
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", name)
+    devices = (None, "cpu", "cuda:1", "cuda:7")
+    gpus = [describe_place(device).machine.partition("), ")[2] for device in devices]
+    assert gpus == ["GPU cuda", "", "GPU cuda:1", ""]
+
+
 def test_studies_are_listed_without_their_import():
     code = (
         "import sys; from trueup.study import STUDIES; print(*STUDIES, 'torch' in sys.modules, 'numpy' in sys.modules)"
@@ -321,8 +335,11 @@ def test_what_a_study_costs():
     assert found.hours(found.flops) == 1 / 3600
     [cell] = study.cells(options)
     assert cost.estimate(study, options, done=frozenset([cell.key])).flops == 0
-    texts = cost.estimate(study, Options(preset="trec"))
-    assert (texts.flops, len(texts.unknown)) == (0, 1)
+    texts = cost.estimate(study, Options(preset="trec", methods=("cross_entropy",), seeds=1))
+    places = 2 * 37 + 2 * 19 + 2 * 10 + 5  # pooled after every second convolution
+    words = 2 * places * 3 * 32 * 32 + 2 * 32 * 6  # seven convolutions over three words each, and a linear layer
+    assert texts.flops == words * 20 * (4 * 4907 + 545 + 500)
+    assert cost.estimate(study, Options(preset="paper")).unknown == ()
     clamping = STUDIES["neural-clamping"]
     one = Options(methods=("nc_ce",), seeds=1)
     more = cost.estimate(clamping, one)
@@ -331,6 +348,19 @@ def test_what_a_study_costs():
     fits = 21 * (2 * 100 * 700 + 2 * 700 + 697)
     assert more.flops == pytest.approx(image * (training + 700 + 697 + fits))
     assert cost.measure_rate() > 1e7
+
+
+def test_costs_are_the_same_with_and_without_timm():
+    networks = STUDIES["neural-clamping"].cells(Options(preset="paper", seeds=1, methods=("temperature",)))
+    by_timm = {(cell.settings["network"], cell.settings["data"]) for cell in networks}
+    assert {pair for pair in by_timm if pair[0].startswith("timm:")} == cost.TIMM_FLOPS.keys()
+    assert cost.estimate(STUDIES["neural-clamping"], Options(preset="paper")).unknown == ()
+
+
+def test_the_operations_of_timms_networks_are_what_torch_counts():
+    pytest.importorskip("timm", exc_type=ImportError)
+    for (network, data), flops in cost.TIMM_FLOPS.items():
+        assert cost._count(network, data, "{}") == flops
 
 
 @pytest.mark.parametrize("name", ["seeds", "threads"])

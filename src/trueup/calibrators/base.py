@@ -202,11 +202,19 @@ def set_top_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     rest = (1 - top).clamp(min=tiny)
     log_shared = torch.log_softmax(others, dim=1) + torch.log(rest)
     over = (share * rest).amax(dim=1, keepdim=True) > cap
-    if torch.compiler.is_compiling() or bool(over.any()):
+
+    def capped(rows: Any) -> Tensor:
         # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
-        mass = (share + _TRACE).scatter(1, best, 0.0) / (1 + (classes - 1) * _TRACE) * rest
-        mass = mass if absent is None else mass.masked_fill(absent, 0.0)
-        log_shared = torch.where(over, torch.log(_cap_masses(mass, rest, cap).clamp(min=tiny)), log_shared)
+        options = classes[rows] if isinstance(classes, Tensor) else classes
+        mass = (share[rows] + _TRACE).scatter(1, best[rows], 0.0) / (1 + (options - 1) * _TRACE) * rest[rows]
+        mass = mass if absent is None else mass.masked_fill(absent[rows], 0.0)
+        return torch.log(_cap_masses(mass, rest[rows], cap[rows]).clamp(min=tiny))
+
+    if torch.compiler.is_compiling():
+        log_shared = torch.where(over, capped(slice(None)), log_shared)
+    elif bool(over.any()):  # sorting takes longest, and few rows need it
+        rows = over[:, 0].nonzero()[:, 0]
+        log_shared = log_shared.index_put((rows,), capped(rows))
     return log_shared.scatter(1, best, torch.log(top))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -290,7 +290,7 @@ class Problem:
 
         return likelihood
 
-    def rows(self, keep: Tensor) -> Problem:
+    def rows(self, keep: Tensor) -> Self:
         """The same problem on the rows of a mask."""
         return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
 

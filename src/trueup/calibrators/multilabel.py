@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit
-from trueup.calibrators.per_group import STRENGTHS, PerGroup, mix, per_group
+from trueup.calibrators.groupwise import STRENGTHS, PerGroup, mix, per_group
 from trueup.core.conversion import label_events
 from trueup.core.errors import InputError
 

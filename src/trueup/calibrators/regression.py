@@ -316,11 +316,3 @@ def _tail(a: float) -> tuple[float, float]:
         return 1 / a, 2 / a**2
     over = math.sqrt(2 / math.pi) / float(erfcx(a / math.sqrt(2))) - a
     return over, max(1 - a * over, 0.0)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("load_recalibrator", "save_recalibrator"):  # the file knows every class above
-        from trueup.io import artifacts
-
-        return getattr(artifacts, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -45,10 +46,9 @@ class RowSpanProblem(Problem):
         settings = {name: getattr(problem, name) for name in ("z", "y", "penalty", "on", "scale", "w")}
         return cls(**settings, u=u, basis=right.T.contiguous(), features=left * sizes)
 
-    def rows(self, keep: Tensor) -> RowSpanProblem:
+    def rows(self, keep: Tensor) -> Self:
         """The same problem on the rows of a mask, in the same basis."""
-        w = None if self.w is None else self.w[keep]
-        return replace(self, z=self.z[keep], y=self.y[keep], w=w, u=self.u[keep], features=self.features[keep])
+        return replace(super().rows(keep), u=self.u[keep], features=self.features[keep])
 
     def start_point(self, start: float | np.ndarray) -> np.ndarray:
         """Weights in the basis, diagonal and bias: those given, or a multiple of the identity."""

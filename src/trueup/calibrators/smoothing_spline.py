@@ -13,6 +13,7 @@ from torch.nn.functional import softplus
 from trueup.calibrators.base import Calibrator, interpolate, pad_curves
 from trueup.calibrators.logistic import class_blocks, log_normalise, log_probs_and_rests, platt_targets
 from trueup.core.arrays import as_weighted, fill_absent, find_absent
+from trueup.core.errors import InputError
 from trueup.core.native import one_thread
 from trueup.core.splits import k_fold
 
@@ -88,8 +89,12 @@ class SmoothingSpline(Calibrator):
 
 def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Points of the spline of least cross-validated loss."""
-    middle, mean = w @ odds / w.sum(), w @ targets / w.sum()
-    width = np.sqrt(w @ (odds - middle) ** 2 / w.sum())
+    mean = w @ targets / w.sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle = w @ odds / w.sum()
+        width = np.sqrt(w @ (odds - middle) ** 2 / w.sum())
+    if not np.isfinite(width):
+        raise InputError("logits", "have a finite spread", f"log-odds up to {np.abs(odds).max():.3g} from 0")
     distinct = np.unique(odds)
     level = np.log(mean / (1 - mean))
     if len(distinct) < 4 or width <= 1e-9 * (1 + abs(middle)):

@@ -27,7 +27,7 @@ class Offset(InputMap):
     """Add a constant to each channel: x_c + b_c (scale 0.1)."""
 
     name, title = "offset", "an offset a channel"
-    cause = "colour cast"
+    cause, grey_cause = "colour cast", "brightness"
     scale = 0.1
 
     @classmethod
@@ -53,7 +53,7 @@ class ChannelAffine(InputMap):
     """Scale each channel and add a constant: e^{a_c} x_c + b_c (scales 0.3 and 0.1)."""
 
     name, title = "affine", "gain and offset a channel"
-    cause = "white balance"
+    cause, grey_cause = "white balance", "brightness and contrast"
     gain_scale, offset_scale = 0.3, 0.1
 
     @classmethod

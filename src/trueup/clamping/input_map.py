@@ -6,7 +6,7 @@ standard deviation. Image maps act on pixels in [0, 1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,8 @@ MOST_CHANNELS = 16
 """Channels, or features, of which a full matrix is still a small family."""
 VISIBLE = 0.01
 """Changes below it are not put into words."""
+MOST_WORDS = 6
+"""Gains or offsets that are named one by one."""
 
 
 class InputMap(nn.Module):
@@ -35,6 +37,8 @@ class InputMap(nn.Module):
     title: ClassVar[str]
     cause: ClassVar[str]
     """What is wrong with inputs that the family repairs."""
+    grey_cause: ClassVar[str] = ""
+    """The same of images without colours, where it is called otherwise."""
     theta: Tensor
 
     def __init__(self, shape: Sequence[int], theta: Tensor | None = None) -> None:
@@ -84,7 +88,9 @@ class InputMap(nn.Module):
 
     def diagnosis(self) -> str:
         """What is wrong with inputs that the map repairs; of what is no image, what it does."""
-        return self.cause if len(self.shape) == 3 else self.title
+        if len(self.shape) != 3:
+            return self.title
+        return self.grey_cause or self.cause if self.shape[0] == 1 else self.cause
 
     @property
     def _channels(self) -> int:
@@ -106,15 +112,30 @@ def channel_names(shape: Shape) -> list[str]:
 
 
 def gain_words(gains: Tensor, shape: Shape) -> list[str]:
-    """The gains that can be seen."""
-    names = zip(channel_names(shape), gains.tolist(), strict=True)
-    return [f"{name} gain {gain:.2f}".strip() for name, gain in names if abs(gain - 1) >= VISIBLE][:6]
+    """The gains that can be seen, of many the largest."""
+    return _largest([f"{name} gain {gain:.2f}" for name, gain in _named(gains, shape)], gains - 1, "gain")
 
 
 def offset_words(offsets: Tensor, shape: Shape) -> list[str]:
-    """The offsets that can be seen."""
-    names = zip(channel_names(shape), offsets.tolist(), strict=True)
-    return [f"{name} offset {b:+.2f}".strip() for name, b in names if abs(b) >= VISIBLE][:6]
+    """The offsets that can be seen, of many the largest.
+
+    >>> offset_words(torch.tensor([0.02, 0, 0.3, -0.2, 0.1, 0.1, 0.05, 0.2, 0.4]), (9,))[-2:]
+    ['feature 8 offset +0.40', '2 smaller offsets']
+    """
+    return _largest([f"{name} offset {b:+.2f}" for name, b in _named(offsets, shape)], offsets, "offset")
+
+
+def _named(values: Tensor, shape: Shape) -> Iterator[tuple[str, float]]:
+    return zip(channel_names(shape), values.tolist(), strict=True)
+
+
+def _largest(phrases: Sequence[str], sizes: Tensor, kind: str) -> list[str]:
+    """Phrases of the largest changes, in their order, and how many others can be seen."""
+    by_size = sizes.abs().argsort(descending=True, stable=True)
+    visible = [i for i in by_size.tolist() if abs(float(sizes[i])) >= VISIBLE]
+    rest = len(visible) - MOST_WORDS
+    more = [f"{rest} smaller {kind}{'s' if rest > 1 else ''}"] if rest > 0 else []
+    return [phrases[i].strip() for i in sorted(visible[:MOST_WORDS])] + more
 
 
 def mixture_words(matrix: Tensor, shape: Shape) -> list[str]:

@@ -51,7 +51,7 @@ MAPS = (
 """Families that are screened unless others are named."""
 WEIGHTS = (1.0, 0.5)
 """Of new batch-norm statistics beside the old ones; the second is tried where the first does not help."""
-BUDGET = 75.0
+BUDGET = 70.0
 """No further input map is begun once so many forward passes are spent; what follows takes at most 45 more."""
 TAUGHT_BUDGET = 90.0
 """Nor is a map taught by new batch-norm statistics once so many are."""

@@ -1,10 +1,10 @@
 """The ladder of input maps: which family has signal, and is it worth its parameters on samples left out.
 
 A rung extends the map by the family whose score test promises most; it is fitted with each fold left out in turn, and
-kept only if the paired gain on the samples left out exceeds 1.64 standard errors, half way to the fit or the whole way.
-Half the way is three quarters of what a step in the right direction gains, at half of its noise: with few labels it can
-be told from nothing where the whole cannot. The gradients of samples left out, at the map that was kept, choose the
-next family. Temperature alone is the lowest rung.
+kept only if the paired gain on the samples left out exceeds 1.64 standard errors half way to the fit. Half the way is
+three quarters of what a step in the right direction gains, at half of its noise: with few labels it can be told from
+nothing where the whole cannot. Where it is kept, the whole way is taken if it is better still. The gradients of samples
+left out, at the map that was kept, choose the next family. Temperature alone is the lowest rung.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.clamping.linearized import gradient_test
+from trueup.clamping.linearized import N_RESAMPLES
 from trueup.clamping.natural_gradient import (
     MapFit,
     SampleGradients,
-    draw_labels,
+    fisher_gradients,
     logits_through,
     natural_gradient,
-    sample_gradients,
+    teacher_gradients,
 )
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, sample_order
@@ -34,9 +34,10 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.splits import fold_mask
 
 FOLDS = 3
-SIGNIFICANCE = 0.05
+SIGNIFICANCE, TAUGHT_SIGNIFICANCE = 0.25, 0.05
 """Families are tried if the p-value of a score test times the number of tests is smaller, so that all of them together
-raise so many false alarms; samples left out have the last word."""
+raise no more false alarms than that, and far fewer, since families overlap; samples left out have the last word. A
+teacher's answers are many numbers a sample: what is there shows in them."""
 STEPS, MORE_STEPS = 11, 8
 """Mini-batches of the search: from the identity, and from a poorer map."""
 TAUGHT_STEPS = 9
@@ -48,8 +49,8 @@ SMALLEST_BATCH, LARGEST_BATCH = 64, 256
 not wholly take back."""
 FEWER_STEPS = 8
 """Where the smallest batch is more than a fifth of the samples, so that few samples cost no more passes."""
-SHARES = (0.5, 1.0)
-"""Of the way from a map to the fit with more families."""
+HALF = 0.5
+"""Of the way from a map to the fit with more families, at which it is decided whether they help."""
 GROUPS = 100
 """Of samples for each of which the others choose. They are small: where few samples bear most of a gain, taking a tenth
 away would take the evidence with it from just those who gain."""
@@ -65,6 +66,7 @@ RENEWED = ("offset", "affine")
 """Families of which new batch-norm statistics do most by themselves."""
 TOGETHER = 3
 """Families at most that are tried as one rung."""
+_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,12 @@ def climb(problem: Climb) -> Ladder:
     problem.progress("screening families of input maps")
     everything = Composition([FAMILIES[name](network.shape) for name in problem.families])
     temperature = problem.temperature_of(plain, torch.ones(n, dtype=torch.bool))
-    gradients = sample_gradients(network, problem.space(everything), targets, temperature)
-    scores = _scores(gradients, gradients, everything, problem.families)
+    gradients = fisher_gradients(network, problem.space(everything), targets, temperature, seed=problem.seed)
+    scores = _label_scores(*gradients, everything, problem.families)
     ladder.p_values = {name: _p_value(scores[name], problem.seed) for name in problem.families}
     p_values, refused, failures = dict(ladder.p_values), set[str](), 0
     while True:
-        families = _choose(scores, p_values, refused, problem.seed)
+        families = _choose(scores, p_values, refused, problem.seed, SIGNIFICANCE)
         if not families:
             ladder.stopped = "no other family has signal" if len(ladder.rungs) > 1 else "no family of maps has signal"
             return ladder
@@ -213,47 +215,60 @@ def climb(problem: Climb) -> Ladder:
 
 
 def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_value: float) -> list[FoldState] | None:
-    """Fit the map with more families, each fold left out in turn, and judge it half way and the whole way."""
+    """Fit the map with more families, each fold left out in turn; judge it half way, and if that helps the whole way.
+
+    One test decides, so that a useless rung is kept no more often than its level says.
+    """
     current = ladder.rungs[ladder.current]
-    ways: dict[float, list[FoldState]] = {share: [] for share in SHARES}
-    logits = {share: current.logits.copy() for share in SHARES}
+    halves, ends, logits = list[FoldState](), list[FoldState](), current.logits.copy()
     for number, fold in enumerate(ladder.folds):
         start, end = _fit_fold(problem, fold, families, number)
-        held, index = fold.out.numpy(), fold.out.nonzero()[:, 0]
-        for share in SHARES:
-            state = end if share == 1 else start.part_way(end, share)
-            ways[share].append(state)
-            z = logits_through(problem.network, problem.space(state.composition), index)
-            logits[share][held] = z.double().numpy() / state.temperature
-        best = min(row_losses(logits[share][held], problem.targets[fold.out]).mean() for share in SHARES)
+        ends.append(end)
+        halves.append(start.part_way(end, HALF))
+        held, losses = _judge_fold(problem, halves[-1], logits)
         # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
-        if len(index) >= MANY and best >= current.losses[held].mean():
+        if held.sum() >= MANY and losses.mean() >= current.losses[held].mean():
             break
-    whole = len(ways[1.0]) == len(ladder.folds)
-    composition, kept = ways[1.0][0].composition, None
-    for share in SHARES:
-        title = composition.title if share == 1 else f"half way: {composition.title}"
-        rung = judge(
-            ladder.rungs, ladder.current, composition.name, title, len(composition.theta), logits[share],
-            problem.targets, p_value=p_value, wanted=STANDARD_ERRORS if kept is None else 0.0,
-        )  # fmt: skip
-        rung = rung if whole else replace(rung, kept=False)
-        ladder.rungs.append(rung)
-        if rung.kept:
-            ladder.current, kept = len(ladder.rungs) - 1, ways[share]
-    return kept
+    composition = ends[0].composition
+    name, title, size = composition.name, composition.title, len(composition.theta)
+    rung = judge(
+        ladder.rungs, ladder.current, name, f"half way: {title}", size, logits, problem.targets, p_value=p_value
+    )
+    ladder.rungs.append(rung if len(halves) == len(ladder.folds) else replace(rung, kept=False))
+    if not ladder.rungs[-1].kept:
+        return None
+    ladder.current = len(ladder.rungs) - 1
+    logits = rung.logits.copy()
+    for end in ends:
+        _judge_fold(problem, end, logits)
+    whole = judge(ladder.rungs, ladder.current, name, title, size, logits, problem.targets, p_value=p_value, wanted=0.0)
+    ladder.rungs.append(whole)
+    if not whole.kept:
+        return halves
+    ladder.current = len(ladder.rungs) - 1
+    return ends
+
+
+def _judge_fold(problem: Climb, state: FoldState, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Write the logits of the samples left out of a fit into their rows; their mask and their losses."""
+    held = state.out.numpy()
+    z = logits_through(problem.network, problem.space(state.composition), state.out.nonzero()[:, 0])
+    logits[held] = z.double().numpy() / state.temperature
+    return held, row_losses(logits[held], problem.targets[state.out])
 
 
 def _held_out_scores(problem: Climb, folds: Sequence[FoldState], candidates: Sequence[str]) -> dict[str, Scores]:
     """Scores of families at the map of each fold, of the samples left out of its fit."""
-    parts: list[tuple[Tensor, dict[str, Scores]]] = []
+    parts: list[dict[str, Scores]] = []
     for fold in folds:
         extended = _extended(fold.composition, candidates, problem.network.shape)
         index = fold.out.nonzero()[:, 0]
-        gradients = sample_gradients(problem.network, problem.space(extended), problem.targets, fold.temperature, index)
+        gradients = fisher_gradients(
+            problem.network, problem.space(extended), problem.targets, fold.temperature, index, seed=problem.seed
+        )
         known = [part.name for part in fold.composition.parts]
-        parts.append((index, _scores(gradients, gradients, extended, candidates, known)))
-    return {name: _joined(parts, name, len(problem.targets)) for name in candidates}
+        parts.append(_label_scores(*gradients, extended, candidates, known))
+    return {name: _joined(parts, name) for name in candidates}
 
 
 def judge(
@@ -355,20 +370,17 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
     families = [name for name in problem.families if name not in RENEWED]
     problem.progress("screening families against the teacher")
     everything = _extended(Composition([]), problem.families, network.shape)
-    labels = draw_labels(targets, [problem.seed, 0])  # for the curvature: `natural_gradient` says why
 
     def gradients_at(composition: Composition, temperature: float) -> tuple[SampleGradients, SampleGradients]:
-        space = problem.space(composition)
-        by_answers = sample_gradients(network, space, targets, temperature)
-        return by_answers, sample_gradients(network, space, labels, temperature)
+        return teacher_gradients(network, problem.space(composition), targets, temperature, seed=problem.seed)
 
-    scores = _scores(*gradients_at(everything, state.temperature), everything, families, renewed)
+    scores = _teacher_scores(*gradients_at(everything, state.temperature), everything, families, renewed)
     state = replace(state, out=fold_mask(sample_order(network, Loss()), 0, FOLDS))
     plain = network.plain_logits()[state.out].double().numpy() / state.temperature
     losses = row_losses(plain, targets[state.out])
     while True:
         p_values = {name: _p_value(scores[name], problem.seed) for name in scores}
-        chosen = _choose(scores, p_values, set(), problem.seed)
+        chosen = _choose(scores, p_values, set(), problem.seed, TAUGHT_SIGNIFICANCE)
         if not chosen or network.cost().equivalents > problem.budget:
             return state
         problem.progress(f"input map: {' + '.join(chosen)}")
@@ -382,7 +394,7 @@ def _climb_to_teacher(problem: Climb, state: FoldState) -> FoldState:
             return state
         state, losses = trial, nearer
         known = [part.name for part in trial.composition.parts]
-        scores = _scores(*judged, extended, candidates, [*known, *renewed])
+        scores = _teacher_scores(*judged, extended, candidates, [*known, *renewed])
 
 
 def _fit_fold(problem: Climb, fold: FoldState, families: Sequence[str], number: int) -> tuple[FoldState, FoldState]:
@@ -409,34 +421,62 @@ def _extended(composition: Composition, names: Sequence[str], shape: tuple[int, 
 
 
 class Scores(NamedTuple):
-    """Per-sample gradients by a family's coordinates, (m, r), what T and the families of the map explain taken out."""
+    """Per-sample gradients by a family's coordinates, what T and the families of the map explain taken out."""
 
     slope: np.ndarray
-    """Whose mean is the slope of the loss."""
+    """Whose mean is the slope of the loss, (n, r)."""
     curvature: np.ndarray
-    """Whose second moment is its curvature: the same, unless targets are probabilities, which say too little of it."""
+    """Whose second moment is its curvature, (m, r)."""
+    chance: np.ndarray
+    """Such as give the slope where there is none, with random signs, (l, r)."""
 
     def without(self, known: Scores) -> Scores:
         """What is left of the slope where the known coordinates are at their best."""
         if len(self.curvature) <= 2 * known.curvature.shape[1]:
-            known = Scores(known.slope[:, :1], known.curvature[:, :1])
+            known = Scores(*(rows[:, :1] for rows in known))
         explained = np.linalg.lstsq(known.curvature, self.curvature, rcond=None)[0]
-        return Scores(self.slope - known.slope @ explained, self.curvature - known.curvature @ explained)
+        return Scores(*(own - other @ explained for own, other in zip(self, known, strict=True)))
 
 
-def _scores(
-    slopes: SampleGradients,
-    curvatures: SampleGradients,
+def _label_scores(
+    labels: SampleGradients,
+    fisher: SampleGradients,
     composition: Composition,
     names: Sequence[str],
     known: Sequence[str] = (),
 ) -> dict[str, Scores]:
+    """Scores by labels: chance and curvature are the mean of what labels show and of what the answers expect of them.
+
+    The first alone is blind to mistakes that did not happen, the second trusts the answers.
+    """
+    both = SampleGradients(
+        labels.logits,
+        np.concatenate([labels.theta, fisher.theta]),
+        np.concatenate([labels.log_temperature, fisher.log_temperature]),
+    )
+    return _columns((labels, both, both), composition, names, known)
+
+
+def _teacher_scores(
+    answers: SampleGradients,
+    drawn: SampleGradients,
+    composition: Composition,
+    names: Sequence[str],
+    known: Sequence[str] = (),
+) -> dict[str, Scores]:
+    """Scores by a teacher's answers, which have no noise but that of the samples, and say nothing of the curvature."""
+    return _columns((answers, drawn, answers), composition, names, known)
+
+
+def _columns(
+    gradients: Sequence[SampleGradients], composition: Composition, names: Sequence[str], known: Sequence[str]
+) -> dict[str, Scores]:
     ends = np.cumsum([0, *composition.sizes])
     columns = {
-        part.name: Scores(slopes.theta[:, a:b], curvatures.theta[:, a:b])
+        part.name: Scores(*(rows.theta[:, a:b] for rows in gradients))
         for part, a, b in zip(composition.parts, ends, ends[1:], strict=False)
     }
-    temperature = Scores(slopes.log_temperature[:, None], curvatures.log_temperature[:, None])
+    temperature = Scores(*(rows.log_temperature[:, None] for rows in gradients))
     nuisance = _beside([temperature, *(columns[name] for name in known)])
     return {name: columns[name].without(nuisance) for name in names}
 
@@ -445,16 +485,40 @@ def _beside(scores: Sequence[Scores]) -> Scores:
     return Scores(*(np.column_stack(parts) for parts in zip(*scores, strict=True)))
 
 
-def _joined(parts: Sequence[tuple[Tensor, dict[str, Scores]]], name: str, n: int) -> Scores:
-    joined = np.zeros((n, parts[0][1][name].slope.shape[1]))
-    for index, scores in parts:
-        joined[index.numpy()] = scores[name].slope
-    return Scores(joined, joined)
+def _joined(parts: Sequence[dict[str, Scores]], name: str) -> Scores:
+    """Of all folds, in any order: only sums over samples are asked of them."""
+    return Scores(*(np.concatenate(rows) for rows in zip(*(scores[name] for scores in parts), strict=True)))
 
 
 def _p_value(scores: Scores, seed: int) -> float:
     n, r = scores.slope.shape
-    return gradient_test(scores.slope, seed=seed) if n > 2 * r else 1.0
+    return score_test(scores.slope, scores.chance, seed=seed) if n > 2 * r else 1.0
+
+
+def score_test(slope: np.ndarray, chance: np.ndarray, *, seed: int = 0, n_resamples: int = N_RESAMPLES) -> float:
+    """The p-value of the hypothesis that per-sample gradients (n, r) have mean zero.
+
+    The statistic is n·ḡᵀM⁻¹ḡ, M the second moment of the rows of `chance` (m, r), gradients such as chance gives; its
+    law is resampled by giving these random signs, which leaves M as it is. With `chance` the gradients themselves it is
+    a test of signs, exact where they are symmetric about zero.
+
+    >>> noise = np.random.default_rng(0).standard_t(3, size=(500, 4))
+    >>> print(f"{score_test(noise, noise):.4f} {score_test(noise + [0.3, 0, 0, 0], noise):.4f}")
+    0.9245 0.0010
+    """
+    n, m = len(slope), len(chance)
+    spread = np.sqrt((chance**2).mean(axis=0))
+    spread = np.where(spread > 0, spread, 1.0)
+    slope, chance = slope / spread, chance / spread
+    inverse = np.linalg.pinv(chance.T @ chance / m, rcond=1e-10, hermitian=True)
+    mean = slope.mean(axis=0)
+    observed = n * float(mean @ inverse @ mean)
+    rng, at_least = np.random.default_rng(seed), 0
+    for start in range(0, n_resamples, _AT_ONCE):
+        signs = rng.integers(0, 2, size=(min(_AT_ONCE, n_resamples - start), m)) * 2.0 - 1.0
+        drawn = signs @ chance / math.sqrt(m)
+        at_least += int((np.einsum("ij,jk,ik->i", drawn, inverse, drawn) >= observed * (1 - 1e-9)).sum())
+    return (1 + at_least) / (1 + n_resamples)
 
 
 def _promise(scores: Scores) -> float:
@@ -464,13 +528,16 @@ def _promise(scores: Scores) -> float:
     """
     n, r = scores.slope.shape
     mean = scores.slope.mean(axis=0)
-    inverse = np.linalg.pinv(scores.curvature.T @ scores.curvature / n, rcond=1e-8, hermitian=True)
+    curvature = scores.curvature.T @ scores.curvature / len(scores.curvature)
+    inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True)
     return (n * float(mean @ inverse @ mean) - 2 * r) / (2 * n)
 
 
-def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int) -> tuple[str, ...]:
+def _choose(
+    scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int, level: float
+) -> tuple[str, ...]:
     """The family that promises most, and others that promise enough of what those before them cannot do; or none."""
-    able = [name for name, p in p_values.items() if p * len(p_values) < SIGNIFICANCE and name not in refused]
+    able = [name for name, p in p_values.items() if p * len(p_values) < level and name not in refused]
     promises = {name: promise for name in able if (promise := _promise(scores[name])) > 0}
     if not promises:
         return ()
@@ -491,7 +558,7 @@ def _choose(scores: dict[str, Scores], p_values: dict[str, float], refused: set[
         best = max(promised, key=lambda name: promised[name])
         if promised[best] < BESIDE * promises[chosen[0]]:
             break
-        if _p_value(beside[best], seed) * len(p_values) >= SIGNIFICANCE:
+        if _p_value(beside[best], seed) * len(p_values) >= level:
             break
         chosen.append(best)
     return tuple(chosen)

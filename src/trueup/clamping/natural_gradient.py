@@ -7,7 +7,7 @@ the temperature is one more coordinate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,10 @@ def logits_through(network: Network, before: nn.Module | None, index: Tensor | N
     return network.logits(ChannelsLast(before), inputs=inputs)
 
 
+Residual = Callable[[Tensor, Tensor], Tensor]
+"""From probabilities of some samples and their numbers to the slope of each one's loss by its logits."""
+
+
 def sample_gradients(
     network: Network, before: PixelSpace, targets: Tensor, temperature: float, index: Tensor | None = None
 ) -> SampleGradients:
@@ -90,10 +94,68 @@ def sample_gradients(
 
     `targets` are labels (n,), or probabilities (n, classes), of all samples of all ranks.
     """
+    return _gradients(network, before, temperature, index, [_by_targets(targets)])[0]
+
+
+def fisher_gradients(
+    network: Network,
+    before: PixelSpace,
+    labels: Tensor,
+    temperature: float,
+    index: Tensor | None = None,
+    *,
+    seed: int,
+) -> tuple[SampleGradients, SampleGradients]:
+    """The same, and for each sample a random gradient whose outer product is on average its Fisher information.
+
+    It is Jᵀ(diag √p − p√pᵀ)v with v normal and J the logits' derivatives: mean and covariance are those of the gradient
+    where the label is drawn of the answer p itself, but it takes no rare label for it to be large. Few labels seldom
+    hold the mistakes to which most of the variance is due; their own gradients then promise far more than there is. It
+    costs a backward pass.
+    """
+    first, second = _gradients(
+        network, before, temperature, index, [_by_targets(labels), _by_fisher(seed, len(labels))]
+    )
+    return first, second
+
+
+def teacher_gradients(
+    network: Network, before: PixelSpace, answers: Tensor, temperature: float, *, seed: int
+) -> tuple[SampleGradients, SampleGradients]:
+    """Gradients by a teacher's answers (n, classes), and by labels drawn of them, in which the curvature can be seen.
+
+    Those by the answers themselves vanish as the network comes near to them, and those by the network's own answers are
+    small where it is sure and wrong.
+    """
+    drawn = draw_labels(answers, [seed, 0])
+    first, second = _gradients(network, before, temperature, None, [_by_targets(answers), _by_targets(drawn)])
+    return first, second
+
+
+def _by_targets(targets: Tensor) -> Residual:
+    return lambda p, rows: p - _as_probabilities(targets[rows], p.shape[1])
+
+
+def _by_fisher(seed: int, n: int) -> Residual:
+    drawn: list[Tensor] = []
+
+    def residual(p: Tensor, rows: Tensor) -> Tensor:
+        if not drawn:  # of all samples, so that a sample's do not depend on its batch or its rank
+            drawn.append(torch.from_numpy(np.random.default_rng(seed).standard_normal((n, p.shape[1]))))
+        rooted = p.sqrt() * drawn[0][rows]
+        return rooted - p * rooted.sum(dim=1, keepdim=True)
+
+    return residual
+
+
+def _gradients(
+    network: Network, before: PixelSpace, temperature: float, index: Tensor | None, residuals: Sequence[Residual]
+) -> list[SampleGradients]:
+    """One forward pass over some samples, and a backward pass for each residual."""
     own = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
     inputs = network.inputs if index is None else local_subset(network.inputs, index)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     theta = before.inner.theta.float()
+    parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in residuals]
     with raise_on_all_ranks(), torch.enable_grad():
         start = 0
         for batch in inputs:
@@ -103,16 +165,21 @@ def sample_gradients(
             z = network.batch_logits(batch, tap)
             s = upcast_half(z.detach()).double().cpu() / temperature
             p = torch.softmax(s, dim=1)
-            residual = p - _as_probabilities(targets[rows], p.shape[1])
-            (g,) = gradients_of(z, [tap.mapped], (residual / temperature).to(z))
-            network.count(backward=len(rows))
-            by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
-            # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
-            parts.append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
-    if not parts:
-        parts = [(torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())]
-    logits, by_theta, by_t = (all_gather_rows(torch.cat(column)) for column in zip(*parts, strict=True))
-    return SampleGradients(logits, by_theta.numpy(), by_t.numpy())
+            for number, of in enumerate(residuals, start=1):
+                residual = of(p, rows)
+                slope = (residual / temperature).to(z)
+                (g,) = gradients_of(z, [tap.mapped], slope, retain_graph=number < len(residuals))
+                network.count(backward=len(rows))
+                by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
+                # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
+                parts[number - 1].append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
+    found = []
+    for batches in parts:
+        none = (torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())
+        columns = zip(*(batches or [none]), strict=True)
+        logits, by_theta, by_t = (all_gather_rows(torch.cat(column)) for column in columns)
+        found.append(SampleGradients(logits, by_theta.numpy(), by_t.numpy()))
+    return found
 
 
 def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:

@@ -252,10 +252,12 @@ def require_graph(logits: Tensor) -> Tensor:
     return logits
 
 
-def gradients_of(value: Tensor, parameters: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
+def gradients_of(
+    value: Tensor, parameters: Sequence[Tensor], cotangent: Tensor | None = None, *, retain_graph: bool = False
+) -> tuple[Tensor, ...]:
     """The gradients by parameters of the map before the network, on each of which the value must depend."""
     try:
-        gradients = torch.autograd.grad(value, parameters, cotangent, allow_unused=True)
+        gradients = torch.autograd.grad(value, parameters, cotangent, retain_graph=retain_graph, allow_unused=True)
     except RuntimeError as error:  # of which NotImplementedError is one
         if not isinstance(error, NotImplementedError) and "is not implemented" not in str(error):
             raise

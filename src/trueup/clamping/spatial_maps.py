@@ -69,8 +69,9 @@ class Shrinkage(InputMap):
         return [f"fine detail times {small:.2f} where small, {large:.2f} where large"]
 
     def diagnosis(self) -> str:
-        """Noise where small detail goes; where it grows, what was lost is sharpness."""
-        return self.cause if self._factors()[0] < 1 else GreyKernel.cause
+        """Noise where small detail goes and larger detail less so; else it is sharpness that was lost or added."""
+        small, large = self._factors()
+        return self.cause if small < min(1.0, large) else GreyKernel.cause
 
     def _factors(self) -> tuple[float, float]:
         """What the finest scale's detail is multiplied by where it is very small, and where it is large."""
@@ -110,7 +111,7 @@ class Kernel(InputMap):
     """Convolve over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
 
     name, title = "kernel", "3×3 kernel"
-    cause = "sharpness and colours"
+    cause, grey_cause = "sharpness and colours", "sharpness"
     side, scale, offset_scale = 3, 0.1, 0.1
 
     @classmethod
@@ -159,7 +160,7 @@ class WideKernel(Kernel):
     """Convolve with 5×5 kernels over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
 
     name, title = "kernel5", "5×5 kernel"
-    cause = "sharpness and colours"
+    cause, grey_cause = "sharpness and colours", "sharpness"
     side = 5
 
 

@@ -48,7 +48,8 @@ def repair_without_labels(
     candidates = [_Candidate("network", "the network as it is", None, {}, 0.0)]
     stopped, moved = "", None
     if reason or "batch_norm" not in job.parts:
-        job.notes.append((reason or "batch_norm is not among the parts") + "; without labels nothing else can teach")
+        stopped = "without labels nothing but new batch-norm statistics can teach"
+        job.notes.append(reason or "batch_norm is not among the parts")
     else:
         job.progress("have the inputs moved?")
         moved = moved_test(network, augment=job.augment, seed=job.seed, reference=reference)

@@ -102,6 +102,10 @@ def decide(
     for part in parts.values():
         if part is not None:
             print(f"\n{part}")
+    if prior is not None and table.clusters is not None:
+        from trueup.decisions.label_shift import INDEPENDENT
+
+        print(f"\n{INDEPENDENT}")
     if out is not None and not quiet:
         print(f"\nWritten: {out}")
 

@@ -31,7 +31,8 @@ NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
 Folds = Annotated[
     int | None, typer.Option("--folds", metavar="N", help="Number of folds of the cross-validation (default 5).")
 ]
-All = Annotated[bool, typer.Option("--all", help="Try every method and show them all; this may take long.")]
+All = Annotated[bool, typer.Option("--all", help="Show every method that was tried, not only the first ten.")]
+TryAll = Annotated[bool, typer.Option("--try-all", help="Try every method there is; this may take long.")]
 Val = Annotated[str, typer.Argument(metavar="VAL", help="Logits and labels that the methods are fitted to.")]
 Test = Annotated[
     str | None,
@@ -116,7 +117,8 @@ def compare(
     val: Val,
     test: Test = None,
     method: o.Methods = None,
-    every: All = False,
+    try_all: TryAll = False,
+    show_all: All = False,
     *,
     reader: o.Reader,
     columns: o.ForecastColumns,
@@ -136,7 +138,9 @@ def compare(
     if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, all=every, metric=metric)
+        forecasts = forecast_verbs.ForecastReader.of(
+            columns, reader, bins=bins, try_all=try_all, all=show_all, metric=metric
+        )
         given = o.drop_unset(level=level, folds=folds, seed=seed)
         forecast_verbs.compare(val, test, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
@@ -144,11 +148,11 @@ def compare(
 
     for name in metric or ():
         o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
-    audit = _audit(reader, val, test, method, every, quiet, bins=bins, level=level, folds=folds, seed=seed)
+    audit = _audit(reader, val, test, method, try_all, quiet, bins=bins, level=level, folds=folds, seed=seed)
     if as_json:
         print_json("compare", val=val, test=test, audit=audit.to_dict())
         return
-    print_audit(audit, metric, quiet=quiet, every=every or bool(method))
+    print_audit(audit, metric, quiet=quiet, show_all=show_all or bool(method))
 
 
 def report(
@@ -162,7 +166,8 @@ def report(
         typer.Option("--calibrator", "-c", metavar="FILE", help="Also save the chosen calibrator, .safetensors."),
     ] = None,
     method: o.Methods = None,
-    every: All = False,
+    try_all: TryAll = False,
+    show_all: All = False,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
     *,
     reader: o.Reader,
@@ -189,14 +194,16 @@ def report(
     if columns:
         from trueup.cli import forecasts as forecast_verbs
 
-        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, all=every)
+        forecasts = forecast_verbs.ForecastReader.of(columns, reader, bins=bins, try_all=try_all, all=show_all)
         given = o.drop_unset(level=level, folds=folds, seed=seed)
         forecast_verbs.report(val, test, out, calibrator, title, forecasts, method, given, as_json=as_json, quiet=quiet)
         return
     from trueup.report import report as make_report
     from trueup.report.page import describe_file
 
-    audit = _audit(reader, val, test, method, every, quiet, pooled=True, bins=bins, level=level, folds=folds, seed=seed)
+    audit = _audit(
+        reader, val, test, method, try_all, quiet, pooled=True, bins=bins, level=level, folds=folds, seed=seed
+    )
     names = reader.class_names
     if reader.event is not None:
         names = (f"not {reader.event}", reader.event)
@@ -215,7 +222,7 @@ def report(
         print_json("report", val=val, test=test, output=out, calibrator=calibrator, audit=audit.to_dict())
         return
     if not quiet:
-        print_audit(audit, None, every=every or bool(method))
+        print_audit(audit, None, show_all=show_all or bool(method))
         written = str(out) if calibrator is None else f"{out} and {calibrator}"
         print_remarks(f"Written: {written}")
 
@@ -237,10 +244,10 @@ def _print_groups(scores: Scores, quiet: bool) -> None:
         print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
-def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, every: bool = False) -> None:
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, show_all: bool = False) -> None:
     """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
 
-    At most `SHOWN` methods are in the table, unless `every` one is asked for.
+    At most `SHOWN` methods are in the table, unless all are asked for.
     """
     from trueup.metrics.table import default_metrics
     from trueup.report.audit import method_title
@@ -259,10 +266,10 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     table = select_metrics(scores, metrics).table()
     hidden: list[str] = []
     if many:
-        table, hidden = _best_first(table, audit, None if every else SHOWN)
+        table, hidden = _best_first(table, audit, None if show_all else SHOWN)
     print_table(table)
     legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
-    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; -m NAME shows them." if hidden else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
     chosen = (
         "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     )
@@ -298,7 +305,7 @@ def _audit(
     val: str,
     test: str | None,
     methods: list[str] | None,
-    every: bool,
+    try_all: bool,
     quiet: bool,
     *,
     pooled: bool = False,
@@ -309,9 +316,9 @@ def _audit(
 
     for name in methods or ():
         o.require_name("method", METHODS, name)
-    if every and methods:
-        raise ValueError("--all tries every method: give either --all or --method")
-    options["methods"] = list(METHODS) if every else methods
+    if try_all and methods:
+        raise ValueError("--try-all tries every method: give either --try-all or --method")
+    options["methods"] = list(METHODS) if try_all else methods
     from trueup.report.audit import POOLED, audit, methods_for
 
     with working("comparing", quiet=quiet):
@@ -383,7 +390,7 @@ def register(app: typer.Typer) -> None:
         "Measure",
         "trueup report val.npz test.npz -o report.html",
         "trueup report test.npz -o report.html -c calibrator.safetensors",
-        "trueup report val.npz test.npz --all --title 'ResNet-50, March'",
+        "trueup report val.npz test.npz --try-all --title 'ResNet-50, March'",
         "trueup report risk.csv --probs --by ward --by sex --weight w",
         "trueup report demand.csv --mean mu --std sigma --target sold",
     )

@@ -128,8 +128,8 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
 def _fit_labels(method: str, table: PredictionTable, names: tuple[str, ...] | None, labels: int) -> Calibrator:
     import numpy as np
 
+    from trueup.calibrators.groupwise import per_group
     from trueup.calibrators.multilabel import fit_events
-    from trueup.calibrators.per_group import per_group
 
     known = {name: k for k, name in enumerate(names or range(labels))}
     label = table.groups["label"]

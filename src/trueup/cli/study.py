@@ -109,6 +109,7 @@ def study(
     cells = selected.cells(options)  # an unknown preset or data set is refused here, before anything is written
     if not report_only:
         _require_data(cells, options)
+        _require_device(options, cluster)
     folder.mkdir(parents=True, exist_ok=True)
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
@@ -137,16 +138,29 @@ def _require_data(cells: list[Cell], options: Options) -> None:
         load_data(missing.partition(":")[0], options.data_dir)
 
 
+def _require_device(options: Options, cluster: str | None) -> None:
+    """Refuse a device that this machine does not have; those of a cluster are not this machine's."""
+    if options.device is None or cluster is not None:
+        return
+    import torch
+
+    try:
+        torch.zeros(1, device=options.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each way of not having it
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"--device must be one that this machine has, got {options.device!r}: {reason}") from None
+
+
 def _confirm(study: Study, store: Store, options: Options, workers: int | None) -> None:
     """Ask before a run that will take more than a day of this machine."""
-    from trueup.core.executors import count_cores
     from trueup.study.cost import DAY, SLOWEST, estimate, measure_rate
 
     finished = frozenset(key for key, status in store.statuses(study.cells(options)).items() if status == "finished")
     left = estimate(study, options, done=finished)
     if left is None or left.hours(SLOWEST) < DAY:
         return
-    hours = left.hours(measure_rate(options.device) * (workers or _count_gpus(options) or count_cores()))
+    units = _count_units(options)
+    hours = left.hours(measure_rate(options.device) * min(workers or units, units))  # more processes share the units
     if hours < DAY:
         return
     more = f" without {'; '.join(left.unknown)}" if left.unknown else ""
@@ -156,12 +170,18 @@ def _confirm(study: Study, store: Store, options: Options, workers: int | None) 
     typer.confirm(f"{words}. Start them?", abort=True, err=True)
 
 
-def _count_gpus(options: Options) -> int:
-    if options.device != "cuda":
-        return 0
+def _count_units(options: Options) -> int:
+    """GPUs that networks may be on, or cores."""
+    kind, _, number = (options.device or "cpu").partition(":")
+    if kind == "cpu":
+        from trueup.core.executors import count_cores
+
+        return count_cores()
+    if kind != "cuda" or number:
+        return 1
     import torch
 
-    return torch.cuda.device_count()
+    return max(1, torch.cuda.device_count())
 
 
 def _list(data_dir: str | None, as_json: bool) -> None:
@@ -184,7 +204,8 @@ def _list(data_dir: str | None, as_json: bool) -> None:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 0.1 else f"{60 * hours:,.1f} min"
+    minutes = 60 * hours
+    return f"{hours:,.1f} h" if hours >= 0.1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:
@@ -201,9 +222,9 @@ def _run(
     from trueup.core.executors import executor_for
     from trueup.study import run
 
-    gpus = _count_gpus(options)
-    workers = workers or gpus or None
-    where = cluster or ("none" if workers == 1 else "processes" if workers is None else f"processes:{workers}")
+    gpus = _count_units(options) if options.device == "cuda" else 0
+    workers = workers or _count_units(options)
+    where = cluster or ("none" if workers == 1 else f"processes:{workers}")
     with executor_for(where, gpus=gpus) as executor:
         ran = run(study, store, options=options, executor=executor, progress=not quiet)
     if not quiet:

@@ -27,6 +27,8 @@ from trueup.core.row_scores import confidences
 from trueup.decisions.refits import Refits
 from trueup.metrics.resampling import check_resamples
 
+INDEPENDENT = "Rows are taken as independent here: where they are correlated, these intervals are too narrow."
+"""What to say of estimates from rows that are known to be in clusters."""
 CALIBRATION = "bias_corrected_temperature"
 """The method on which the frequencies are estimated: its mean probabilities are the frequencies of the labels."""
 _LEAST_RATIO = 1e-12
@@ -67,6 +69,24 @@ class PriorEstimate:
             **arrays,
         }
 
+    def verdict(self) -> str:
+        """Whether the frequencies moved, which of them are guesses, and what is assumed."""
+        sentences = []
+        if not math.isnan(self.p_value):
+            chance = f"p {'=' if self.p_value > 0.001 else '≤'} {max(self.p_value, 0.001):.3f}"
+            sentences.append(
+                f"The class frequencies moved ({chance})."
+                if self.moved
+                else f"Nothing shows that the class frequencies moved ({chance})."
+            )
+        if len(unseen := np.flatnonzero(self.old == 0)):
+            some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
+            sentences.append(f"No labelled row has class {some}: its estimate is a guess.")
+        sentences.append(
+            "This assumes that only the frequencies of the classes changed, not what each class looks like."
+        )
+        return "\n\n".join(sentences)
+
     def __str__(self) -> str:
         change = np.argsort(-np.abs(self.prior - self.old), kind="stable")
         shown = np.sort(change[:20])
@@ -83,18 +103,7 @@ class PriorEstimate:
         lines = [text_table(table)]
         if len(shown) < len(self.prior):
             lines[0] += f"\n(the {len(shown)} of {len(self.prior)} classes that changed most)"
-        if not math.isnan(self.p_value):
-            chance = f"p {'=' if self.p_value > 0.001 else '≤'} {max(self.p_value, 0.001):.3f}"
-            lines.append(
-                f"The class frequencies moved ({chance})."
-                if self.moved
-                else f"Nothing shows that the class frequencies moved ({chance})."
-            )
-        if len(unseen := np.flatnonzero(self.old == 0)):
-            some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
-            lines.append(f"No labelled row has class {some}: its estimate is a guess.")
-        lines.append("This assumes that only the frequencies of the classes changed, not what each class looks like.")
-        return "\n\n".join(lines)
+        return "\n\n".join([*lines, self.verdict()])
 
 
 def shift_prior(new: Any, old: Any) -> Vector:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +49,9 @@ _BETS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
 """Shares of the largest bet that betting on a mean cost may place, each with the same part of the money."""
 
 
+_ARRAYS = ("threshold", "coverage", "risk", "losses", "trials")
+
+
 @dataclass(frozen=True, eq=False)
 class RiskCurve:
     """The risk of the rows at or above each threshold, highest first, with pointwise intervals."""
@@ -56,15 +60,45 @@ class RiskCurve:
     coverage: np.ndarray
     """The share of all rows at or above the threshold."""
     risk: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    """One-sided bounds, each with the certainty of the promise (NaN for costs, whose bound is tested directly)."""
+    losses: np.ndarray
+    """Their sum, of `trials` rows that the risk is a mean over."""
+    trials: np.ndarray
+    alpha: float
+    """The chance that a bound is wrong; NaN for costs, whose bound is tested directly."""
+
+    @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Clopper and Pearson's one-sided bounds of each risk, below and above; NaN for costs."""
+        if math.isnan(self.alpha):
+            nothing = np.full(len(self.risk), math.nan)
+            return nothing, nothing
+        return binomial_bounds(self.losses, self.trials, self.alpha)
+
+    @property
+    def low(self) -> np.ndarray:
+        """The bounds below."""
+        return self.bounds[0]
+
+    @property
+    def high(self) -> np.ndarray:
+        """The bounds above."""
+        return self.bounds[1]
+
+    def at(self, places: Any) -> RiskCurve:
+        """Some of its points."""
+        kept = {name: value[places] for name, value in vars(self).items() if name in _ARRAYS}
+        return RiskCurve(**kept, alpha=self.alpha)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; what is not defined is None."""
+        names = ("threshold", "coverage", "risk", "low", "high")
+        return {name: [_plain(x) for x in getattr(self, name).tolist()] for name in names}
 
     def thin(self, points: int = _POINTS) -> RiskCurve:
         """At most so many of its points, evenly spread."""
         n = len(self.threshold)
         at = np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64)) if n else np.zeros(0, np.int64)
-        return RiskCurve(*(getattr(self, name)[at] for name in ("threshold", "coverage", "risk", "low", "high")))
+        return self.at(at)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +176,7 @@ class Threshold:
             "labels_needed": self.labels_needed,
             "calibrator": None if self.calibrator is None else repr(self.calibrator),
             "note": self.note,
-            "curve": {name: [_plain(x) for x in values.tolist()] for name, values in vars(curve).items()},
+            "curve": curve.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -341,10 +375,10 @@ class _Problem(NamedTuple):
         steps = self.sequence(score, loss)
         last = self.last(steps, n, alpha)
         risk = steps.losses / np.maximum(steps.trials, 1)
-        low, high = self.bounds(steps, alpha)
-        curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, low, high)
+        wrong = math.nan if self.risk == "cost" else alpha
+        curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, steps.losses, steps.trials, wrong)
         needed = None if last >= 0 else self.labels_needed(steps, n, alpha)
-        at = (steps.score[last], int(steps.kept[last]), risk[last], high[last]) if last >= 0 else (
+        at = (steps.score[last], int(steps.kept[last]), risk[last], curve.at([last]).high[0]) if last >= 0 else (
             math.inf, 0, math.nan, math.nan,
         )  # fmt: skip
         return Threshold(
@@ -422,13 +456,6 @@ class _Problem(NamedTuple):
                 place -= 1
             begun[place] = begun.get(place, 0.0) + share
         return sorted(begun.items())
-
-    def bounds(self, steps: _Sequence, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-        """Clopper and Pearson's one-sided bounds of each risk."""
-        if self.risk == "cost":
-            nothing = np.full(len(steps.score), np.nan)
-            return nothing, nothing
-        return binomial_bounds(steps.losses, steps.trials, alpha)
 
     def labels_needed(self, steps: _Sequence, n: int, alpha: float) -> int | None:
         """The fewest rows with which some threshold would pass in four of five cases, were the risks those seen."""

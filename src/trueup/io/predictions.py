@@ -35,9 +35,11 @@ from trueup.io.source import (
     Source,
     Writer,
     as_list,
+    column_of_split,
     drop_missing,
     file_list,
     find_columns,
+    group_values,
     is_address,
     label_names,
     numbers_of,
@@ -316,6 +318,7 @@ class PredictionFile:
                 floor = self.find_floor(plan, rows)
             for chunk in chunks:
                 kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
+                kept = kept._replace(others={name: kept.others[own] for name, own in self._beside(split).items()})
                 flat = _Flat(kept, None, {})
                 with _errors_name_row(start):
                     if fields.class_axis is not None or fields.multilabel:
@@ -350,10 +353,7 @@ class PredictionFile:
         """Which columns to read; an error lists those of the file if one is missing."""
         fields, columns = self.fields, self.source.columns
         if others is None:
-            single = [name for name in (fields.weights, fields.clusters) if name]
-            wanted = [*single, *fields.groups, *fields.columns]
-            require_columns({**columns, **self.partitions}, wanted)
-            others = [name for name in dict.fromkeys(wanted) if name in columns]
+            others = list(dict.fromkeys(self._beside(split).values()))
         if fields.confidence is not None:
             correct = fields.label_column
             require_columns(columns, [fields.confidence, *([correct] if labelled else [])])
@@ -363,6 +363,14 @@ class PredictionFile:
         parse = LabelParser(self.class_names or (), column=label or "labels")
         absent = math.nan if fields.probs else -math.inf
         return Plan(names, label, others, parse, absent=absent)
+
+    def _beside(self, split: str | None) -> dict[str, str]:
+        """The columns beside logits and labels that are wanted, by the name that they were asked for."""
+        fields, columns = self.fields, self.source.columns
+        single = [name for name in (fields.weights, fields.clusters) if name]
+        wanted = {name: column_of_split(columns, name, split) for name in (*single, *fields.groups, *fields.columns)}
+        require_columns({**columns, **self.partitions}, list(wanted.values()))
+        return {name: own for name, own in wanted.items() if own in columns}
 
     def find_floor(self, plan: Plan, rows: int) -> float | None:
         """What exact zeros among the probabilities are raised to, from a reading of its own."""
@@ -399,8 +407,7 @@ class PredictionFile:
 
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
         if name in chunk.others:
-            values = as_list(chunk.others[name])
-            return simplify(["(missing)" if value is None or value == "" else value for value in values])
+            return group_values(chunk.others[name])
         return np.full(len(chunk.logits), self.partitions[name])
 
     def _require_labels(self) -> None:

@@ -279,6 +279,15 @@ def simplify(values: Sequence[Any]) -> np.ndarray:
     return object_array(values)
 
 
+def group_values(column: Any) -> np.ndarray:
+    """A column of groups or clusters; an empty cell is a group of its own.
+
+    >>> group_values(np.array(["a", ""])).tolist()
+    ['a', '(missing)']
+    """
+    return simplify(["(missing)" if value is None or value == "" else value for value in as_list(column)])
+
+
 def numbers_of(column: Any, name: str) -> np.ndarray:
     """A column as float64, NaN where there is nothing."""
     values = np.asarray(column) if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else as_list(column)
@@ -375,6 +384,16 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
     return InputError(
         "the file", f"have {' and '.join(missing)}", _list(columns), hint or _nearest(columns, missing), choices=choices
     )
+
+
+def column_of_split(columns: Mapping[str, str], name: str, split: str | None) -> str:
+    """The column of that name in a split: of `val` it is `val_region`, if the file has one, else `region`.
+
+    >>> column_of_split({"val_region": "", "patient": ""}, "region", "val")
+    'val_region'
+    """
+    own = f"{split}_{name}"
+    return own if split and own in columns else name
 
 
 def require_columns(columns: Mapping[str, str], names: Sequence[str]) -> None:

@@ -117,9 +117,12 @@ class GroupTable:
         for column, p in self.heterogeneity.items():
             of = f" of {column}" if column else ""
             chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-            text += (
-                f" The groups{of} differ ({chance})." if p <= 0.05 else f" No group{of} is shown to differ ({chance})."
-            )
+            if p > 0.05:  # all may be wrong alike
+                text += f" That the groups{of} differ from each other is not shown ({chance})."
+            elif worst is None:  # taken together they may show what none of them shows alone
+                text += f" Taken together, though, the groups{of} differ ({chance})."
+            else:
+                text += f" The groups{of} differ ({chance})."
         return text
 
     def table(self) -> list[Row]:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from trueup.core.arrays import as_tensors
 from trueup.core.bins import BINS
@@ -250,12 +251,12 @@ class Scores(ScoreTable):
         shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test{by} {chance}"
         if test.n_resamples < 19:
             return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
-        if test.p_value > 0.05 and (self.effective_rows or self.rows) < (enough := _enough_rows(self.means[name][0])):
-            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+        if test.p_value > 0.05 and (few := self.too_few_rows(name)):
             mean = "predicted rate" if self.is_event else "confidence"
             return (
-                f"{says}{few} too few to tell whether it is calibrated (consistency test {chance}): with about "
-                f"{enough:,} a mean {mean} that is 10 points off would be found in four of five cases."
+                f"{says}{few} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
+                f"{_enough_rows(self.means[name][0]):,} a mean {mean} that is 10 points off would be found in four of "
+                "five cases."
             )
         if test.p_value > 0.05:
             return f"{says}Nothing speaks against calibration ({shown})."
@@ -265,6 +266,28 @@ class Scores(ScoreTable):
         side = "overconfident" if test.overconfidence_z > 0 else "underconfident"
         direction = f" and {side}" if abs(test.overconfidence_z) > 1.96 else ""
         return f"{says}It is miscalibrated{direction} ({shown})."
+
+    def too_few_rows(self, method: str | None = None) -> str:
+        """How many rows there are, with a verb, if so few would hide a mean that is 10 points off; else nothing."""
+        name = method or self.methods[0]
+        worth = self._independent_rows(name)
+        if worth >= _enough_rows(self.means[name][0]):
+            return ""
+        if self.clusters is None:
+            return f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+        of = f"{self.rows:,} rows of {self.clusters:,} clusters ({self.cluster_name})"
+        return f"{of} tell as much as about {worth:,.0f} independent ones, which are"
+
+    def _independent_rows(self, name: str) -> float:
+        """As how many independent rows of equal weight these count; of clusters, what the rate's interval tells."""
+        rows = self.effective_rows or self.rows
+        if self.clusters is None:
+            return rows
+        found = self.values[name].get("observed" if self.is_event else "accuracy")
+        if found is None or not (found.high > found.low and 0 < found.value < 1):
+            return min(rows, self.clusters)
+        error = (found.high - found.low) / (2 * float(ndtri(0.5 + found.level / 2)))
+        return min(rows, found.value * (1 - found.value) / error**2)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""

@@ -352,8 +352,10 @@ def _verdict(audit: Audit) -> str:
     means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
     if scores.tests[RAW].p_value > 0.05:
         opening = f"No miscalibration of this network is statistically significant: {means}."
+        if few := scores.too_few_rows(RAW):
+            opening += f" {few} too few to tell."
         if chosen == RAW:
-            return f"{opening} It needs no calibration."
+            return f"{opening} No calibration is shown to be needed."
         if scores.changes[chosen]["nll"].high >= 0:
             return f"{opening} No method improves it significantly."
         losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
@@ -375,7 +377,7 @@ def _verdict(audit: Audit) -> str:
     after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
     if change.high >= 0:
         return (
-            f"{opening} {method_title(chosen)} is the best of the methods by log-loss, but the change of the "
+            f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
             f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
         )
     calibrated = scores.tests[chosen].p_value > 0.05

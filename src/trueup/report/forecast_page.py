@@ -126,7 +126,7 @@ class _ForecastPage(Page):
             f"trueup fit VAL --mean MEAN --std STD --target TARGET -m {self.audit.chosen} -o recalibrator.safetensors"
         ]
         lines = [
-            "from trueup.calibrators.regression import load_recalibrator",
+            "from trueup.io import load_recalibrator",
             'recalibrator = load_recalibrator("recalibrator.safetensors")',
             "quantiles = recalibrator.quantiles(mean, std, levels=[0.05, 0.5, 0.95])",
         ]

@@ -60,7 +60,7 @@ def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:
     shown = images[:_PICTURES].detach().float().cpu()
     before = repaired.before
     with torch.no_grad():
-        after = shown if before is None else before.cpu()(shown)
+        after = shown if before is None else before(shown.to(before.low.device)).cpu()
     if before is not None:
         low, width = before.low.cpu(), (before.high - before.low).cpu()
         shown, after = (shown - low) / width, (after - low) / width

@@ -10,21 +10,25 @@ import torch
 
 from trueup import metrics
 from trueup.core.arrays import as_tensors, upcast_half
+from trueup.core.clusters import Clusters
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT, compare
-from trueup.report.figures import chart
+from trueup.report.audit import Audit
+from trueup.report.figures import chart, numbers, summary
 from trueup.report.figures.reliability import reliability
-from trueup.serve.models import Curve, Difference, Promises, SetsInfo
+from trueup.serve.models import Curve, Difference, GroupPanel, GroupsInfo, Promises, SetsInfo
 
 RESAMPLES = 400
 """For the band: a slider has to answer at once."""
 
 
-def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15) -> Curve:
+def curve(
+    pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15, clusters: Any = None
+) -> Curve:
     """The reliability diagram of a pair whose logits are divided by a temperature."""
     z, y = as_tensors(*pair, doubt=False)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
-    record = reliability(z, y, bins=bins, n_resamples=RESAMPLES)
+    record = reliability(z, y, bins=bins, clusters=clusters, n_resamples=RESAMPLES)
     full = record.count > 0
     count, n = record.count[full], max(record.rows, 1)
     return Curve(
@@ -36,21 +40,50 @@ def curve(pair: Predictions, *, method: str = "raw", temperature: float = 1.0, b
         nll=metrics.nll(z, y),
         accuracy=float(count @ record.accuracy[full]) / n,
         confidence=float(count @ record.confidence[full]) / n,
+        event=record.event,
         chart=as_json(record),
     )
 
 
-def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15) -> Difference:
+def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15, clusters: Any = None) -> Difference:
     """Two diagrams and the metrics of both, with paired changes."""
-    first, second = (curve(pair, method=name, bins=bins) for name, pair in pairs.items())
-    scores = compare(pairs, metrics=DEFAULT, bins=bins, n_resamples=RESAMPLES).to_dict()
+    first, second = (curve(pair, method=name, bins=bins, clusters=clusters) for name, pair in pairs.items())
+    scores = compare(pairs, metrics=DEFAULT, bins=bins, clusters=clusters, n_resamples=RESAMPLES).to_dict()
     return Difference(first=first, second=second, scores=scores)
 
 
-def promises(pair: Predictions, *, method: str, certainty: float, cross_fitted: bool) -> Promises:
+def groups(result: Audit) -> GroupsInfo:
+    """The groups before calibration and after, as the report has them."""
+    from trueup.report.figures.groups import section
+
+    found = section(result, None)
+    if found is None:
+        raise ValueError("there are no groups: name their columns when the file is sent")
+    panels = []
+    for panel in found.panels:
+        head, rows = numbers(panel.record)
+        drawn = as_json(panel.record, **panel.options)
+        words = summary(panel.record)
+        panels.append(GroupPanel(title=panel.title, summary=words, chart=drawn, head=head, rows=rows))
+    return GroupsInfo(text=found.text, panels=panels)
+
+
+def independent_rows(pair: Predictions, clusters: Clusters | None) -> tuple[Predictions, str]:
+    """One row of each cluster, since a promise counts independent rows, and a sentence that says so."""
+    if clusters is None:
+        return pair, ""
+    kept = clusters.one_row_each(0)
+    note = f"One row of each of {clusters.count:,} {clusters.name}s was used, since rows of one are correlated."
+    return Predictions(pair.logits[kept], pair.labels[kept]), note
+
+
+def promises(
+    pair: Predictions, *, method: str, certainty: float, cross_fitted: bool, clusters: Clusters | None = None
+) -> Promises:
     """What can be promised at each allowed error rate: the page has a slider of its own over them."""
     from trueup.report.figures.promise import promise, sentence
 
+    pair, note = independent_rows(pair, clusters)
     record = promise(*pair, certainty=certainty)
     drawn = as_json(record)
     for name in ("sliders", "title"):
@@ -69,16 +102,17 @@ def promises(pair: Predictions, *, method: str, certainty: float, cross_fitted: 
         coverage=record.coverage.tolist(),
         observed=plain(record.observed),
         text=[sentence(record, i) for i in range(len(record.allowed))],
-        note=approximate if cross_fitted and method != "raw" else "",
+        note=" ".join(filter(None, [note, approximate if cross_fitted and method != "raw" else ""])),
         chart=drawn,
     )
 
 
-def sets(pair: Predictions, *, method: str, score: Any, alpha: float) -> SetsInfo:
+def sets(pair: Predictions, *, method: str, score: Any, alpha: float, clusters: Clusters | None = None) -> SetsInfo:
     """Prediction sets whose limit comes from one half of the rows, judged on the other."""
     from trueup.core.splits import stratified_folds
     from trueup.decisions.prediction_sets import PredictionSets, evaluate_sets
 
+    pair, note = independent_rows(pair, clusters)
     z, y = as_tensors(*pair, doubt=False)
     if len(z) < 4:
         raise ValueError(f"at least 4 rows are wanted, one half for the limit and one to judge, got {len(z)}")
@@ -87,13 +121,13 @@ def sets(pair: Predictions, *, method: str, score: Any, alpha: float) -> SetsInf
     found = evaluate_sets(rule(z[half == 1]), y[half == 1])
     return SetsInfo(
         method=method, score=rule.score, alpha=rule.alpha, rows=found.coverage.rows, text=str(found),
-        scores=found.to_dict(),
+        scores=found.to_dict(), note=note,
     )  # fmt: skip
 
 
-def as_json(record: Any) -> dict[str, Any]:
+def as_json(record: Any, **options: Any) -> dict[str, Any]:
     """A record's chart as plain data: traces and layout."""
-    drawn: dict[str, Any] = json.loads(chart(record).to_json())
+    drawn: dict[str, Any] = json.loads(chart(record, **options).to_json())
     return drawn
 
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trueup.core.errors import message_of
 from trueup.report.audit import Audit, audit, methods_for
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import HINTS, UploadedData
+from trueup.serve.uploads import HINTS, UnlabelledData, UploadedData
+
+if TYPE_CHECKING:
+    from trueup.decisions import PerformanceEstimate, PriorEstimate
 
 log = logging.getLogger("trueup.serve")
+
+MOST_RESAMPLES, LEAST_RESAMPLES = 200, 40
+"""Of the intervals of a label shift: the library's own number, fewer where rows × classes are many."""
+RESAMPLED_NUMBERS = 200_000_000
+"""So many numbers are gone over by all resamples together, some 15 seconds."""
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 
@@ -28,36 +38,21 @@ class Cancelled(Exception):
     """The user does not want the result any more."""
 
 
-@dataclass(eq=False)
-class Job:
-    """One audit, from the moment it is asked for."""
+@dataclass(eq=False, kw_only=True)
+class Job(ABC):
+    """Work in the background, from the moment it is asked for."""
 
-    val: UploadedData
-    test: UploadedData | None
-    methods: tuple[str, ...]
-    options: dict[str, Any]
     state: State = "waiting"
-    fitting: str | None = None
-    done: int = 0
     error: str | None = None
-    result: Audit | None = None
     cancelled: bool = field(default=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        """What a reader calls the data."""
-        return self.val.name if self.test is None else f"{self.val.name}, {self.test.name}"
-
     def run(self) -> None:
-        """Fit every method and record how it ended, whatever happens."""
+        """Do it and record how it ended, whatever happens."""
         try:
-            self._step("", 0, 0)
+            self.check_wanted()
             self.state = "running"
-            test_rows = self.val.test if self.test is None else self.test.test_or_val
-            self.result = audit(
-                self.val.val, test_rows, methods=self.methods, on_step=self._step, progress=False, **self.options
-            )
-            self.done, self.fitting, self.state = len(self.methods), None, "done"
+            self.compute()
+            self.state = "done"
         except Cancelled:
             self.state = "stopped"
         except (ValueError, ImportError) as error:
@@ -66,20 +61,105 @@ class Job:
             log.exception("a fit failed")
             self.error, self.state = f"{type(error).__name__}: {error}", "failed"
 
-    def _step(self, name: str, done: int, total: int) -> None:
+    def check_wanted(self) -> None:
+        """Stop here if nobody wants the result any more."""
         if self.cancelled:
             raise Cancelled
-        self.fitting, self.done = name or None, done
+
+    @abstractmethod
+    def compute(self) -> None:
+        """The work itself."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes in memory, those of the data with them, since the job keeps it alive."""
+
+
+@dataclass(eq=False)
+class AuditJob(Job):
+    """One audit."""
+
+    val: UploadedData
+    test: UploadedData | None
+    methods: tuple[str, ...]
+    options: dict[str, Any]
+    fitting: str | None = None
+    done: int = 0
+    result: Audit | None = None
+
+    @classmethod
+    def of(
+        cls, val: UploadedData, test: UploadedData | None, methods: Sequence[str] | None, **options: Any
+    ) -> AuditJob:
+        """An audit by these methods, or by those that suit the data."""
+        return cls(val, test, tuple(methods or methods_for(*val.shape)), options)
+
+    @property
+    def name(self) -> str:
+        """What a reader calls the data."""
+        return self.val.name if self.test is None else f"{self.val.name}, {self.test.name}"
+
+    def compute(self) -> None:
+        """Fit every method."""
+        test = self.val.test if self.test is None else self.test.test_or_val
+        scored, given = test or self.val.val, dict(self.options)
+        if scored.groups:
+            given["groups"] = dict(scored.groups)
+        if self.val.val.clusters is not None:
+            given["clusters"] = self.val.val.options()["clusters"]
+            given["test_clusters"] = None if test is None else test.options().get("clusters")
+        self.result = audit(
+            self.val.val.pair,
+            None if test is None else test.pair,
+            methods=self.methods,
+            on_step=self._step,
+            progress=False,
+            **given,
+        )
+        self.done, self.fitting = len(self.methods), None
+
+    def _step(self, name: str, done: int, total: int) -> None:
+        self.check_wanted()
+        self.fitting, self.done = name, done
 
     @property
     def size(self) -> int:
-        """Bytes in memory, those of the data with them, since the job keeps it alive."""
+        """With the calibrated rows and the calibrators."""
         total = self.val.size + (self.test.size if self.test else 0)
         if self.result is not None:
             total += sum(logits.nbytes for logits, _ in self.result.pairs.values())
             buffers = (buffer for calibrator in self.result.calibrators.values() for buffer in calibrator.buffers())
             total += sum(buffer.nbytes for buffer in buffers)
         return total
+
+
+@dataclass(eq=False)
+class LabelShiftJob(Job):
+    """The class frequencies of rows without labels, and what the network is expected to get right among them."""
+
+    val: UploadedData
+    new: UnlabelledData
+    seed: int = 0
+    prior: PriorEstimate | None = None
+    performance: PerformanceEstimate | None = None
+
+    def compute(self) -> None:
+        """Both estimates, the second with the frequencies of the first where these moved."""
+        from trueup.decisions import estimate_performance, estimate_prior
+
+        numbers = max(math.prod(data.shape) for data in (self.val, self.new))
+        n_resamples = min(MOST_RESAMPLES, max(LEAST_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
+        options: dict[str, Any] = {"val": self.val.val.pair, "n_resamples": n_resamples, "seed": self.seed}
+        prior = estimate_prior(self.new.logits, **options, progress=False)
+        self.check_wanted()
+        performance = estimate_performance(self.new.logits, **options, shift=prior.moved, progress=False)
+        self.prior, self.performance = prior, performance
+
+    @property
+    def size(self) -> int:
+        """That of both files."""
+        return self.val.size + self.new.size
 
 
 class Jobs:
@@ -92,12 +172,8 @@ class Jobs:
         self._lock = Lock()
         self._open: set[Job] = set()
 
-    def start(
-        self, val: UploadedData, test: UploadedData | None, methods: Sequence[str] | None, **options: Any
-    ) -> tuple[str, Job]:
-        """Begin an audit and return its name and itself."""
-        chosen = tuple(methods) if methods else methods_for(len(val.val.labels), val.classes)
-        job = Job(val, test, chosen, options)
+    def start(self, job: Job) -> str:
+        """Let a job wait for its turn, and return its name."""
         with self._lock:
             # What waits keeps its data in memory, also when the store has let go of it.
             held = sum(other.size for other in self._open) + job.size
@@ -106,7 +182,7 @@ class Jobs:
             self._open.add(job)
         name = self._store.put(job, job.size)
         self._pool.submit(self._work, name, job)
-        return name, job
+        return name
 
     def _work(self, name: str, job: Job) -> None:
         try:

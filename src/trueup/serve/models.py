@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MOST_BINS = 100
+MOST_COLUMNS = 10
+"""Columns of groups of one file."""
 COLDEST, HOTTEST = 0.05, 20.0
 
 
@@ -31,6 +33,9 @@ class DataInfo(BaseModel):
     rows: int = Field(description="calibration rows, or all rows of a file with one half")
     test_rows: int | None
     classes: int
+    labelled: bool = Field(description="whether labels came with the rows; without them there is only the label shift")
+    groups: list[str] = Field(description="the columns whose groups are judged one by one")
+    clusters: str | None = Field(description="the column that says which rows are correlated")
     notes: list[str] = Field(description="what had to be changed to read it")
 
 
@@ -57,6 +62,42 @@ class JobInfo(BaseModel):
     result: dict[str, Any] | None = Field(description="verdict, choice, scores with intervals, failures and warnings")
 
 
+class GroupPanel(BaseModel):
+    """The groups of one column, before calibration or after."""
+
+    title: str
+    summary: str = Field(description="the groups that are shown to be wrong, and what could have been missed")
+    chart: dict[str, Any]
+    head: list[str]
+    rows: list[list[str]] = Field(description="a row for each group, as text")
+
+
+class GroupsInfo(BaseModel):
+    """Where the probabilities are wrong: the groups of rows on which the methods were scored."""
+
+    text: str = Field(description="how to read the charts")
+    panels: list[GroupPanel]
+
+
+class LabelShiftRequest(Strict):
+    """Rows of a new population whose classes may have other frequencies."""
+
+    new: str = Field(description="id of an upload with labelled=false")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+
+
+class LabelShiftInfo(BaseModel):
+    """How far the estimates have come; they are there once the state is "done"."""
+
+    id: str
+    state: str = Field(description="waiting, running, done, failed or stopped")
+    new: DataInfo
+    error: str | None
+    text: list[str] = Field(description="whether the class frequencies moved, and what is assumed")
+    prior: dict[str, Any] | None = Field(description="frequencies by class, before and now, with intervals")
+    performance: dict[str, Any] | None = Field(description="the accuracy that labels would show, with its interval")
+
+
 class Curve(BaseModel):
     """A reliability diagram: its numbers, and a chart for plotly."""
 
@@ -68,6 +109,9 @@ class Curve(BaseModel):
     nll: float
     accuracy: float
     confidence: float
+    event: bool = Field(
+        description="of two classes: accuracy and confidence are how often class 1 happens and its mean probability"
+    )
     chart: dict[str, Any]
 
 
@@ -105,6 +149,7 @@ class SetsInfo(BaseModel):
     rows: int
     text: str
     scores: dict[str, Any] = Field(description="coverage with interval, sizes, coverage by size and by class")
+    note: str
 
 
 class ApplyRequest(Strict):

@@ -166,7 +166,7 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
                             f"{shown_name}: {sentence}; choose which they are under “What is in the file?”, "
                             "or say probs=true or probs=false"
                         )
-                    return await update(session, *data.val, data.notes)
+                    return await update(session, *data.val.pair, data.notes)
 
     @router.get(
         "/api/monitors/{id}/file",

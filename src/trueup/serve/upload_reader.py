@@ -23,10 +23,25 @@ import numpy as np
 from trueup.core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file, require_file, shorten
 from trueup.io.formats import FORMATS, npy_header
-from trueup.io.source import Plan, Source, drop_missing, file_list, find_columns, splits_in, suffix_of
+from trueup.io.source import (
+    Chunk,
+    Plan,
+    Source,
+    column_of_split,
+    drop_missing,
+    file_list,
+    find_columns,
+    group_values,
+    require_columns,
+    simplify,
+    splits_in,
+    suffix_of,
+)
 
 MEMORY, SPACE = "memory", "space"
 """What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
+MOST_GROUPS = 1000
+"""Groups of one column that are taken: each is a row of a table."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,11 @@ class Request:
     folder: str
     """Where the arrays go."""
     logits: str
-    labels: str
+    labels: str | None
+    """None where the rows have none, or theirs are not wanted."""
     probs: bool
+    groups: list[str]
+    clusters: str | None
     memory_bytes: int
     seconds: float
     rows: int
@@ -101,36 +119,64 @@ def _read(request: Request) -> list[str | None]:
     reader, _ = FORMATS[suffix_of(path)]
     with ExitStack() as stack:
         with errors_name_file(path):
-            if path.suffix == ".npy":
+            if path.suffix == ".npy" and request.labels is not None:
                 _part_npy(path)
             source = stack.enter_context(reader(path))
-            splits = splits_in(source.columns, request.labels)
+            splits = splits_in(source.columns, request.labels or "labels")
+            if request.labels is None:  # of a file with both halves, the one that stands for what is new
+                splits = splits[-1:]
         for number, split in enumerate(splits):
             with errors_name_file(path):
-                pair = _read_split(source, split, request)
-            for name, array in zip(("logits", "labels"), pair, strict=True):
+                arrays = _read_split(source, split, request)
+            for name, array in arrays.items():
                 np.save(Path(request.folder, f"{number}.{name}.npy"), array, allow_pickle=False)
     return list(splits)
 
 
-def _read_split(source: Source, split: str | None, request: Request) -> tuple[np.ndarray, np.ndarray]:
+def _read_split(source: Source, split: str | None, request: Request) -> dict[str, np.ndarray]:
+    """`logits`, `labels`, for each column of groups the number of each row's and what they are called, and of clusters
+    the numbers alone."""
     columns = request.logits.split(",") if "," in request.logits else request.logits
     names, label = find_columns(source.columns, columns, request.labels, request.probs, split)
-    assert label is not None
+    beside = [*request.groups, *([request.clusters] if request.clusters else [])]
+    others = [column_of_split(source.columns, name, split) for name in beside]
+    require_columns(source.columns, others)
     if (width := source.width(names)) > request.classes:
         raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
     parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
     absent = math.nan if request.probs else -math.inf
-    for chunk in source.read(Plan(names, label, absent=absent), most + 1):
+    for chunk in source.read(Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):
         _, without = drop_missing(chunk)
         if without:
-            raise InputError(label, "be there in each row", f"{without:,} rows without")
-        parts.append((chunk.logits, chunk.labels))
+            raise InputError(label or "labels", "be there in each row", f"{without:,} rows without")
+        parts.append(chunk)
         rows += len(chunk.logits)
         if rows > most:
             raise ValueError(f"{names[0]} has too many rows; at most {most:,} of {width:,} classes are taken here")
-    logits, labels = zip(*parts, strict=True)
-    return (logits[0], labels[0]) if len(parts) == 1 else (np.concatenate(logits), np.concatenate(labels))
+    arrays = {"logits": _join([part.logits for part in parts])}
+    if label is not None:
+        arrays["labels"] = _join([np.asarray(part.labels) for part in parts])
+    for number, own in enumerate(others[: len(request.groups)]):
+        members, codes = _encode(parts, own)
+        if len(members) > MOST_GROUPS:
+            raise ValueError(f"{own} has {len(members):,} groups; at most {MOST_GROUPS:,} are taken here")
+        arrays |= {f"group{number}": codes, f"names{number}": members}
+    if request.clusters:
+        _, arrays["clusters"] = _encode(parts, others[-1])
+    return arrays
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _encode(parts: list[Chunk], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a column, sorted, and the number of each row's."""
+    values = simplify([value for part in parts for value in group_values(part.others[column]).tolist()])
+    if values.dtype.kind == "O":  # of several kinds: a file of arrays would need a pickle
+        values = np.array([str(value) for value in values.tolist()])
+    names, codes = np.unique(values, return_inverse=True)
+    return names, codes.astype(np.int64)
 
 
 def _part_npy(path: Path) -> None:

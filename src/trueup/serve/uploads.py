@@ -12,9 +12,10 @@ import json
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -23,12 +24,12 @@ from typing import Any
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from trueup.core.arrays import as_pair
+from trueup.core.arrays import as_logits, as_pair
 from trueup.core.conversion import from_probs
 from trueup.core.errors import Hint, InputError, message_of, record_warnings
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
-from trueup.io.predictions import Predictions, looks_like_probabilities
+from trueup.io.predictions import PredictionTable, looks_like_probabilities
 from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
 from trueup.serve.guard import SLOWEST
@@ -63,28 +64,70 @@ WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class UploadedData:
-    """What a user uploaded: the rows to calibrate on and, if the file has them, those to test on."""
+class Upload(ABC):
+    """A file that a user left, with labels or without."""
 
     name: str
-    val: Predictions
-    test: Predictions | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
-    def test_or_val(self) -> Predictions:
-        """The rows that charts are of: those to test on, if there are any."""
-        return self.test or self.val
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Rows to calibrate on, or all, and classes."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes in memory."""
 
     @property
     def classes(self) -> int:
         """How many there are."""
-        return int(self.val.logits.shape[1])
+        return self.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class UploadedData(Upload):
+    """What a user uploaded: the rows to calibrate on and, if the file has them, those to test on."""
+
+    val: PredictionTable
+    test: PredictionTable | None = None
+
+    @property
+    def test_or_val(self) -> PredictionTable:
+        """The rows that charts are of: those to test on, if there are any."""
+        return self.test or self.val
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows to calibrate on, and classes."""
+        rows, classes = self.val.logits.shape
+        return rows, classes
 
     @property
     def size(self) -> int:
         """Bytes in memory."""
-        return sum(array.nbytes for pair in (self.val, self.test) if pair for array in pair)
+        tables = [table for table in (self.val, self.test) if table is not None]
+        beside = [array for table in tables for array in (*table.groups.values(), table.clusters) if array is not None]
+        return sum(array.nbytes for array in (*(array for table in tables for array in table), *beside))
+
+
+@dataclass(frozen=True, eq=False)
+class UnlabelledData(Upload):
+    """Logits without labels: those of a new population."""
+
+    logits: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and classes."""
+        rows, classes = self.logits.shape
+        return rows, classes
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return int(self.logits.nbytes)
 
 
 @dataclass(frozen=True)
@@ -95,6 +138,10 @@ class Options:
     logits: str = "logits"
     """The name of the array, or those of the columns with commas between."""
     labels: str = "labels"
+    groups: tuple[str, ...] = ()
+    """The columns whose groups are judged one by one."""
+    clusters: str | None = None
+    """The column that says which rows are correlated."""
 
 
 def clean_name(name: str) -> str:
@@ -184,10 +231,26 @@ def read(
     path: Path, name: str, options: Options, settings: Settings, hints: Mapping[Hint, str] = HINTS
 ) -> UploadedData:
     """Read predictions from a file that may be damaged or hostile; errors call it by the name its owner knows."""
+    with _errors_name_upload(path, name, hints):
+        return _check(_read_in_process(path, name, options, options.labels, settings), name, options)
+
+
+def read_unlabelled(path: Path, name: str, options: Options, settings: Settings) -> UnlabelledData:
+    """Read the logits alone, also of a file that has labels."""
+    with _errors_name_upload(path, name, HINTS):
+        (arrays,) = _read_in_process(path, name, replace(options, groups=(), clusters=None), None, settings)
+        with record_warnings() as notes, errors_name_file(Path(name)):
+            values = from_probs(arrays["logits"]) if options.probs else arrays["logits"]
+            logits = np.ascontiguousarray(as_logits(values, doubt=False).numpy())
+        if not len(logits):
+            raise ValueError(f"{name}: there are no rows")
+        return UnlabelledData(name, logits, notes=tuple(dict.fromkeys([*notes, *_doubts(options, logits)])))
+
+
+@contextmanager
+def _errors_name_upload(path: Path, name: str, hints: Mapping[Hint, str]) -> Iterator[None]:
     try:
-        with TemporaryDirectory(prefix="trueup-arrays-", dir=path.parent) as folder:
-            pairs = _read_in_process(path, Path(folder), name, options, settings)
-        return _check(pairs, name, options)
+        yield
     except ValueError as error:
         message = message_of(error, hints)
         for file, shown in ((file_list(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
@@ -196,21 +259,30 @@ def read(
 
 
 def _read_in_process(
-    path: Path, folder: Path, name: str, options: Options, settings: Settings
-) -> dict[str | None, tuple[np.ndarray, np.ndarray]]:
-    """Logits and labels of each split, as the file has them."""
-    request = upload_reader.Request(
-        path=str(path),
-        folder=str(folder),
-        logits=options.logits,
-        labels=options.labels,
-        probs=options.probs,
-        memory_bytes=settings.reader_bytes,
-        seconds=settings.reader_seconds,
-        rows=settings.rows,
-        classes=settings.classes,
-        numbers=settings.numbers,
-    )
+    path: Path, name: str, options: Options, labels: str | None, settings: Settings
+) -> list[dict[str, np.ndarray]]:
+    """The arrays of each split, as `upload_reader` wrote them."""
+    with TemporaryDirectory(prefix="trueup-arrays-", dir=path.parent) as folder:
+        request = upload_reader.Request(
+            path=str(path),
+            folder=folder,
+            logits=options.logits,
+            labels=labels,
+            probs=options.probs,
+            groups=list(options.groups),
+            clusters=options.clusters,
+            memory_bytes=settings.reader_bytes,
+            seconds=settings.reader_seconds,
+            rows=settings.rows,
+            classes=settings.classes,
+            numbers=settings.numbers,
+        )
+        return _run_reader(request, Path(folder), name, settings)
+
+
+def _run_reader(
+    request: upload_reader.Request, folder: Path, name: str, settings: Settings
+) -> list[dict[str, np.ndarray]]:
     # Allocators and threads that reserve addresses in advance would use up the limit.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"
@@ -228,10 +300,10 @@ def _read_in_process(
         raise ValueError(f"{name}: the file is damaged, and cannot be read")
     result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     if "splits" in result:
-        return {
-            split: (np.load(folder / f"{number}.logits.npy"), np.load(folder / f"{number}.labels.npy"))
-            for number, split in enumerate(result["splits"])
-        }
+        return [
+            {file.name.split(".")[1]: np.load(file) for file in sorted(folder.glob(f"{number}.*.npy"))}
+            for number in range(len(result["splits"]))
+        ]
     if result["error"]["kind"] == upload_reader.MEMORY:
         raise _needs_memory(name, settings)
     if result["error"]["kind"] == upload_reader.SPACE:
@@ -268,24 +340,29 @@ def _needs_memory(name: str, settings: Settings) -> HTTPException:
     return HTTPException(413, f"{name}: the file needs more memory than an upload may take: at most {most}")
 
 
-def _check(pairs: Mapping[str | None, tuple[np.ndarray, np.ndarray]], name: str, options: Options) -> UploadedData:
-    to_logits = from_probs if options.probs else np.asarray
+def _check(parts: list[dict[str, np.ndarray]], name: str, options: Options) -> UploadedData:
     with record_warnings() as notes:  # what one user's file gives rise to must not be shown to another
-        splits = [_check_pair(to_logits, *pair, name) for pair in pairs.values()]
-    if not options.probs:
-        sentences = (looks_like_probabilities(split.logits) for split in splits)
-        notes += [f"{each}: say so under “What is in the file?” if they are" for each in sentences if each]
+        splits = [_check_split(arrays, name, options) for arrays in parts]
+    notes += [doubt for split in splits for doubt in _doubts(options, np.asarray(split.logits))]
     if not all(len(split.labels) for split in splits):
         raise ValueError(f"{name}: there are no rows")
     classes = [split.logits.shape[1] for split in splits]
     if len(set(classes)) > 1:
         raise InputError("val and test", "have as many classes", f"{classes[0]} and {classes[1]}", file=name)
-    return UploadedData(name, splits[0], splits[1] if len(splits) > 1 else None, tuple(dict.fromkeys(notes)))
+    return UploadedData(name, splits[0], splits[1] if len(splits) > 1 else None, notes=tuple(dict.fromkeys(notes)))
 
 
-def _check_pair(
-    to_logits: Callable[[np.ndarray], np.ndarray], values: np.ndarray, labels: np.ndarray, name: str
-) -> Predictions:
+def _doubts(options: Options, logits: np.ndarray) -> list[str]:
+    sentence = None if options.probs else looks_like_probabilities(logits)
+    return [f"{sentence}: say so under “What is in the file?” if they are"] if sentence else []
+
+
+def _check_split(arrays: Mapping[str, np.ndarray], name: str, options: Options) -> PredictionTable:
     with errors_name_file(Path(name)):
+        values = from_probs(arrays["logits"]) if options.probs else arrays["logits"]
         # Row by row, in memory of their own: not a view that would keep something larger alive.
-        return Predictions(*(np.ascontiguousarray(array) for array in as_pair(to_logits(values), labels, doubt=False)))
+        z, y = (np.ascontiguousarray(array) for array in as_pair(values, arrays["labels"], doubt=False))
+        groups = {column: arrays[f"names{k}"][arrays[f"group{k}"]] for k, column in enumerate(options.groups)}
+        return PredictionTable(
+            z, y, groups=groups, clusters=arrays.get("clusters"), cluster_name=options.clusters or "cluster"
+        )

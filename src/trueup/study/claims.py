@@ -101,12 +101,16 @@ class ClaimTable:
         return out.getvalue()
 
     def html(self) -> str:
-        """A table of a page; what did not hold is marked."""
-        rows: list[str | list[str | TableCell]] = [
-            [*result.cells[:-1], TableCell(result.verdict, warn=result.verdict == "did not hold")]
-            for result in self.results
-        ]
-        return html_table(self.title, list(HEADINGS), rows)
+        """A table of a page, whose claims wrap; what did not hold is in the colour of warnings."""
+        rows: list[str | list[str | TableCell]] = []
+        for result in self.results:
+            source, text, group, printed, _, interval, runs, verdict = result.cells
+            number = f"{result.mean:+.{result.claim.digits}f}"
+            where = f"{'no interval' if interval == MISSING else interval}; {runs} {'run' if runs == '1' else 'runs'}"
+            verdicts = {"held": TableCell(verdict, rank=1), "did not hold": TableCell("", mark=verdict, warn=True)}
+            claim = TableCell(text, note=f"{source}. {result.claim.measured}")
+            rows.append([claim, group, printed, TableCell(number, note=where), verdicts.get(verdict, verdict)])
+        return html_table(self.title, ["claim", "data", "paper", "ours, 95 % interval", "verdict"], rows)
 
 
 def judge_claims(claims: Sequence[Claim], rows: Rows, options: Options) -> ClaimTable:

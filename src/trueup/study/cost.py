@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.models.networks import build_network, network_options
 from trueup.study.grid import Options, Study
+from trueup.training.data.text import LONGEST
 
 GPU_RATE = 10e12
 """Operations a second of the GPU that hours are stated for: 10 TFLOP/s sustained."""
@@ -36,6 +37,8 @@ class DataSize(NamedTuple):
     test: int
     shape: tuple[int, ...]
     classes: int
+    """Outputs of a network: of a regression one."""
+    kind: str = "image"
 
 
 SIZES: Mapping[str, DataSize] = {
@@ -46,8 +49,29 @@ SIZES: Mapping[str, DataSize] = {
     "svhn": DataSize(65_931, 7_326, 26_032, (3, 32, 32), 10),
     "bloodmnist": DataSize(11_959, 1_712, 3_421, (3, 28, 28), 8),
     "imagenet": DataSize(0, 25_000, 25_000, (3, 224, 224), 1000),
+    "trec": DataSize(4_907, 545, 500, (37,), 6, "text"),
+    "sst5": DataSize(8_544, 1_101, 2_210, (52,), 5, "text"),
+    "newsgroups20": DataSize(10_183, 1_131, 7_532, (LONGEST,), 20, "text"),
+    "descriptions": DataSize(138, 46, 46, (64,), 85, "characters"),
+    "tinyshakespeare": DataSize(7_842, 435, 435, (128,), 65, "characters"),
+    "diabetes": DataSize(266, 88, 88, (10,), 1, "tabular"),
+    "uci_boston": DataSize(364, 91, 51, (13,), 1, "tabular"),
+    "uci_concrete": DataSize(742, 185, 103, (8,), 1, "tabular"),
+    "uci_energy": DataSize(553, 138, 77, (8,), 1, "tabular"),
+    "uci_wine": DataSize(1_151, 288, 160, (11,), 1, "tabular"),
+    "uci_yacht": DataSize(222, 55, 31, (6,), 1, "tabular"),
 }
-"""Of images. Texts are as long as the longest of them, which only the files tell."""
+"""Texts are filled up to the longest; the longest posts are cut."""
+
+
+TIMM_FLOPS: Mapping[tuple[str, str], float] = {
+    ("timm:resnet50", "bloodmnist"): 158_352_896,
+    ("timm:resnet101.tv_in1k", "imagenet"): 15_602_810_880,
+    ("timm:vit_small_patch16_224.augreg_in21k_ft_in1k", "imagenet"): 9_197_764_608,
+    ("timm:mixer_b16_224.goog_in21k_ft_in1k", "imagenet"): 25_203_535_872,
+}
+"""Network and data → operations of a pass as `forward_flops` counts them where timm is, so that they are known also
+where it is not."""
 
 
 class Unknown(Exception):
@@ -78,7 +102,7 @@ def estimate(study: Study, options: Options, *, done: frozenset[str] = frozenset
 
 @cache
 def forward_flops(network: str, data: str, options: str = "{}") -> float:
-    """Operations of one image's pass, as torch counts them (two a multiplication and addition of a matrix product).
+    """Operations of one sample's pass, as torch counts them (two a multiplication and addition of a matrix product).
 
     `options` are the network's, as JSON.
 
@@ -86,21 +110,43 @@ def forward_flops(network: str, data: str, options: str = "{}") -> float:
     '81.1 million'
     """
     if data not in SIZES:
-        raise Unknown(f"{network} on {data}: the length of its texts is not known without the files")
+        raise Unknown(f"{network} on {data}: the sizes of its parts are not known")
+    if (network, data) in TIMM_FLOPS:
+        return TIMM_FLOPS[network, data]
+    return _count(network, data, options)
+
+
+@cache
+def head_flops(network: str, data: str, options: str = "{}") -> float:
+    """Those of the head, which Monte-Carlo passes repeat, of one of our networks."""
+    model, sample = _build(network, data, options)
+    return _operations(model.head, model.trunk(sample))  # type: ignore[operator, arg-type]
+
+
+def _count(network: str, data: str, options: str) -> float:
+    return _operations(*_build(network, data, options))
+
+
+def _build(network: str, data: str, options: str) -> tuple[nn.Module, Tensor]:
+    """The network and one sample, neither with any content."""
     size = SIZES[data]
     with torch.device("meta"):
-        sample = torch.zeros(size.shape)
+        sample = torch.zeros(size.shape, dtype=torch.int64 if size.kind in ("text", "characters") else None)
         described = SimpleNamespace(
-            name=data, kind="image", train=[(sample, 0)], classes=range(size.classes), vocabulary=()
+            name=data, kind=size.kind, train=[(sample, 0)], classes=range(size.classes), vocabulary=range(2)
         )
         own = {name: value for name, value in json.loads(options).items() if name != "pretrained"}
         try:
             model = build_network(network, network_options(network, described, **own)).eval()
         except ImportError as error:
             raise Unknown(f"{network} on {data}: {error}") from None
-        counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-        with counter, torch.no_grad():
-            model(sample[None])
+    return model, sample[None]
+
+
+def _operations(module: Callable[[Tensor], Any], batch: Tensor) -> float:
+    counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
+    with torch.device("meta"), counter, torch.no_grad():
+        module(batch)
     return float(counter.get_total_flops())
 
 

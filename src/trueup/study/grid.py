@@ -163,6 +163,10 @@ class Study:
         local = {"threads": options.threads, **self.local(options)}
         local |= {} if options.device is None else {"device": options.device}
         cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]
+        if not cells:
+            given = {name: value for name, value in vars(options).items() if value and name != "threads"}
+            words = ", ".join(f"{name} {as_json(value)}" for name, value in given.items()) or "its defaults"
+            raise ValueError(f"nothing to run: no cell of {self.name} has {words}")
         return list({cell.key: cell for cell in cells}.values())
 
 

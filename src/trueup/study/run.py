@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from trueup.core import __version__
+from trueup.core.executors import count_cores
 from trueup.core.progress import track
 from trueup.study.grid import Cell, Options, Study
-from trueup.study.store import Outcome, Row, Store, validate_rows
+from trueup.study.store import Outcome, Place, Row, Store, validate_rows
 
 
 class RunSummary(NamedTuple):
@@ -34,6 +38,7 @@ class _CellResult(NamedTuple):
     rows: list[Row]
     error: str
     seconds: float
+    place: Place = Place()
 
 
 _Results = Generator[tuple[Cell, _CellResult], None, None]
@@ -81,10 +86,10 @@ def run(
         for cell, result in track(results, total=len(pending), label=study.name, enabled=progress):
             if result.error:
                 failed[cell.key] = result.error
-                store.fail(cell, result.error, seconds=result.seconds)
+                store.fail(cell, result.error, seconds=result.seconds, place=result.place)
             else:
                 finished += 1
-                store.finish(cell, result.rows, seconds=result.seconds)
+                store.finish(cell, result.rows, seconds=result.seconds, place=result.place)
             if on_cell is not None:
                 on_cell(store.outcomes([cell])[0])
     return RunSummary(finished, len(cells) - finished - len(failed), failed, time.monotonic() - started)
@@ -100,8 +105,25 @@ def execute(work: str, cell: Cell) -> _CellResult:
             returned = function({**cell.settings, **cell.local})
         rows = validate_rows(cell, returned)
     except Exception as error:
-        return _CellResult([], _format_error(error), time.monotonic() - started)
-    return _CellResult(rows, "", time.monotonic() - started)
+        rows, failure = [], _format_error(error)
+    else:
+        failure = ""
+    return _CellResult(rows, failure, time.monotonic() - started, describe_place(cell.local.get("device")))
+
+
+def describe_place(device: str | None = None) -> Place:
+    """This machine, with the GPU that networks may be on, and the versions that a result depends on.
+
+    >>> describe_place().software.split()[0]
+    'trueup'
+    """
+    machine = f"{count_cores()} CPU cores ({platform.machine()})"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
+        with suppress(RuntimeError, AssertionError):  # a device that is not there: the cell says so
+            machine += f", {torch.cuda.get_device_name(device or 'cuda')}"
+    software = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
+    return Place(machine, f"trueup {__version__}, Python {platform.python_version()}, {software}")
 
 
 def _run_locally(work: str, pending: Sequence[Cell], store: Store) -> _Results:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from trueup.study.grid import Cell, as_json, plain
 
-SCHEMA = 1
+SCHEMA = 2
 PATIENCE = 60.0
 """Seconds to wait for another writer."""
 OF_OTHERS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -38,7 +38,9 @@ CREATE TABLE cells (
     settings TEXT NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('finished', 'failed')),
     error TEXT NOT NULL,
-    seconds REAL NOT NULL
+    seconds REAL NOT NULL,
+    machine TEXT NOT NULL DEFAULT '',
+    software TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE rows (
     key TEXT NOT NULL REFERENCES cells (key),
@@ -49,7 +51,18 @@ CREATE TABLE rows (
 CREATE INDEX cells_by_study ON cells (study, version);
 """
 
+PLACE = "machine, software"
+"""Columns of `cells` that schema 1 did not have."""
+
 Row = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where a cell was run; nothing where that is not known."""
+
+    machine: str = ""
+    software: str = ""
+    """The versions of trueup and of what it computes with."""
 
 
 class Outcome(NamedTuple):
@@ -65,6 +78,8 @@ class Outcome(NamedTuple):
     seconds: float
     """That it took: of the machine, not of the result."""
     rows: Sequence[Row]
+    place: Place
+    """Where it was run."""
 
 
 class Store:
@@ -93,20 +108,25 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
 
-    def finish(self, cell: Cell, rows: Iterable[Mapping[str, Any]], *, seconds: float) -> bool:
-        """Keep a cell's rows, unless it is finished already: the first who comes wins. True if that was now."""
+    def finish(
+        self, cell: Cell, rows: Iterable[Mapping[str, Any]], *, seconds: float, place: Place | None = None
+    ) -> bool:
+        """Keep a cell's rows, unless it is finished already: the first who comes wins. True if that was now.
+
+        `place` says where it was run, if that is known.
+        """
         known = validate_rows(cell, rows)
         with self._connection() as connection, _transaction(connection):
-            new = self._write(connection, cell, "finished", "", seconds)
+            new = self._write(connection, cell, "finished", "", seconds, place)
             if new:
                 lines = [(cell.key, number, as_json(row)) for number, row in enumerate(known)]
                 connection.executemany("INSERT INTO rows (key, number, row) VALUES (?, ?, ?)", lines)
         return new
 
-    def fail(self, cell: Cell, error: str, *, seconds: float) -> bool:
+    def fail(self, cell: Cell, error: str, *, seconds: float, place: Place | None = None) -> bool:
         """Keep why a cell failed, unless somebody has finished it. True if that is what is known now."""
         with self._connection() as connection, _transaction(connection):
-            return self._write(connection, cell, "failed", error, seconds)
+            return self._write(connection, cell, "failed", error, seconds, place)
 
     def outcomes(self, cells: Iterable[Cell]) -> list[Outcome]:
         """What came of these cells, in their order; those that nothing is known of are left out."""
@@ -135,19 +155,23 @@ class Store:
             query = f"SELECT key, row FROM rows WHERE key IN (SELECT key FROM cells WHERE {which}) ORDER BY key, number"
             for key, row in connection.execute(query, values):
                 rows.setdefault(key, []).append(_mapping(row))
-            query = f"SELECT key, study, version, settings, status, error, seconds FROM cells WHERE {which}"
-            return {
-                key: Outcome(key, study, version, _mapping(settings), status, error, seconds, rows.get(key, []))
-                for key, study, version, settings, status, error, seconds in connection.execute(query, values)
-            }
+            query = f"SELECT key, study, version, settings, status, error, seconds, {PLACE} FROM cells WHERE {which}"
+            outcomes = {}
+            for key, study, version, settings, status, error, seconds, *place in connection.execute(query, values):
+                found = rows.get(key, []), Place(*place)
+                outcomes[key] = Outcome(key, study, version, _mapping(settings), status, error, seconds, *found)
+            return outcomes
 
-    def _write(self, connection: sqlite3.Connection, cell: Cell, status: str, error: str, seconds: float) -> bool:
+    def _write(
+        self, connection: sqlite3.Connection, cell: Cell, status: str, error: str, seconds: float, place: Place | None
+    ) -> bool:
         """A finished cell is never changed again."""
         cursor = connection.execute(
-            "INSERT INTO cells (key, study, version, settings, status, error, seconds) VALUES (?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET status = excluded.status, error = excluded.error, "
-            "seconds = excluded.seconds WHERE cells.status = 'failed'",
-            (cell.key, cell.study, cell.version, as_json(cell.settings), status, error, seconds),
+            f"INSERT INTO cells (key, study, version, settings, status, error, seconds, {PLACE}) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET status = excluded.status, "
+            "error = excluded.error, seconds = excluded.seconds, machine = excluded.machine, "
+            "software = excluded.software WHERE cells.status = 'failed'",
+            (cell.key, cell.study, cell.version, as_json(cell.settings), status, error, seconds, *(place or Place())),
         )
         return cursor.rowcount == 1
 
@@ -220,20 +244,25 @@ def _check(path: Path) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables if there are none; refuse other programs' files and those of a later version of this one."""
-    if not _is_ours(connection, path):
+    if _schema(connection, path) < SCHEMA:
         with _transaction(connection):
-            if not _is_ours(connection, path):  # somebody else may have been quicker
+            schema = _schema(connection, path)  # somebody else may have been quicker
+            if schema == 0:
                 for statement in filter(str.strip, TABLES.split(";")):
                     connection.execute(statement)
                 connection.execute("INSERT INTO trueup_store (schema) VALUES (?)", (SCHEMA,))
+            elif schema < SCHEMA:
+                for name in PLACE.split(", "):
+                    connection.execute(f"ALTER TABLE cells ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
+                connection.execute("UPDATE trueup_store SET schema = ?", (SCHEMA,))
     _write_ahead(connection)
 
 
-def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether it has our tables; False if it has none at all."""
+def _schema(connection: sqlite3.Connection, path: Path) -> int:
+    """Of our tables; 0 if it has none at all."""
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not names:
-        return False
+        return 0
     if "trueup_store" not in names:
         raise ValueError(f"{path}: wanted a store of results; this SQLite file holds {', '.join(sorted(names))}")
     versions = connection.execute("SELECT schema FROM trueup_store").fetchall()
@@ -244,7 +273,7 @@ def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
         raise ValueError(
             f"{path}: written by a later version of trueup (schema {schema}; this one knows up to {SCHEMA})"
         )
-    return True
+    return int(schema)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

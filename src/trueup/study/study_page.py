@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import platform
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trueup.core import __version__
-from trueup.core.executors import count_cores
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study.claims import ClaimTable, judge_claims
@@ -97,8 +94,8 @@ def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options
         "failed": f"{len(outcomes) - len(done)}",
         "not run": f"{cells - len(outcomes)}",
         "hours": f"{sum(outcome.seconds for outcome in outcomes) / 3600:.2f}",
-        "machine": f"{count_cores()} CPU cores ({platform.machine()}), a process each run",
-        "version": f"{study.name} {study.version}, trueup {__version__}, torch {version('torch')}",
+        "machine": _places(outcomes, "machine"),
+        "version": f"{study.name} {study.version}; {_places(outcomes, 'software')}",
     }
 
 
@@ -178,13 +175,8 @@ def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options:
     }
     items = [("Options", ", ".join(f"{name} {value}" for name, value in given.items()) or "the study's defaults")]
     items += [(name.replace("_", " ").capitalize(), values) for name, values in _settings(outcomes)]
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
-    items.append(
-        (
-            "Version",
-            f"{study.name} {study.version}, trueup {__version__}, Python {platform.python_version()}, {packages}",
-        )
-    )
+    items.append(("Machine", _places(outcomes, "machine")))
+    items.append(("Version", f"{study.name} {study.version}; {_places(outcomes, 'software')}"))
     missing = cells - len(outcomes)
     parts = [definition_list(items, "how")]
     if missing:
@@ -206,6 +198,20 @@ def _settings(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
         for name, value in outcome.settings.items():
             values.setdefault(name, {})[value if isinstance(value, str) else as_json(value)] = None
     return [(n, ", ".join(v) if len(v) <= MANY else f"{len(v):,} values") for n, v in values.items()]
+
+
+def _places(outcomes: Iterable[Outcome], what: str) -> str:
+    """Where the runs were done: on several machines, each with how many of them.
+
+    >>> from trueup.study.store import Place
+    >>> done = [Outcome("", "", 1, {}, "finished", "", 0.0, [], Place(name)) for name in ("one", "one", "two", "")]
+    >>> _places(done, "machine"), _places(done[:2], "machine")
+    ('one (2 runs); two (1 run); not recorded (1 run)', 'one')
+    """
+    counts = Counter(getattr(outcome.place, what) or "not recorded" for outcome in outcomes)
+    if len(counts) < 2:
+        return next(iter(counts), "no run")
+    return "; ".join(f"{name} ({count:,} {'run' if count == 1 else 'runs'})" for name, count in counts.items())
 
 
 def _links(name: str, suffixes: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from trueup.core.executors import count_cores
 from trueup.core.splits import random_order, split_by_sizes, split_indices
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.models.corruptions import corrupt
 from trueup.models.networks import Normalise, build_network, load_weights, network_options
 from trueup.registry import LOSSES
 from trueup.study.grid import as_json, digest
@@ -101,6 +102,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
     file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
     either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
+    `shift`, a corruption and its severity, is of the images that it is calibrated and tested on.
     What a file of weights was trained on is said by `known_split` or by `how["split"]`.
     Small networks of default settings come with the package, unless `how` says `retrain`.
     `folder` is that of data, `cache` that of weights, `device` where the network is wanted, all of the machine. Of
@@ -116,7 +118,9 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     >>> images.shape, network.model(images).equal(again.model(images))
     (torch.Size([100, 1, 8, 8]), True)
     """
-    how, seed = settings["how"], settings["network_seed"]
+    how, seed = dict(settings["how"]), settings["network_seed"]
+    shift = how.pop("shift", None)
+    settings = {**settings, "how": how}  # a network is the same whatever images it is tried on
     data = _data(settings)
     if how.get("sizes"):
         data = _resplit(data, how["sizes"], seed)
@@ -137,6 +141,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
         # A daemon, as a worker of Dask is, may have no processes of its own.
         folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
         parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
+    if shift is not None:
+        parts = {name: _shift(part, shift, seed=i) for i, (name, part) in enumerate(parts.items())}
     val, test = (Loader(part, normalise, name=name) for name, part in parts.items())
     return TrainedNetwork(model.to(settings.get("device") or "cpu").eval(), val, test)
 
@@ -264,6 +270,12 @@ def _cifar10_test_halves(folder: Path) -> Data:
         split = [file[f"{name}_index"] for name in ("val", "test")]
     val, test = (TensorDataset(pixels(images[index]), torch.from_numpy(labels[index])) for index in split)
     return Data("cifar10", "image", val, val, test, classes=THINGS, normalisation=IMAGENET)
+
+
+def _shift(part: Dataset[Any], shift: tuple[str, int], seed: int) -> Dataset[Any]:
+    """The same samples, shifted once for all."""
+    images, labels = next(iter(DataLoader(part, batch_size=len(part))))  # type: ignore[arg-type]
+    return TensorDataset(corrupt(images, *shift, seed=seed), labels)
 
 
 def _resplit(data: Data, sizes: list[int], seed: int) -> Data:

@@ -249,8 +249,9 @@ def more_rows(record: MethodChoice) -> str:
     words = []
     if math.isfinite(record.detectable) and record.detectable > 0:
         words.append(
-            f"These rows would show an improvement on the uncalibrated network of {format_number(record.detectable)} "
-            "or more in four of five cases; four times as many would show half of that."
+            f"These rows would show a log-loss that is lower than the uncalibrated network's by "
+            f"{format_number(record.detectable)} or more in four of five cases; four times as many would show half of "
+            "that."
         )
     if record.too_few_rows:
         names = "; ".join(_in_words(name) for name in record.too_few_rows)

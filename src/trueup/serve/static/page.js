@@ -1,12 +1,13 @@
 import { ask, paired, posted, query } from "/static/ask.js";
 import { draw, newest, plotly } from "/static/charts.js";
+import { showLabelShift } from "/static/label_shift.js";
 
 const $ = (id) => document.getElementById(id);
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
 const joined = (text) => text.replace(/ %/g, "\u00a0%"); // a number and its sign stay on one line
 const signed = (number) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(4)}`;
 const count = (number, what) => `${number.toLocaleString("en")} ${what}`;
-const now = { data: null, test: null, job: null, result: null, run: 0 };
+const now = { data: null, test: null, job: null, result: null, shift: null, run: 0 };
 let limits;
 
 function complain(error) {
@@ -22,11 +23,16 @@ function parcels(files) {
   return pairs.sort((a, b) => /test/i.test(a.name) - /test/i.test(b.name));
 }
 
-async function send({ name, body }) {
+async function send({ name, body }, labelled = true) {
   if (limits && body.size > limits.upload_bytes)
     throw new Error(`${name} is too large: at most ${Math.round(limits.upload_bytes / 2 ** 20)} MB are taken here.`);
-  const fields = { name, probs: $("probs").checked, logits: $("logits").value.trim() || "logits", labels: $("labels").value.trim() || "labels" };
-  return ask(query("/api/upload", fields), { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
+  const written = (id) => $(id).value.trim();
+  const fields = new URLSearchParams({ name, probs: $("probs").checked, logits: written("logits") || "logits", labels: written("labels") || "labels", labelled });
+  if (labelled) {
+    for (const column of written("groups").split(",")) if (column.trim()) fields.append("group", column.trim());
+    if (written("clusters")) fields.append("clusters", written("clusters"));
+  }
+  return ask(`/api/upload?${fields}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
 }
 
 async function begin(bring) {
@@ -38,7 +44,7 @@ async function begin(bring) {
     forget();
     const [data, test] = await bring();
     if (run !== now.run) return;
-    Object.assign(now, { data, test: test ?? null, job: null, result: null });
+    Object.assign(now, { data, test: test ?? null, job: null, result: null, shift: null });
     await show(run);
   } catch (error) {
     if (run === now.run) complain(error);
@@ -51,14 +57,15 @@ async function begin(bring) {
 
 function forget() {
   if (now.job) ask(`/api/jobs/${now.job}`, { method: "DELETE" }).catch(() => {});
+  if (now.shift) ask(`/api/label-shifts/${now.shift}`, { method: "DELETE" }).catch(() => {});
   for (const kept of [now.data, now.test]) if (kept) ask(`/api/data/${kept.id}`, { method: "DELETE" }).catch(() => {});
-  Object.assign(now, { data: null, test: null, job: null, result: null });
+  Object.assign(now, { data: null, test: null, job: null, result: null, shift: null });
   history.replaceState(null, "", location.pathname);
 }
 
 // The address names what is shown, so that a reload or a bookmark finds it, as long as the server keeps it.
 function remember() {
-  const ids = { data: now.data.id, ...(now.test && { test: now.test.id }), job: now.job };
+  const ids = { data: now.data.id, ...(now.test && { test: now.test.id }), job: now.job, ...(now.shift && { shift: now.shift }) };
   history.replaceState(null, "", query(location.pathname, ids));
   $("link").href = location.href;
 }
@@ -70,7 +77,7 @@ async function recall() {
   try {
     const [data, test] = await Promise.all([ids.get("data"), ids.get("test")].map((id) => (id ? ask(`/api/data/${encodeURIComponent(id)}`) : null)));
     const job = await ask(`/api/jobs/${encodeURIComponent(ids.get("job"))}`);
-    Object.assign(now, { data, test, job: job.id, result: null });
+    Object.assign(now, { data, test, job: job.id, result: null, shift: ids.get("shift") });
     await show(run, job);
   } catch (error) {
     history.replaceState(null, "", location.pathname);
@@ -105,11 +112,12 @@ async function show(run, kept = null) {
   const shown = test ?? data;
   const tested = test?.rows ?? data.test_rows;
   $("source").textContent = [test ? `${data.name} and ${test.name}` : data.name, count(data.rows, tested ? "calibration rows" : "rows"),
-    tested ? count(tested, "test rows") : "", count(data.classes, "classes"), ...data.notes].filter(Boolean).join(" · ");
+    tested ? count(tested, "test rows") : "", count(data.classes, "classes"), data.clusters ? `correlated by ${data.clusters}` : "", ...data.notes].filter(Boolean).join(" · ");
   $("how").textContent = tested ? "Fitted on the calibration rows, scored on the test rows."
     : "Cross-fitted: each row is scored by a calibrator that has not seen it.";
   $("verdict").textContent = "Measuring…";
-  for (const id of ["compare", "promise", "take", "legend", "best"]) $(id).hidden = true;
+  for (const id of ["compare", "where", "promise", "shift", "shift-result", "take", "legend", "best"]) $(id).hidden = true;
+  $("shift-state").textContent = "";
   $("temperature").value = 0;
   $("result").hidden = false;
   $("result").scrollIntoView();
@@ -160,6 +168,101 @@ function finish(job) {
   if (methods.length > 1) compare();
   bestTemperature();
   promises();
+  if (now.data.groups.length) where().catch(complain);
+  $("shift").hidden = false;
+  if (now.shift) followShift();
+}
+
+// The groups, before calibration and after.
+async function where() {
+  const job = now.job;
+  const found = await ask(`/api/jobs/${job}/groups`);
+  if (job !== now.job) return;
+  $("where-text").textContent = joined(found.text);
+  $("where").hidden = false;
+  const figures = found.panels.map(({ title, summary, head, rows }) => {
+    const figure = document.createElement("figure");
+    const heading = document.createElement("h3");
+    const chart = document.createElement("div");
+    const words = document.createElement("figcaption");
+    heading.textContent = title;
+    chart.className = "chart";
+    chart.setAttribute("role", "img");
+    words.textContent = joined(summary);
+    figure.className = "panel figure groups";
+    figure.append(heading, chart, words, numbersTable(title, head, rows));
+    return figure;
+  });
+  $("where-panels").replaceChildren(...figures);
+  await Promise.all(found.panels.map(({ title, summary, chart }, place) => {
+    const element = figures[place].querySelector(".chart");
+    element.style.height = `${chart.layout.height}px`;
+    return draw(element, chart, `${title}. ${summary}`);
+  }));
+  $("where").dataset.drawn = String(found.panels.length);
+}
+
+function numbersTable(title, head, rows) {
+  const details = document.createElement("details");
+  const summary = document.createElement("summary");
+  const scroll = document.createElement("div");
+  const table = document.createElement("table");
+  summary.textContent = "The numbers";
+  summary.setAttribute("aria-label", `The numbers: ${title}`);
+  scroll.className = "scroll";
+  const line = (cells, tag) => {
+    const row = document.createElement("tr");
+    row.append(...cells.map((text, place) => {
+      const cell = document.createElement(tag === "th" || !place ? "th" : "td");
+      cell.scope = tag === "th" ? "col" : "row";
+      cell.textContent = joined(text);
+      return cell;
+    }));
+    return row;
+  };
+  table.createTHead().append(line(head, "th"));
+  table.createTBody().append(...rows.map((cells) => line(cells, "td")));
+  scroll.append(table);
+  details.append(summary, scroll);
+  return details;
+}
+
+// Rows without labels: how frequent their classes are.
+async function bringNew(files) {
+  const run = now.run;
+  $("message").hidden = true;
+  $("shift-result").hidden = true;
+  $("shift-state").textContent = "Reading…";
+  try {
+    const [parcel] = paired(files);
+    const { id } = await send(parcel, false);
+    const begun = await ask(`/api/data/${now.data.id}/label-shift`, posted({ new: id }));
+    // The estimate keeps what it needs.
+    ask(`/api/data/${id}`, { method: "DELETE" }).catch(() => {});
+    if (run !== now.run) return;
+    if (now.shift) ask(`/api/label-shifts/${now.shift}`, { method: "DELETE" }).catch(() => {});
+    now.shift = begun.id;
+    remember();
+    await followShift();
+  } catch (error) {
+    $("shift-state").textContent = error.message;
+  }
+}
+
+async function followShift() {
+  const shift = now.shift;
+  try {
+    for (;;) {
+      const found = await ask(`/api/label-shifts/${encodeURIComponent(shift)}`);
+      if (shift !== now.shift) return;
+      if (found.state === "done") return showLabelShift(found);
+      if (found.state === "failed" || found.state === "stopped") throw new Error(found.error ?? "The estimate was stopped.");
+      $("shift-state").textContent = found.state === "waiting" ? "Waiting for other fits…" : `Estimating the class frequencies of ${found.new.name}…`;
+      await new Promise((resume) => setTimeout(resume, 250));
+    }
+  } catch (error) {
+    if (shift === now.shift) $("shift-state").textContent = error.message;
+  }
 }
 
 // The table: what is known of each method so far.
@@ -255,16 +358,31 @@ const redraw = newest(async (id, wanted, bins) => {
   try {
     const found = await ask(query(`/api/data/${id}/curve`, { temperature: wanted.toFixed(4), bins }));
     if (id !== (now.test ?? now.data)?.id) return;
+    nameOutcome(found.event);
     $("n-confidence").textContent = percent(found.confidence);
     $("n-accuracy").textContent = percent(found.accuracy);
     $("n-ece").textContent = found.ece.toFixed(4);
     $("n-nll").textContent = found.nll.toFixed(4);
-    await draw($("diagram"), found.chart, `Reliability diagram at temperature ${wanted.toFixed(2)} with ${bins} bins: says ${percent(found.confidence)}, is right ${percent(found.accuracy)}, ECE ${found.ece.toFixed(4)}`);
+    await draw($("diagram"), found.chart, `Reliability diagram at temperature ${wanted.toFixed(2)} with ${bins} bins: ${outcomes(found)}`);
     $("diagram").dataset.drawn = `${wanted.toFixed(2)}/${bins}`;
   } catch (error) {
     complain(error);
   }
 });
+
+// Of two classes the diagram is of class 1: how likely it was said to be, and how often it came.
+function nameOutcome(event) {
+  $("t-confidence").textContent = event ? "predicts class 1 in" : "says";
+  $("t-accuracy").textContent = event ? "class 1 happens in" : "is right";
+  $("key-outcome").textContent = event ? "how often class 1 happens" : "accuracy";
+  $("key-over").textContent = event ? "predicted too high" : "overconfident";
+  $("key-under").textContent = event ? "predicted too low" : "underconfident";
+}
+
+function outcomes({ event, confidence, accuracy, ece }) {
+  const means = event ? `predicts class 1 in ${percent(confidence)}, it happens in ${percent(accuracy)}` : `says ${percent(confidence)}, is right ${percent(accuracy)}`;
+  return `${means}, ECE ${ece.toFixed(4)}`;
+}
 
 function turn() {
   const bins = Number($("bins").value);
@@ -299,7 +417,7 @@ const compare = newest(async () => {
   }
   try {
     const found = await ask(query(`/api/jobs/${now.job}/compare`, { first, second, bins: $("bins").value }));
-    const words = (curve) => `Reliability diagram of ${now.result.titles[curve.method]}: says ${percent(curve.confidence)}, is right ${percent(curve.accuracy)}, ECE ${curve.ece.toFixed(4)}`;
+    const words = (curve) => `Reliability diagram of ${now.result.titles[curve.method]}: ${outcomes(curve)}`;
     await Promise.all([draw($("chart-first"), found.first.chart, words(found.first)), draw($("chart-second"), found.second.chart, words(found.second))]);
     const { ece, nll } = found.scores.methods[second].change;
     const told = (name, moved) => {
@@ -354,7 +472,7 @@ const sets = newest(async () => {
     const found = await ask(query(`/api/jobs/${job}/sets`, { alpha }));
     if (job !== now.job) return;
     const { coverage, size, empty } = found.scores;
-    $("sets-text").textContent = `Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(coverage.value)} of ${coverage.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(coverage.low)} to ${percent(coverage.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
+    $("sets-text").textContent = `${found.note ? `${found.note} ` : ""}Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(coverage.value)} of ${coverage.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(coverage.low)} to ${percent(coverage.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
     $("sets-text").dataset.drawn = String(alpha);
   } catch (error) {
     if (job === now.job) complain(error);
@@ -366,7 +484,12 @@ $("alpha").addEventListener("input", () => sets());
 $("example").addEventListener("click", () => begin(async () => [await ask("/api/example", { method: "POST" })]));
 $("file").addEventListener("change", () => {
   const files = [...$("file").files];
-  if (files.length) begin(async () => Promise.all(parcels(files).map(send)));
+  if (files.length) begin(async () => Promise.all(parcels(files).map((parcel) => send(parcel))));
+});
+$("new-file").addEventListener("change", () => {
+  const files = [...$("new-file").files];
+  $("new-file").value = "";
+  if (files.length && now.data) bringNew(files);
 });
 $("start").addEventListener("submit", (event) => event.preventDefault());
 $("stop").addEventListener("click", () => {

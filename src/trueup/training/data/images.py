@@ -164,11 +164,21 @@ def _data(name: str, parts: Parts, classes: tuple[str, ...], normalisation: Norm
     return Data(name, "image", train, val, test, classes=classes, normalisation=normalisation)
 
 
+_CHANNELS = (1, 3, 4)
+
+
 def pixels(images: np.ndarray) -> Tensor:
-    """Images (n, H, W) or (n, H, W, C), bytes or floats in [0, 1], as float tensors (n, C, H, W)."""
+    """Images (n, H, W), (n, H, W, C) or (n, C, H, W), bytes or floats in [0, 1], as float tensors (n, C, H, W).
+
+    Channels come first where only the first axis can be theirs: it has 1, 3 or 4 of them, and the last has not.
+
+    >>> pixels(np.zeros((5, 8, 8, 3))).shape, pixels(np.zeros((5, 3, 8, 8))).shape
+    (torch.Size([5, 3, 8, 8]), torch.Size([5, 3, 8, 8]))
+    """
     if images.ndim not in (3, 4):
-        raise ValueError(f"images must have shape (n, H, W) or (n, H, W, C), got {images.shape}")
-    upright = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+        raise ValueError(f"images must have shape (n, H, W), (n, H, W, C) or (n, C, H, W), got {images.shape}")
+    first = images.ndim == 4 and images.shape[1] in _CHANNELS and images.shape[3] not in _CHANNELS
+    upright = images[:, None] if images.ndim == 3 else images if first else images.transpose(0, 3, 1, 2)
     if images.dtype == np.uint8:
         return torch.from_numpy(np.array(upright, order="C")).float().div_(255)
     return torch.from_numpy(np.array(upright, order="C", dtype=np.float32))

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trueup.core.errors import record_warnings
+from trueup.models.corruptions import corruptions_for
 from trueup.models.dropout import log_probs_of, mean_log_probs, mutual_information
 from trueup.models.networks import Normalise
 from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
-from trueup.study.grid import Options, Study, digest, product
+from trueup.study import cost
+from trueup.study.grid import Options, Study, as_json, digest, product
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
 from trueup.study.papers.clue.clue_claims import CLAIMS
@@ -39,6 +41,8 @@ from trueup.study.papers.clue.clue_tables import (
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import folder_of
 
+RAMP, WARMUP = 10, 5
+"""Parts of the steps: CLUE's square comes in over a tenth of them, AvUC after a fifth."""
 SEEDS, PASSES, SHIFTED, SEVERITIES = 5, 10, 1000, (0, 1, 3, 5)
 """How many runs of everything; passes at evaluation; test images that are shifted, at most, and how far."""
 IMAGE = {"epochs": 3, "batch": 128, "rate": 2e-3, "network": {"width": 16, "dropout": 0.3}}
@@ -78,7 +82,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         content = {"content": digest(mc.description().encode())} if name == "descriptions" else {}
         common = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
         wanted = [method for method in options.methods or known if method in known]
-        yield from ({**common, **each} for each in product(method=wanted, seed=range(options.seeds or SEEDS)))
+        for each in product(method=wanted, seed=range(options.seeds or SEEDS)):
+            yield {**common, **each, **({"warmup": WARMUP} if each["method"] == "avuc" else {})}
 
 
 def data_sets(options: Options) -> Sequence[str]:
@@ -113,7 +118,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     share = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
     clue = None if share is None else {**share, "passes": training}
     epochs, batch = settings["epochs"], settings["batch"]
-    ramp = max(1, epochs * -(-len(train[1]) // batch) // 10)
+    ramp = max(1, epochs * -(-len(train[1]) // batch) // settings.get("warmup", RAMP))
     task = mc.make_task(data.kind, head=head)
 
     members = MEMBERS if method == ENSEMBLE else 1
@@ -124,7 +129,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp, name=rival)
 
     network, loss = network_and_loss(0)
-    cost = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
+    operations = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
     how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
@@ -135,7 +140,13 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         row = mc.figures(test_forecast, val_forecast)
     warning = "; ".join(messages)
     rows = [
-        {"part": "figures", **row, "val_nll": mc.validation_nll(val_forecast), "operations": cost, "warning": warning}
+        {
+            "part": "figures",
+            **row,
+            "val_nll": mc.validation_nll(val_forecast),
+            "operations": operations,
+            "warning": warning,
+        }
     ]
     return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
 
@@ -176,6 +187,26 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
     return images_by_kind
 
 
+def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """The operations of training and evaluating the networks of these cells; every size is known."""
+    total = 0.0
+    for settings in cells:
+        data, method, (training, passes) = settings["data"], settings["method"], settings["passes"]
+        size = cost.SIZES[data]
+        named = mc.NETWORK[size.kind], data, as_json(settings["network"])
+        whole, head = cost.forward_flops(*named), cost.head_flops(*named)
+        members = MEMBERS if method == ENSEMBLE else 1
+        heads = training if method == AVERAGED or method.removesuffix(HEAD) in CLUES else 1
+        steps = settings["epochs"] * size.train * (1 + cost.BACKWARD)
+        evaluated = size.val + size.test
+        if size.kind == "image":  # shifted ones, and once more as they are beside three kinds of foreign ones
+            shifts = len(corruptions_for(size.shape[0])) * (len(SEVERITIES) - 1) + 1
+            evaluated += min(SHIFTED, size.test) * (shifts + 1 + 3)
+        sampled = whole + (max(1, passes // members) - 1) * head
+        total += members * (steps * (whole + (heads - 1) * head) + evaluated * sampled)
+    return total, []
+
+
 STUDY = Study(
     "clue",
     1,  # a rival's cells are new ones; those of the methods before it keep their rows
@@ -186,6 +217,7 @@ STUDY = Study(
     local=local,
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
+    flops=flops,
     chooses=True,
     title="CLUE: uncertainty that equals the error",
 )

@@ -109,6 +109,41 @@ def make_network(data: Data, options: Mapping[str, Any], seed: int, *, head: boo
     return build_network(name, network_options(name, data, outputs=outputs, **{**options, "seed": seed}))
 
 
+class WarmedAvUC(losses.AvUC):
+    """Cross-entropy for so many steps, then AvUC with the threshold that the predictions of these steps tell.
+
+    With the default threshold from the first step on, predictions on digits became uncertain and stayed so.
+
+    >>> loss = WarmedAvUC(warmup=1)
+    >>> z, y = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log(), torch.tensor([0, 1, 1])
+    >>> [f"{loss(z, y).item():.4f}" for _ in range(2)], f"{loss.threshold:.4f}"
+    (['0.7419', '1.9506'], '0.4997')
+
+    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        super().__init__(strength=0.0)
+        self.warmup, self.steps = warmup, 0
+        self.sums = torch.zeros(2, 2, dtype=torch.float64)
+        """Entropy and number of the rows that were wrong, and of those that were right."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the batch."""
+        if self.steps < self.warmup:
+            log_probs = torch.log_softmax(logits.detach().movedim(1, -1), dim=-1)
+            entropy, right = entropy_of(log_probs), log_probs.argmax(dim=-1) == labels
+            for side in (0, 1):
+                own = entropy[right == bool(side)].double()
+                self.sums[side] += torch.tensor([own.sum(), len(own)], dtype=torch.float64)
+        elif self.steps == self.warmup:
+            self.strength = self.defaults["strength"]
+            if bool((self.sums[:, 1] > 0).all()):
+                self.threshold = float((self.sums[:, 0] / self.sums[:, 1]).mean())
+        self.steps += 1
+        return super().forward(logits, labels)
+
+
 def make_task(kind: str, *, head: bool = False) -> Task:
     """How outputs meet a loss."""
     if kind == "tabular":
@@ -121,7 +156,7 @@ def make_loss(
 ) -> Any:
     """The plain loss of a kind of data (of numbers the squared error, with a variance head the Gaussian), or CLUE.
 
-    `name` is another loss of classes.
+    `name` is another loss of classes. CLUE's square comes in over `ramp` steps, AvUC after them.
     """
     if clue is not None:
         task: Any = "regression" if kind == "tabular" else "classification"
@@ -129,7 +164,7 @@ def make_loss(
         return losses.CLUE(task=task, classes=classes, variance_head=head, ramp=ramp, **clue)
     if kind == "tabular":
         return losses.gaussian_nll if head else nn.MSELoss()
-    return LOSSES[name]()
+    return WarmedAvUC(ramp) if name == "avuc" else LOSSES[name]()
 
 
 def train_network(

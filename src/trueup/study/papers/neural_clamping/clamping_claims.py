@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 
 from trueup.study.claims import Claim, by_group, by_run, least_on_average, paired
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.neural_clamping.clamping_tables import BINS, by_rule, choose_gamma, scored_rows
+from trueup.study.papers.neural_clamping.clamping_tables import BINS, by_rule, choose_gamma, name_shifts, scored_rows
 from trueup.study.published import published_values
 
 Support = Mapping[str, Sequence[float]]
@@ -34,7 +34,7 @@ def _method(row: Mapping[str, Any]) -> str:
 
 
 def _networks(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    return by_group(rows, "data", "network")
+    return by_group(name_shifts(rows), "data", "network")
 
 
 def _over_best(rows: Rows, options: Options, *, figure: str, baselines: Sequence[str]) -> Support:

@@ -39,11 +39,15 @@ IMAGENET_NETWORKS = (
 """The paper's, by timm's names of their weights."""
 
 
+SHIFTS = (("colour_cast", 3), ("gaussian_blur", 3))
+"""Corruption and severity: one that a constant can take back, but for what was clipped, and one that none can."""
+
+
 def _pretrained(name: str) -> dict[str, Any]:
     return {"data": "imagenet", "network": f"timm:{name}", "how": {"options": {"pretrained": True}}}
 
 
-_RESNETS = [
+_RESNETS: list[dict[str, Any]] = [
     {"data": "cifar10", "network": f"resnet{depth}", "how": {"weights": f"weights/cifar10_resnet{depth}.th"}}
     for depth in (20, 32)
 ]
@@ -72,6 +76,13 @@ PRESETS = {
         val_rows=1000,
     ),
     "cifar10-5000": Preset(_RESNETS, batch=100, epochs=20, gammas=(0.0, 0.25, 0.5, 0.75, 1.0)),
+    "cifar10-shift": Preset(
+        [{**net, "how": {**net["how"], "shift": shift}} for shift in SHIFTS for net in _RESNETS],
+        batch=20,
+        epochs=20,
+        gammas=(0.0, 0.5, 1.0),
+        val_rows=1000,
+    ),
     "paper": Preset(
         [
             {"data": "bloodmnist", "network": "timm:resnet50", "how": _BLOOD},
@@ -116,6 +127,7 @@ def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any
     file = how.get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th")
     if (folder / file).exists():
         known = {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
+        known |= {"shift": how["shift"]} if "shift" in how else {}
         split = {} if known["digest"] in KNOWN_WEIGHTS else {"split": read_split(folder / file, net["data"])}
         return {**known, **split}
     if "weights" in how:

@@ -27,7 +27,13 @@ from trueup.report.figures.reliability import Reliability, reliability
 from trueup.study import cost
 from trueup.study.grid import Options, Study, as_json, product
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup.study.papers.neural_clamping.clamping_presets import PRESETS, networks_of, preset_of, training_settings
+from trueup.study.papers.neural_clamping.clamping_presets import (
+    PRESETS,
+    Preset,
+    networks_of,
+    preset_of,
+    training_settings,
+)
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
 from trueup.study.trained_networks import SETTINGS, Loader, load_or_train
@@ -77,8 +83,10 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     wanted = options.methods or NAMES
     if unknown := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"methods must be among {', '.join(NAMES)}, got {unknown[0]!r}")
+    networks = networks_of(preset, options)
+    _require_possible(options.methods, preset, networks)
     descent = {"epochs": preset.epochs, "batch": preset.batch}
-    for net in networks_of(preset, options):
+    for net in networks:
         known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
@@ -98,6 +106,16 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         if not options.methods and "starts" not in options.without:
             for each in product(start=["random", "data"], seed=runs):
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
+
+
+def _require_possible(methods: Sequence[str], preset: Preset, networks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a method that was asked for by name and would have no cell."""
+    data = list(dict.fromkeys(net["data"] for net in networks))
+    if AUGMENTED in methods and not set(data) & CUTOUTS.keys():
+        raise ValueError(f"{AUGMENTED} is of images of {', '.join(CUTOUTS)}, as the released code, got {data[0]}")
+    if "nc_searched" in methods and not preset.penalties:
+        names = ", ".join(name for name, each in PRESETS.items() if each.penalties)
+        raise ValueError(f"nc_searched is of presets that search λ too ({names}); the one asked for searches γ alone")
 
 
 def local(options: Options) -> dict[str, Any]:

@@ -74,6 +74,7 @@ TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
     """The paper's tables, and the numbers of its figures."""
+    rows = name_shifts(rows)
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
     best, scored = choose_gamma(swept, oracle=options.oracle), scored_rows(rows, options)
@@ -136,6 +137,18 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     return tables
 
 
+def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows with the shift of their images in the name of the data: these are no images of the data set itself.
+
+    >>> name_shifts([{"data": "cifar10", "how": {"shift": ["haze", 3]}}])[0]["data"]
+    'cifar10, haze 3'
+    """
+    return [
+        {**row, "data": " ".join([f"{row['data']},", *map(str, row["how"]["shift"])])} if "shift" in row["how"] else row
+        for row in rows
+    ]
+
+
 def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
     """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
     swept = [row for row in rows if row["part"] == "sweep"]
@@ -161,7 +174,7 @@ def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) 
     runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
     for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
-            key = row["data"], row["network"], row["seed"]
+            key = row["data"], str(row["how"].get("shift")), row["network"], row["seed"]
             pair = row["exponent"], row.get("penalty") or 0.0
             runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
@@ -175,9 +188,10 @@ def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """The exponents, the starts, and a reliability diagram of each method in the first run."""
     drawings: dict[str, Any] = {}
+    rows = name_shifts(rows)
     for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
         net_rows = [row for row in rows if (row["data"], row["network"]) == (data, network)]
-        name = f"{data}-{network.replace(':', '-')}"
+        name = f"{data.replace(', ', '-').replace(' ', '-')}-{network.replace(':', '-')}"
         swept = [row for row in net_rows if row["part"] == "sweep"]
         if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
             drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
@@ -227,6 +241,8 @@ def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
             f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
             f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
         )
+    if any("shift" in row["how"] for row in rows):
+        notes.append("Shifted images, by corruption and severity, both to calibrate on and to test on.")
     for name, how in {row["network"]: row["how"] for row in rows if row["how"].get("weights")}.items():
         split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
         notes.append(f"{name}: other weights than the paper's, {how['weights']}; {HELD_OUT[split.held_out]}.")
