@@ -83,7 +83,8 @@ that without calibration, where it is worst.
 """
 WORDS = """
 Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
-gives exact zeros. Splits share rows and models share data sets, so that files are not independent. Options that no
+gives exact zeros. Iris and wine have some fifty rows to calibrate and fifty to test: a single loss there is mostly
+chance. Splits share rows and models share data sets, so that files are not independent. Options that no
 question has are left out of language models' logits: `auto` keeps the odds of a class without rows, and warns, since
 only the user knows whether it can occur.
 """
