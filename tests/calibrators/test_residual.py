@@ -136,3 +136,14 @@ def test_gradients_flow(trained):
 def test_other_parameters_are_refused(layers, message):
     with pytest.raises(ValueError, match=message):
         Residual(Temperature(1.0), *layers)
+
+
+def test_torchs_default_type_does_not_matter():
+    z, y = faulty(600)
+    for method in ("residual", "order_invariant"):
+        expected = METHODS[method](z, y)(z)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert METHODS[method](z, y)(z) == pytest.approx(expected, abs=2e-3)  # some steps round otherwise
+        finally:
+            torch.set_default_dtype(torch.float32)

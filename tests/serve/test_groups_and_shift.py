@@ -154,3 +154,22 @@ def test_of_two_classes_the_page_speaks_of_class_1(page, tmp_path):
     page.wait_for_selector("#diagram[data-drawn]")
     assert page.inner_text("#t-accuracy") == "class 1 happens in"
     assert page.inner_text("#n-accuracy") == f"{100 * pair.labels.mean():.1f}\u00a0%"
+
+
+def test_clusters_of_one_file_alone_are_refused_not_forgotten(client):
+    val = uploaded(client, npz(**VAL._asdict()))
+    test = uploaded(client, npz(**TEST._asdict(), id=PATIENTS["test"]), clusters="id")
+    ended = fitted(client, val["id"], test=test["id"])
+    assert ended["state"] == "failed"
+    assert "clusters with test_clusters" in ended["error"]
+
+
+def test_of_both_halves_the_rows_without_labels_are_the_new_ones(client):
+    arrays = {"val_logits": VAL.logits, "val_labels": VAL.labels, "test_logits": TEST.logits}
+    assert uploaded(client, npz(**arrays), labelled=False)["rows"] == 300
+
+
+def test_a_group_is_one_value_a_row(client):
+    answer = upload(client, npz(**VAL._asdict(), two=np.zeros((400, 2))), group=["two"])
+    assert answer.status_code == 422
+    assert "two must have one value in each row" in answer.json()["error"]

@@ -159,7 +159,7 @@ class Residual(FoldNetworks):
 
     @classmethod
     def _start(cls, networks: int, features: int, classes: int, generator: torch.Generator) -> list[Tensor]:
-        return [_uniform(networks, _HIDDEN, features, generator), torch.zeros(networks, classes + 1, _HIDDEN)]
+        return [_uniform(networks, _HIDDEN, features, generator), _zeros(networks, classes + 1, _HIDDEN)]
 
     @staticmethod
     def _correct(base: Tensor, features: Tensor, *layers: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class OrderInvariant(FoldNetworks):
     @classmethod
     def _start(cls, networks: int, features: int, classes: int, generator: torch.Generator) -> list[Tensor]:
         inner = [_uniform(networks, _HIDDEN, inputs, generator) for inputs in (features, _HIDDEN)]
-        return [*inner, torch.zeros(networks, classes - 1, _HIDDEN + 1)]
+        return [*inner, _zeros(networks, classes - 1, _HIDDEN + 1)]
 
     @staticmethod
     def _correct(base: Tensor, features: Tensor, *layers: Tensor) -> Tensor:
@@ -292,7 +292,13 @@ def _affine(x: Tensor, layer: Tensor) -> Tensor:
 
 
 def _uniform(networks: int, outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
-    return (2 * torch.rand(networks, outputs, inputs + 1, generator=generator) - 1) / math.sqrt(inputs)
+    return (2 * torch.rand(networks, outputs, inputs + 1, generator=generator, dtype=torch.float32) - 1) / math.sqrt(
+        inputs
+    )
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32)  # whatever torch's default is
 
 
 def _fit(
@@ -400,7 +406,7 @@ def _train(
     """The layers of all folds' networks at the epoch of least held-out loss; None where that is the start."""
     generator = torch.Generator().manual_seed(seed)
     size = min(len(train) for train, _ in rows)
-    each = torch.ones(len(z), 1, device=z.device) if w is None else (w / w.mean()).float()[:, None]
+    each = torch.ones(len(z), 1, device=z.device, dtype=torch.float32) if w is None else (w / w.mean()).float()[:, None]
     learnt, held_out, middles, widths = [], [], [], []
     for start, (train, held) in zip(bases, rows, strict=True):
         both = torch.cat([train, held])

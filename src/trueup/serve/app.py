@@ -145,7 +145,9 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Missing)
     def missing(request: Request, error: Missing) -> JSONResponse:
-        return answer(404, "nothing is kept here under that id, or no longer: data is forgotten after a while")
+        return answer(
+            404, "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
+        )
 
     @app.exception_handler(Busy)
     def busy(request: Request, error: Busy) -> JSONResponse:

@@ -106,8 +106,8 @@ class AuditJob(Job):
         scored, given = test or self.val.val, dict(self.options)
         if scored.groups:
             given["groups"] = dict(scored.groups)
-        if self.val.val.clusters is not None:
-            given["clusters"] = self.val.val.options()["clusters"]
+        if self.val.val.clusters is not None or scored.clusters is not None:  # of one file alone, they are refused
+            given["clusters"] = self.val.val.options().get("clusters")
             given["test_clusters"] = None if test is None else test.options().get("clusters")
         self.result = audit(
             self.val.val.pair,

@@ -124,7 +124,8 @@ def _read(request: Request) -> list[str | None]:
             source = stack.enter_context(reader(path))
             splits = splits_in(source.columns, request.labels or "labels")
             if request.labels is None:  # of a file with both halves, the one that stands for what is new
-                splits = splits[-1:]
+                both = all(any(name.startswith(f"{half}_") for name in source.columns) for half in ("val", "test"))
+                splits = ("test",) if both else splits[-1:]
         for number, split in enumerate(splits):
             with errors_name_file(path):
                 arrays = _read_split(source, split, request)
@@ -172,6 +173,8 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 
 def _encode(parts: list[Chunk], column: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of a column, sorted, and the number of each row's."""
+    if any(getattr(part.others[column], "ndim", 1) != 1 for part in parts):
+        raise InputError(column, "have one value in each row", "several")
     values = simplify([value for part in parts for value in group_values(part.others[column]).tolist()])
     if values.dtype.kind == "O":  # of several kinds: a file of arrays would need a pickle
         values = np.array([str(value) for value in values.tolist()])
