@@ -48,7 +48,7 @@ HINTS = {
     Hint.CONFIDENCE: "a confidence is read by --confidence and --correct",
     Hint.PER_CENT: "divide per cent by 100",
     Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
-    Hint.RENORMALISE: "",
+    Hint.RENORMALISE: "divide rounded probabilities by their sums before you write the file",
     Hint.FLATTEN: "--class-axis says where the classes of tokens or pixels are",
     Hint.IGNORE_INDEX: "leave out of the file what is to be ignored; among tokens or pixels --ignore-index does",
     Hint.NOT_PROBABILITIES: "logits need no --probs",

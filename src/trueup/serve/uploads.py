@@ -40,7 +40,7 @@ HINTS = {
     Hint.CONFIDENCE: "a probability p of one event needs two columns in the file, 1 − p and p",
     Hint.PER_CENT: "divide per cent by 100",
     Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
-    Hint.RENORMALISE: "",
+    Hint.RENORMALISE: "divide rounded probabilities by their sums before you write the file",
     Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
     Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
