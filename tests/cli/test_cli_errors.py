@@ -319,7 +319,7 @@ def test_warnings_are_one_line_on_stderr(folder, command):
     done = command(*words)
     assert done.stderr == (
         "trueup: warning: 40 exact zeros among 120 probabilities were raised to 0.1, "
-        "which is half the smallest positive one\n"
+        "about half the smallest positive one\n"
     )
     assert done.stdout.startswith("{")
     assert command(*words, "--quiet").stderr == ""

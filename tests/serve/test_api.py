@@ -54,7 +54,7 @@ def test_probabilities_are_read_when_said_so_and_their_zeros_are_told(client):
     assert "tick “Probabilities, not logits”" in upload(client, body).json()["error"]
     found = uploaded(client, body, probs=True)
     assert found["notes"] == [
-        "1 exact zeros among 4 probabilities were raised to 0.1, which is half the smallest positive one"
+        "1 exact zeros among 4 probabilities were raised to 0.1, about half the smallest positive one"
     ]
 
 
