@@ -236,7 +236,10 @@ def test_bloodmnist(tmp_path):
         ({"test_labels": np.full((4, 1), 8)}, r"bloodmnist: labels of test must lie in 0..7, got 8..8"),
         ({"val_labels": np.zeros((2, 1), int)}, "bloodmnist: val must have a label for each of its 3 inputs, got 2"),
         ({"val_labels": np.zeros((3, 2), int)}, r"bloodmnist.npz: labels must have shape \(n,\) or \(n, 1\), got"),
-        ({"train_images": np.zeros((9, 3))}, r"images must have shape \(n, H, W\), \(n, H, W, C\) or \(n, C, H, W\), got \(9, 3\)"),
+        (
+            {"train_images": np.zeros((9, 3))},
+            r"images must have shape \(n, H, W\), \(n, H, W, C\) or \(n, C, H, W\), got \(9, 3\)",
+        ),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path, change, message):
