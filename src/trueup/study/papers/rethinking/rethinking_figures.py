@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,8 +12,17 @@ from trueup.report import style
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
-from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
+from trueup.study.papers.rethinking.rethinking_presets import (
+    DATA_TITLES,
+    REFERENCE,
+    SWEEP,
+    TITLES,
+    UNTUNED,
+    Growth,
+    Plan,
+    plans,
+)
+from trueup.study.papers.rethinking.rethinking_study import GROWTH, choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -25,6 +35,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Every figure that the rows are enough for, by the name of its file."""
     drawings = {}
     for plan in plans(options):
+        plan = replace(plan, growth=None) if GROWTH in options.without else plan
         ours = main_rows(rows, plan)
         chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
@@ -40,7 +51,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
             "figure_6": sweep(ours),
         }
         for name, figure in drawn.items():
-            figure.suptitle(title, fontsize="small")
+            figure.suptitle(f"{name.replace('_', ' ').capitalize()}: {title}", fontsize="small")
             drawings[f"{name}_{plan.data}"] = figure
     return drawings
 
@@ -201,4 +212,4 @@ def _values(rows: Rows, loss: str, coefficient: float, name: str) -> list[float]
 
 
 def _label(loss: str, coefficient: float) -> str:
-    return TITLES[loss] if loss == REFERENCE else f"{TITLES[loss]} {coefficient:g}"
+    return TITLES[loss] if loss in UNTUNED else f"{TITLES[loss]} {coefficient:g}"

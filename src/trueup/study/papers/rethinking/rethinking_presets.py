@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trueup.registry import NETWORKS
 from trueup.study.grid import Options
 
 TITLES = {
@@ -18,6 +19,8 @@ TITLES = {
 }
 DATA_TITLES = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "newsgroups20": "20Newsgroups"}
 REFERENCE = "cross_entropy"
+UNTUNED = (REFERENCE, "cross_entropy_stopped")
+"""Losses without a coefficient."""
 CANDIDATES: Mapping[str, Sequence[float]] = {
     "cross_entropy": (0,),
     "cross_entropy_stopped": (0,),
@@ -132,4 +135,12 @@ def plans(options: Options) -> list[Plan]:
     if not plans:
         names = ", ".join(plan.data for plan in PRESETS[preset])
         raise ValueError(f"data must be one of {names} with preset {preset!r}, got {options.data!r}")
-    return plans if options.network is None else [replace(plan, network=options.network) for plan in plans]
+    if options.network is None:
+        return plans
+    if options.network not in NETWORKS:
+        raise ValueError(f"network must be one of {', '.join(NETWORKS)}, or timm:NAME, got {options.network!r}")
+    # The options are those of the preset's own network.
+    return [
+        plan if plan.network == options.network else replace(plan, network=options.network, options={})
+        for plan in plans
+    ]
