@@ -167,7 +167,7 @@ def test_the_optimal_ece_along_the_epochs():
     rows = []
     for coefficient, end in ((0.01, 0.02), (0.09, 0.04)):
         for seed in range(3):
-            curve = [0.05, 0.01, 0.015, end + 0.001 * seed]
+            curve = [0.05, 0.01, 0.01 if seed < 2 else 0.009, end + 0.001 * seed]
             rows.append({**written("digits", {("label_smoothing", coefficient): {}}, seeds=1, network="mlp")[0],
                          "sizes": [60, 50, 100], "seed": seed, "optimal_ece": curve})  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +175,7 @@ def test_the_optimal_ece_along_the_epochs():
         found = judged(rows, Options(preset="tiny"), "Figure 4")
     assert found["Label Smoothing: the optimal ECE rises in late epochs"].mean == pytest.approx(2.1)
     timely = found["Label Smoothing: it rises from the first drop of the learning rate on, if not before"]
-    assert timely.mean == pytest.approx(100 * (0.5 + 0.05 - 2 / 4))
+    assert timely.mean == pytest.approx(100 * (0.5 + 0.05 - np.mean([2, 2, 3]) / 4))
     texts = {claim.text for claim in STUDY.claims()}
     assert "Focal Loss: the optimal ECE rises in late epochs" not in texts  # the paper says that it does not
     assert "Focal Loss: a large coefficient keeps the optimal ECE high" in texts

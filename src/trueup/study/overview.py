@@ -54,9 +54,9 @@ def list_presets(data_dir: str | None = None) -> list[Preset]:
             except (FileNotFoundError, NotADirectoryError, ValueError):
                 cells, counted = None, None
             flops = None if counted is None or not counted.flops else counted.flops
-            hours = (None, None) if counted is None or flops is None else (counted.hours(GPU_RATE), counted.hours(rate))
+            gpu, here = (None if counted is None or flops is None else counted.hours(r) for r in (GPU_RATE, rate))
             uncounted = () if counted is None else counted.unknown
-            lines.append(Preset(name, preset, tuple(data), files, found, optional, cells, flops, *hours, uncounted))
+            lines.append(Preset(name, preset, tuple(data), files, found, optional, cells, flops, gpu, here, uncounted))
     return lines
 
 
@@ -65,7 +65,9 @@ def _find(
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """What a preset needs and has not, what it has, and what it could use."""
     folder = folder_of(data_dir)
-    missing, found, optional = missing_files(data, data_dir), [], []
+    missing = missing_files(data, data_dir)
+    found: list[str] = []
+    optional: list[str] = []
     for name in (name for name in dict.fromkeys(data) if name in DATASETS):
         wanted, where = find_files(name, data_dir)
         found += [f"{name}: {where}"] if where is not None else [f"{name}: comes with scikit-learn"] * (not wanted)

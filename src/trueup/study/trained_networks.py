@@ -213,7 +213,7 @@ def read_split(path: Path, data: str) -> WeightsSplit:
             f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
             f"tenth of these was held out ({', '.join(SPLIT_BY_ORDER)}; so it is with the ResNet-110 released with the "
             f'code of Neural Clamping), "val" if the validation part of the files was '
-            f"({', '.join(SPLIT_BY_FILES)})"
+            f'({", ".join(SPLIT_BY_FILES)}); and "published": true if they are the paper\'s own'
         )
     with errors_name_file(side):
         said = json.loads(side.read_text(encoding="utf-8"))
