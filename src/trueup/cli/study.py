@@ -204,12 +204,15 @@ def _list(data_dir: str | None, as_json: bool) -> None:
     for title, field in (("Missing files:", "files"), ("Files found:", "found"), ("Also taken if there:", "optional")):
         if lines := dict.fromkeys(line for preset in presets for line in getattr(preset, field)):
             print(title, *(f"  {line}" for line in lines), sep="\n")
+    print(
+        "Reading data, metrics and fits on logits come on top of the networks; with small networks they are most of it."
+    )
     print(f"Files of data sets are looked for in {places(data_dir)}; other paths are inside the first of these.")
 
 
 def _hours(hours: float) -> str:
     minutes = 60 * hours
-    return f"{hours:,.1f} h" if hours >= 0.1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
+    return f"{hours:,.1f} h" if hours >= 1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:
