@@ -1,8 +1,9 @@
 """Write docs/studies.md from the tables that studies have written: `python docs/studies.py`.
 
 `--take NAME FOLDER` first copies the tables of a page of `trueup study` (FOLDER holds its index.html) to
-docs/studies/NAME; `--costs` first counts the operations of every preset. No number is typed here: each comes from a
-file in docs/studies, and a test compares the page with them.
+docs/studies/NAME, and the rows of the store beside FOLDER. `--restore NAME STORE` writes these rows to a store, such as
+results/clue.sqlite, so that `trueup study clue -o results` goes on from them. `--costs` first counts the operations of
+every preset. No number is typed here: each comes from a file in docs/studies, and a test compares the page with them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ DOCS = Path(__file__).parent
 TABLES = DOCS / "studies"
 PAGE = DOCS / "studies.md"
 COSTS = "costs.csv"
+ROWS = "cells.jsonl.gz"
+LARGEST = 2**20
+"""Bytes of rows that are kept; those of the post-hoc study are more, and are made again in minutes."""
 VERDICTS = ("held", "did not hold", "not distinguishable")
 NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
 
@@ -342,6 +346,20 @@ def take(name: str, page: Path) -> None:
         shutil.copy(path, target / path.name)
         if path.with_suffix(".md").exists():
             shutil.copy(path.with_suffix(".md"), target / f"{path.stem}.md")
+    if (store := page.with_suffix(".sqlite")).exists():
+        from trueup.study import Store
+
+        Store(store).dump(page.name, target / ROWS)
+        if (target / ROWS).stat().st_size > LARGEST:
+            (target / ROWS).unlink()
+
+
+def restore(name: str, store: Path) -> None:
+    """Write the rows of a run to a store, which is made if it is not there."""
+    from trueup.study import Store
+
+    store.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{store}: {Store(store).restore(TABLES / name / ROWS)} cells more")
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -355,10 +373,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Take tables if told to, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--take", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
+    parser.add_argument("--restore", nargs=2, action="append", default=[], metavar=("NAME", "STORE"))
     parser.add_argument("--costs", action="store_true", help="count the operations of every preset again")
     chosen = parser.parse_args(arguments)
     for name, page in chosen.take:
         take(name, Path(page))
+    for name, store in chosen.restore:
+        restore(name, Path(store))
     if chosen.costs:
         TABLES.mkdir(exist_ok=True)
         count_costs(TABLES / COSTS)
