@@ -101,13 +101,20 @@ def _logits(rows: Rows, plan: Plan, options: Options, *, loss: str, what: str) -
 
 
 def _sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The raw ECE of the worst coefficient less that of cross-entropy, the worst by the other seeds."""
+    """The raw ECE of the worst coefficient less that of cross-entropy, the worst by the other seeds.
+
+    The worst of a seed's own noisy figures would lie above cross-entropy whether or not the coefficient matters.
+    """
     values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece")
     own = [(loss, value) for value in plan.candidates[loss] if (loss, value) in values]
     if not own or (REFERENCE, 0) not in values:
         return []
-    worst = max(own, key=lambda pair: float(np.mean(list(values[pair].values()))))
-    return paired(values[worst], values[REFERENCE, 0], scale=100)
+    seeds = sorted(set.intersection(*(set(values[pair]) for pair in (*own, (REFERENCE, 0)))))
+    costs = []
+    for seed in seeds if len(seeds) > 1 else []:
+        worst = max(own, key=lambda pair: sum(values[pair][other] for other in seeds if other != seed))
+        costs.append(100 * (values[worst][seed] - values[REFERENCE, 0][seed]))
+    return costs
 
 
 def _shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:

@@ -47,7 +47,8 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
     """Figure 1: ECE along each coefficient, the reference as a level; and the best coefficients by training size."""
-    figure, axes = panels(1, 4 if plan.growth else 3)
+    several = plan.growth is not None and len({row["sizes"][0] for row in grown}) > 1
+    figure, axes = panels(1, 4 if several else 3)
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=False):
         for index, (name, words) in enumerate(STAGES.items()):
             _curve(ax, index, *_by_coefficient(rows, plan, loss, name), words)
@@ -57,7 +58,7 @@ def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
             ax.set_xscale("log")
             style.plain_log_ticks(ax, np.array(plan.candidates[loss]))
         _finish(ax, f"{TITLES[loss]} (dotted: {TITLES[REFERENCE]})", letter, "ECE (%)")
-    if plan.growth:
+    if plan.growth is not None and several:
         _best_by_size(axes[3], grown, plan.growth, by)
     return figure
 
@@ -201,4 +202,4 @@ def _values(rows: Rows, loss: str, coefficient: float, name: str) -> list[float]
 
 
 def _label(loss: str, coefficient: float) -> str:
-    return TITLES[loss] if loss == REFERENCE else f"{TITLES[loss]} {coefficient:g}"
+    return f"{TITLES[loss]} {coefficient:g}" if coefficient else TITLES[loss]
