@@ -186,8 +186,8 @@ SECTIONS = (
             Run(
                 "post-hoc-cifar10",
                 "Networks of CIFAR-10, more methods",
-                "Files with ten classes alone, so that matrix scaling, Dirichlet calibration and ODIR are among them. Of "
-                "probabilities, which most files hold, MS-ODIR and Dirichlet calibration with ODIR are one method.",
+                "Files with ten classes alone, so that matrix scaling, Dirichlet calibration and ODIR are among them. "
+                "Of probabilities, which most files hold, MS-ODIR and Dirichlet calibration with ODIR are one method.",
                 ("regret", "ranks"),
             ),
             Run(
