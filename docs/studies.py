@@ -105,7 +105,7 @@ SECTIONS = (
                 "neural-clamping-cifar10",
                 "CIFAR-10, published ResNets, a fifth of the calibration images",
                 "Each run draws its own calibration images; the network and the test images are the same in all, so "
-                "that runs are not independent.",
+                "that runs are not independent, and an interval does not know the chance in the test images.",
                 _CLAMPING,
             ),
             Run(
