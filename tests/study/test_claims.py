@@ -76,6 +76,7 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
     rows = [row("uncalibrated", s, 0.10) for s in range(4)]
     rows += [row("temperature", s, 0.04 + 0.001 * s) for s in range(4)]
     rows += [row("vector", s, 0.06) for s in range(4)]
+    rows += [row("nc_code", s, 0.05 + 0.001 * s) for s in range(4)]
     for s in range(4):
         rows.append(row("both", s, 0.03 + 0.002 * s, part="sweep", exponent=1.0, fit_ece=0.01, entropy=0.5))
     results = {r.claim.text: r for r in judge_claims(CLAIMS, rows, Options()).results}
@@ -83,6 +84,8 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
     assert best.group == "digits, cnn, temperature"
     assert best.mean == pytest.approx(100 * np.mean([0.01 - 0.001 * s for s in range(4)]))
     assert best.verdict == "held"
+    code = results["lower ECE than the best baseline, all converged, Neural Clamping by its released code"]
+    assert (code.mean, code.verdict) == (pytest.approx(-1), "did not hold")
     assert results["lower ECE than the uncalibrated network"].mean == pytest.approx(6.7)
     assert results["accuracy is improved"].verdict == "not distinguishable"
 
