@@ -1,8 +1,9 @@
 """Write docs/studies.md from the tables that studies have written: `python docs/studies.py`.
 
 `--take NAME FOLDER` first copies the tables of a page of `trueup study` (FOLDER holds its index.html) to
-docs/studies/NAME; `--costs` first counts the operations of every preset. No number is typed here: each comes from a
-file in docs/studies, and a test compares the page with them.
+docs/studies/NAME, and the rows of the store beside FOLDER. `--restore NAME STORE` writes these rows to a store, such as
+results/clue.sqlite, so that `trueup study clue -o results` goes on from them. `--costs` first counts the operations of
+every preset. No number is typed here: each comes from a file in docs/studies, and a test compares the page with them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ DOCS = Path(__file__).parent
 TABLES = DOCS / "studies"
 PAGE = DOCS / "studies.md"
 COSTS = "costs.csv"
+ROWS = "cells.jsonl.gz"
+LARGEST = 2**20
+"""Bytes of rows that are kept; those of the post-hoc study are more, and are made again in minutes."""
 VERDICTS = ("held", "did not hold", "not distinguishable")
 NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
 
@@ -47,11 +51,12 @@ $ trueup study report post-hoc --data overconfident --seeds 1 -m identity -m tem
 processes are dealt to several), `--workers` and `--cluster` more hands, `--without` leaves a part out, and `--oracle`
 chooses coefficients on the test half as some papers did. A run that would take more than a day asks first.
 
-This page is assembled by `python docs/studies.py` from the tables that the commands below have written, which are kept
-in `docs/studies`. A claim *held* if the interval of its paired difference lies on the claim's side of zero, *did not
-hold* if it lies on the other, and is *not distinguishable* otherwise. The settings are small: they neither confirm nor
-refute what a paper reports for its own networks, and one run alone distinguishes nothing. What was not run says so,
-with what it would cost.
+This page is assembled by `python docs/studies.py` from the tables that the commands below have written. They are kept
+in `docs/studies`, most with the rows that they were made of: `python docs/studies.py --restore clue-trec
+results/clue.sqlite` makes a store of those, to which `trueup study clue -o results` adds more seeds. A claim *held* if
+the interval of its paired difference lies on the claim's side of zero, *did not hold* if it lies on the other, and is
+*not distinguishable* otherwise. The settings are small: they neither confirm nor refute what a paper reports for its
+own networks, and one run alone distinguishes nothing. What was not run says so, with what it would cost.
 """
 
 
@@ -100,7 +105,7 @@ SECTIONS = (
                 "neural-clamping-cifar10",
                 "CIFAR-10, published ResNets, a fifth of the calibration images",
                 "Each run draws its own calibration images; the network and the test images are the same in all, so "
-                "that runs are not independent.",
+                "that runs are not independent, and an interval does not know the chance in the test images.",
                 _CLAMPING,
             ),
             Run(
@@ -127,7 +132,13 @@ SECTIONS = (
         (
             Run("rethinking-digits", "Digits", "A multilayer perceptron on few images.", _LOSSES),
             Run("rethinking-trec", "TREC", "The paper's kind of text CNN, narrower, on short questions.", _LOSSES),
-            Run("rethinking-fashion_mnist", "Fashion-MNIST", "A small CNN.", _LOSSES),
+            Run(
+                "rethinking-fashion_mnist",
+                "Fashion-MNIST",
+                "A small CNN on few images, trained so briefly that it does not fit all of them: with cross-entropy it "
+                "is hardly overconfident, so that there is little for the other losses to hold down.",
+                _LOSSES,
+            ),
             Run("rethinking-cifar10", "CIFAR-10", "A small ResNet.", _LOSSES),
         ),
     ),
@@ -171,6 +182,20 @@ SECTIONS = (
                 "order-invariant networks) were left out here, and the automatic choice is measured on [a page of its "
                 "own](choice.md). Files that come with a validation and a test half have one split.",
                 ("regret", "ranks"),
+            ),
+            Run(
+                "post-hoc-cifar10",
+                "Networks of CIFAR-10, more methods",
+                "Files with ten classes alone, so that matrix scaling, Dirichlet calibration and ODIR are among them. "
+                "Of probabilities, which most files hold, MS-ODIR and Dirichlet calibration with ODIR are one method.",
+                ("regret", "ranks"),
+            ),
+            Run(
+                "post-hoc-resnet20",
+                "One network, all columns",
+                "The file of the ResNet to which Neural Clamping was fitted above, with the columns of that paper's "
+                "tables.",
+                ("scores",),
             ),
         ),
     ),
@@ -342,6 +367,20 @@ def take(name: str, page: Path) -> None:
         shutil.copy(path, target / path.name)
         if path.with_suffix(".md").exists():
             shutil.copy(path.with_suffix(".md"), target / f"{path.stem}.md")
+    if (store := page.with_suffix(".sqlite")).exists():
+        from trueup.study import Store
+
+        Store(store).dump(page.name, target / ROWS)
+        if (target / ROWS).stat().st_size > LARGEST:
+            (target / ROWS).unlink()
+
+
+def restore(name: str, store: Path) -> None:
+    """Write the rows of a run to a store, which is made if it is not there."""
+    from trueup.study import Store
+
+    store.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{store}: {Store(store).restore(TABLES / name / ROWS)} cells more")
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -355,10 +394,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Take tables if told to, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--take", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
+    parser.add_argument("--restore", nargs=2, action="append", default=[], metavar=("NAME", "STORE"))
     parser.add_argument("--costs", action="store_true", help="count the operations of every preset again")
     chosen = parser.parse_args(arguments)
     for name, page in chosen.take:
         take(name, Path(page))
+    for name, store in chosen.restore:
+        restore(name, Path(store))
     if chosen.costs:
         TABLES.mkdir(exist_ok=True)
         count_costs(TABLES / COSTS)

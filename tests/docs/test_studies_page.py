@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trueup.study import STUDIES, Options, Store
+from trueup.study import run as run_study
+from trueup.study.study_page import save_page
+
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = DOCS / "studies"
 NUMBER = re.compile(r"[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -96,7 +100,7 @@ def unknown_numbers(page, studies):
     costs = TABLES / studies.COSTS
     template = {"95"}  # per cent, of the intervals
     for run, text in blocks(page, studies):
-        files = [costs, *TABLES.glob("*/run.csv")] if run is None else sorted((TABLES / run).iterdir())
+        files = [costs, *TABLES.glob("*/run.csv")] if run is None else sorted((TABLES / run).glob("*.*[dv]"))
         words = {*template, *(n for path in files for n in NUMBER.findall(path.read_text("utf-8")))}
         numbers = [number for path in files if path.suffix == ".csv" for number in floats(path)]
         for number in NUMBER.findall(text):
@@ -148,3 +152,24 @@ def test_tables_are_taken_and_the_page_written(studies, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="no tables"):
         studies.main(["--take", RUNS[0], str(tmp_path)])
     assert any((target / RUNS[0]).iterdir())
+
+
+def test_rows_that_were_taken_are_a_store_again(studies, tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "TABLES", tmp_path / "studies")
+    monkeypatch.setattr(studies, "PAGE", tmp_path / "studies.md")
+    study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("identity", "temperature"))
+    there = Store(tmp_path / "post-hoc.sqlite")
+    run_study(study, there, options=options, progress=False)
+    save_page(study, there, options, tmp_path / "post-hoc")
+    studies.main(["--take", "some", str(tmp_path / "post-hoc")])
+    studies.main(["--restore", "some", str(tmp_path / "elsewhere" / "post-hoc.sqlite")])
+    here = Store(tmp_path / "elsewhere" / "post-hoc.sqlite")
+    assert here.known("post-hoc") == there.known("post-hoc")
+    assert run_study(study, here, options=options, progress=False).finished == 0
+    monkeypatch.setattr(studies, "LARGEST", 10)
+    studies.main(["--take", "some", str(tmp_path / "post-hoc")])
+    assert not (tmp_path / "studies" / "some" / studies.ROWS).exists()
+
+
+def test_no_kept_file_is_large(studies):
+    assert max(path.stat().st_size for path in TABLES.rglob("*") if path.is_file()) <= studies.LARGEST

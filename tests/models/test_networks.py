@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from trueup.models import networks
-from trueup.models.networks import CNN, MLP, Normalise, ResNet, WideResNet, build_network, load_weights, network_options
+from trueup.models.networks import (
+    CNN,
+    MLP,
+    Normalise,
+    ResNet,
+    WideResNet,
+    _MaxPool2d,
+    build_network,
+    load_weights,
+    network_options,
+)
 from trueup.registry import NETWORKS
 
 SMALL = {
@@ -179,6 +189,13 @@ def test_load_strips_prefix_and_counters(tmp_path, small):
     assert not target.training
     torch.save(source.state_dict(), tmp_path / "plain.pt")
     assert load_weights(make(seed=2), str(tmp_path / "plain.pt")).eval()(x).equal(source(x))
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 9), (1, 2)])
+def test_pooling_without_gradients_is_that_with_them(size):
+    pool, images = _MaxPool2d(2, ceil_mode=True), torch.randn(3, 4, *size, generator=torch.Generator().manual_seed(0))
+    images[0, 0, 0, 0] = torch.nan
+    assert torch.allclose(pool(images), pool(images.clone().requires_grad_()), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

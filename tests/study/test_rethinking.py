@@ -98,11 +98,13 @@ def test_claims_are_judged_from_the_rows(tiny):
     result = results["Table 1", "Focal Loss is better calibrated"]
     assert result.mean == pytest.approx(100 * np.mean([plain[s]["ece"] - chosen[s]["ece"] for s in (0, 1)]))
     assert result.runs == 2
-    negative = results["§5.2", "a negative coefficient of L1 norm lowers accuracy"]
+    negative = results["§5.2", "the mildest negative coefficient of L1 norm lowers accuracy"]
     refused = [row for row in rows if row["coefficient"] < 0]
     gap = np.mean([r["accuracy"] for r in plain.values()]) - np.mean([r["accuracy"] for r in refused])
     assert negative.mean == pytest.approx(100 * gap)
-    destroyed = results["§5.2", "a negative coefficient of L1 norm destroys accuracy (leaves less than half)"]
+    destroyed = results[
+        "§5.2", "the strongest negative coefficient of L1 norm destroys accuracy (leaves less than half)"
+    ]
     half = 0.5 * np.mean([r["accuracy"] for r in plain.values()])
     assert destroyed.mean == pytest.approx(100 * (half - np.mean([r["accuracy"] for r in refused])))
     assert destroyed.printed == "extremely low"
@@ -181,20 +183,19 @@ def test_the_optimal_ece_along_the_epochs():
     assert "Focal Loss: a large coefficient keeps the optimal ECE high" in texts
 
 
-def test_the_worst_coefficient_is_that_of_the_other_seeds():
-    values = {("cross_entropy", 0): [0.05, 0.05], ("label_smoothing", 0.01): [0.2, 0.02],
-              ("label_smoothing", 0.09): [0.1, 0.04]}  # fmt: skip
-    rows = [
-        {**written("digits", {pair: {}}, seeds=1, network="mlp")[0], "sizes": [60, 50, 100], "seed": seed, "ece": ece}
-        for pair, by_seed in values.items()
-        for seed, ece in enumerate(by_seed)
+def test_the_worst_coefficient_is_that_of_the_other_seeds(tiny):
+    """Else noise alone would make a coefficient that costs nothing look dear."""
+    options, rows = tiny
+    ece = {("label_smoothing", 0.01): (0.3, 0.1), ("label_smoothing", 0.09): (0.2, 0.4), ("cross_entropy", 0): (0.1, 0)}
+    changed = [
+        {**row, "ece": ece[row["loss"], row["coefficient"]][row["seed"]]}
+        for row in rows
+        if (row["loss"], row["coefficient"]) in ece and row["sizes"][0] == 60
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "tiny", (TINY,))
-        found = judged(rows, Options(preset="tiny"), "Figure 1")
-    # Of the first seed the other says 0.09, of the second the other says 0.01.
-    result = found["Label Smoothing: a wrong coefficient costs much raw ECE"]
-    assert result.mean == pytest.approx(100 * np.mean([0.1 - 0.05, 0.02 - 0.05]))
+    text = "Label Smoothing: a wrong coefficient costs much raw ECE"
+    [result] = [r for r in judge_claims(STUDY.claims(), changed, options).results if r.claim.text == text]
+    # Seed 0 takes what was worst in seed 1, 0.09, and the other way round.
+    assert (result.runs, result.mean) == (2, pytest.approx(100 * np.mean([0.2 - 0.1, 0.1 - 0])))
 
 
 def test_a_training_that_fails_is_a_result_of_negative_coefficients_alone():
@@ -240,8 +241,6 @@ def test_every_figure_can_be_drawn(tiny):
     last = [row["optimal_ece"][-1] for row in rows if (row["loss"], row["coefficient"]) == ("norm", 0.05)]
     assert four[1].lines[1].get_ydata()[-1] == pytest.approx(100 * np.mean(last))
     assert one[3].lines[0].get_xdata().tolist() == [30, 60]
-    left = STUDY.figures(rows, replace(options, without=("figure-1d",)))["figure_1_digits"]
-    assert len([ax for ax in left.axes if ax.get_title(loc="left")]) == 3
 
 
 def test_what_is_missing_is_left_out(tiny):
@@ -249,6 +248,8 @@ def test_what_is_missing_is_left_out(tiny):
     fewer = [row for row in rows if row["loss"] not in ("norm", "focal")]
     assert "L1 Norm" not in STUDY.tables(fewer, options)["table_1"].groups["digits"]
     assert len(STUDY.figures(fewer, options)) == 6
+    one_size = STUDY.figures([row for row in rows if row["sizes"][0] == 60], options)["figure_1_digits"]
+    assert len([ax for ax in one_size.axes if ax.get_title(loc="left")]) == 3
     assert STUDY.tables([], options)["table_1"].groups == {}
     assert STUDY.figures([], options) == {}
     assert "negative" not in STUDY.tables([row for row in rows if row["coefficient"] >= 0], options)

@@ -226,3 +226,28 @@ def test_threads_may_share_a_store(store):
         news = list(pool.map(lambda n: store.finish(cell(n % 5), [{"x": n % 5}], seconds=0), range(20)))
     assert sum(news) == 5
     assert store.rows([cell(n) for n in range(5)]) == [{"n": n, "x": n} for n in range(5)]
+
+
+def test_a_dumped_store_comes_back_whole_and_its_bytes_do_not_depend_on_the_order(tmp_path):
+    rows = [{"x": math.nan, "y": [0.1, 1e-300]}, {"x": math.inf}]
+    cells, place = [cell(n) for n in range(4)], Place("two cores", "trueup")
+    stores = [Store(tmp_path / f"{name}.sqlite") for name in ("first", "second")]
+    for each, order in zip(stores, (cells, cells[::-1]), strict=True):
+        for one in order:
+            each.finish(one, rows, seconds=0.1, place=place)
+        each.dump("demo", tmp_path / f"{each.path.stem}.gz")
+    assert (tmp_path / "first.gz").read_bytes() == (tmp_path / "second.gz").read_bytes()
+    stores[0].fail(cell(9), "no memory", seconds=0)
+    stores[0].dump("demo", tmp_path / "first.gz")
+    third = Store(tmp_path / "third.sqlite")
+    third.finish(cells[0], [{"x": 1}], seconds=5)  # what is known here stays
+    assert third.restore(tmp_path / "first.gz") == 3
+    assert repr(third.outcomes(cells[1:])) == repr(stores[0].outcomes(cells[1:]))  # NaN is not equal to itself
+    assert third.rows(cells[:1]) == [{"n": 0, "x": 1}]
+    assert not third.outcomes([cell(9)])
+
+
+def test_what_is_no_dumped_store_is_named(store, tmp_path):
+    (tmp_path / "cells.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(ValueError, match=r"cells\.jsonl\.gz: not a readable"):
+        store.restore(tmp_path / "cells.jsonl.gz")

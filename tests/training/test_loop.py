@@ -51,6 +51,16 @@ def test_a_run_learns_and_its_record_is_what_the_network_says():
     assert [e.lr for e in done.history.epochs] == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447], rel=1e-5)
 
 
+def test_without_a_look_at_the_training_half_the_run_is_the_same():
+    first, second = (
+        train(network(dropout=0.5), DATA, losses.CrossEntropy(), 3, evaluate_train=seen) for seen in (True, False)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+    assert [epoch.nll for epoch in first.history.epochs] == [epoch.nll for epoch in second.history.epochs]
+    assert all(np.isnan(epoch.train_accuracy) for epoch in second.history.epochs)
+    assert second.history.correct.shape == (3, 0)
+
+
 def test_the_same_seed_gives_the_same_run_and_another_another():
     runs = [train(network(dropout=0.5), DATA, losses.CrossEntropy(), 2, seed=seed).model for seed in (1, 1, 2)]
     first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in runs)

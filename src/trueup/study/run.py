@@ -117,7 +117,8 @@ def describe_place(device: str | None = None) -> Place:
     >>> describe_place().software.split()[0]
     'trueup'
     """
-    machine = f"{count_cores()} CPU cores ({platform.machine()})"
+    cores = count_cores()
+    machine = f"{cores} CPU {'core' if cores == 1 else 'cores'} ({platform.machine()})"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
         with suppress(RuntimeError, AssertionError):  # a device that is not there: the cell says so

@@ -68,6 +68,7 @@ def train(
     augment: Transform | None = None,
     patience: int | None = None,
     stop_on: StopOn | None = None,
+    evaluate_train: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     fabric: Any = None,
     seed: int = 0,
@@ -83,9 +84,11 @@ def train(
     the epochs). `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (RMSE where
     there is none) has not fallen for so many epochs. With `stop_on` the network ends with the weights of its best
     epoch: of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature fitted on
-    other validation samples. What a temperature repairs is then no reason to stop early. With `checkpoint`, a file, a
-    run that was killed goes on where its last epoch ended and comes to the same result. `fabric` is a launched
-    `lightning.fabric.Fabric`; `batch_size` is that of each process. The global random state is as before afterwards.
+    other validation samples. What a temperature repairs is then no reason to stop early. `evaluate_train=False` saves
+    the pass over the training half that ends each epoch; the history then has no training accuracy and does not know
+    which samples were right. With `checkpoint`, a file, a run that was killed goes on where its last epoch ended and
+    comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch_size` is that of each process.
+    The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -108,7 +111,7 @@ def train(
         _check_stop_on(stop_on, halves[1], task)
     fabric = fabric or make_fabric()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        run = _Run(fabric, model, halves, loss, task, settings, augment, progress, stop_on)
+        run = _Run(fabric, model, halves, loss, task, settings, augment, progress, stop_on, evaluate_train)
         return run.run(None if checkpoint is None else Path(checkpoint), patience)
 
 
@@ -159,8 +162,9 @@ class _Run:
         augment: Transform | None,
         progress: bool,
         stop_on: StopOn | None,
+        evaluate_train: bool,
     ) -> None:
-        self.stop_on, self.best = stop_on, _Best()
+        self.stop_on, self.best, self.evaluate_train = stop_on, _Best(), evaluate_train
         self.fabric, self.network, self.halves, self.loss, self.task = fabric, model, halves, loss, task
         self.settings, self.augment, self.progress = settings, augment, progress
         if isinstance(loss, nn.Module):
@@ -270,9 +274,11 @@ class _Run:
 
     def evaluate(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
         """The epoch's figures, and which training samples are right: of these no more is kept."""
-        [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
+        correct = np.zeros(0, dtype=bool)
+        if self.evaluate_train:
+            [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
+            correct = right.numpy()
         seconds = perf_counter() - start
-        correct = right.numpy()
         val = self.predictions(1)
         figures = dict(self.task.figures(val, self.predictions(2)))
         if self.stop_on == "refinement":

@@ -172,8 +172,8 @@ def train_network(
 ) -> nn.Module:
     """Train a network by AdamW with a cosine schedule; return it in evaluation mode, on the CPU."""
     parts = (TensorDataset(*part), None, None)
-    how["fabric"] = make_fabric(device)
-    train(network, parts, loss, task=task, optimiser="adamw", schedule="cosine", seed=seed, progress=False, **how)
+    how |= {"fabric": make_fabric(device), "evaluate_train": False, "progress": False}
+    train(network, parts, loss, task=task, optimiser="adamw", schedule="cosine", seed=seed, **how)
     return network.cpu().eval()
 
 

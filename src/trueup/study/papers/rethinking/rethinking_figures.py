@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,12 +16,11 @@ from trueup.study.papers.rethinking.rethinking_presets import (
     REFERENCE,
     SWEEP,
     TITLES,
-    UNTUNED,
     Growth,
     Plan,
     plans,
 )
-from trueup.study.papers.rethinking.rethinking_study import GROWTH, choose_coefficients, main_rows, selectors
+from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -35,7 +33,6 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Every figure that the rows are enough for, by the name of its file."""
     drawings = {}
     for plan in plans(options):
-        plan = replace(plan, growth=None) if GROWTH in options.without else plan
         ours = main_rows(rows, plan)
         chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
@@ -58,7 +55,8 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
     """Figure 1: ECE along each coefficient, the reference as a level; and the best coefficients by training size."""
-    figure, axes = panels(1, 4 if plan.growth else 3)
+    several = plan.growth is not None and len({row["sizes"][0] for row in grown}) > 1
+    figure, axes = panels(1, 4 if several else 3)
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=False):
         for index, (name, words) in enumerate(STAGES.items()):
             _curve(ax, index, *_by_coefficient(rows, plan, loss, name), words)
@@ -68,7 +66,7 @@ def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
             ax.set_xscale("log")
             style.plain_log_ticks(ax, np.array(plan.candidates[loss]))
         _finish(ax, f"{TITLES[loss]} (dotted: {TITLES[REFERENCE]})", letter, "ECE (%)")
-    if plan.growth:
+    if plan.growth is not None and several:
         _best_by_size(axes[3], grown, plan.growth, by)
     return figure
 
@@ -212,4 +210,4 @@ def _values(rows: Rows, loss: str, coefficient: float, name: str) -> list[float]
 
 
 def _label(loss: str, coefficient: float) -> str:
-    return TITLES[loss] if loss in UNTUNED else f"{TITLES[loss]} {coefficient:g}"
+    return f"{TITLES[loss]} {coefficient:g}" if coefficient else TITLES[loss]

@@ -19,8 +19,6 @@ TITLES = {
 }
 DATA_TITLES = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "newsgroups20": "20Newsgroups"}
 REFERENCE = "cross_entropy"
-UNTUNED = (REFERENCE, "cross_entropy_stopped")
-"""Losses without a coefficient."""
 CANDIDATES: Mapping[str, Sequence[float]] = {
     "cross_entropy": (0,),
     "cross_entropy_stopped": (0,),

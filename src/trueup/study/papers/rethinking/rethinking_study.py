@@ -21,7 +21,6 @@ from trueup.study.papers.rethinking.rethinking_presets import (
     REFERENCE,
     SWEEP,
     TITLES,
-    UNTUNED,
     Plan,
     plans,
 )
@@ -150,7 +149,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             line = merged.setdefault((row["set"], row["loss"]), {"set": row["set"], "loss": row["loss"]})
             line[by] = row["coefficient"]
     shown = tuple(Column(by, f"least ECE, {on}", better="", digits=3) for by, on in picks.items())
-    kept = [line for line in merged.values() if line["loss"] not in UNTUNED]
+    kept = [line for line in merged.values() if len(CANDIDATES[line["loss"]]) > 1]
     tables["coefficients"] = tabulate(
         kept, by="loss", group="set", columns=shown, titles=TITLES, title="Which coefficient each choice takes"
     )
@@ -191,7 +190,8 @@ def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]],
         title = DATA_TITLES.get(plan.data, plan.data)
         chosen = choose_coefficients(main_rows(rows, plan), by, plan.candidates)
         lines += [{**row, "set": title} for alike in chosen.values() for row in alike]
-        named = [f"{TITLES[loss]} {alike[0]['coefficient']:g}" for loss, alike in chosen.items() if loss not in UNTUNED]
+        picked = {TITLES[loss]: alike[0]["coefficient"] for loss, alike in chosen.items()}
+        named = [f"{loss} {coefficient:g}" for loss, coefficient in picked.items() if coefficient]
         if named:
             notes.append(f"{title}: {', '.join(named)}")
     return lines, notes
