@@ -32,6 +32,7 @@ import trueup
 from trueup import metrics
 from trueup.clamping.batch_norm import Crop, batch_norms, estimate, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.ladder import paired_gain, row_losses
 from trueup.clamping.network import Network
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS, corrupt, gaussian_blur, gaussian_noise
@@ -153,6 +154,10 @@ class Row:
     words: str
     tests: int = 0
     """Test images."""
+    gain: float = 0.0
+    """By how much the test loss is below that of temperature on the same samples."""
+    error: float = 0.0
+    """Standard error of that, over test images."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,26 @@ def measure(s: Subject, shift: str, method: str, n: int, draw: int) -> Row:
     seconds = perf_counter() - started
     pair = collect(network, batches(test), progress=False)
     scores = metrics.nll(*pair), metrics.accuracy(*pair), metrics.ece(*pair)
-    return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]))
+    if "no labels" in method:  # there is no temperature but that of home to be compared with
+        gain, error = 0.0, 0.0
+    else:
+        alone = trueup.METHODS["temperature"](*collect(s.network, batches(given), progress=False))
+        gain, error = paired_gain(_losses(alone(_plain_logits(s, shift, test[0])), test[1]), _losses(*pair))
+    return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]), gain, error)
+
+
+_PLAIN: dict[tuple[str, str], Tensor] = {}
+
+
+def _plain_logits(s: Subject, shift: str, images: Tensor) -> Tensor:
+    """The network's own logits of the test images, which no draw changes."""
+    if (s.name, shift) not in _PLAIN:
+        _PLAIN[s.name, shift] = collect(s.network, batches((images, s.test[1])), progress=False).logits
+    return _PLAIN[s.name, shift]
+
+
+def _losses(logits: Tensor, labels: Tensor) -> np.ndarray:
+    return row_losses(logits.double().numpy(), labels)
 
 
 def real_subjects(names: Sequence[str], tests: int, weights: Path = Path("repair-vit.pt")) -> list[Subject]:
@@ -497,7 +521,7 @@ def main() -> None:
     parser.add_argument("--first-draw", type=int, default=FIRST_DRAW)
     parser.add_argument("--tests", type=int, default=5000, help="test images")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further row is begun")
-    parser.add_argument("--store", type=Path, default=Path("repair-rows.jsonl"))
+    parser.add_argument("--store", type=Path, default=Path(__file__).with_name("repair-rows.jsonl"))
     parser.add_argument("--out", type=Path, help="folder of the page")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
