@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,23 @@ def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
     lucky = np.where(first, better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
     losses, _ = nested_rows([start, judge([start], 0, "lucky", "", 1, lucky, labels)], 3)
     assert (losses[first[:, 0]] == start.losses[first[:, 0]]).all()
+
+
+def test_the_whole_way_must_be_certain_over_where_it_began_and_better_than_half() -> None:
+    rng = np.random.default_rng(0)
+    noise, flat = np.repeat(rng.normal(size=300), 3), np.zeros((900, 2))  # the same in each of three groups
+    noise = (noise - noise.mean()) / noise.std(ddof=1)  # the mean of 900 has a standard error of 1/30
+    start = Rung("start", "", 0, 0, flat, np.zeros(900))
+    half = Rung("half", "", 1, 0, flat, -0.08 - noise)
+    whole = Rung("whole", "", 1, 1, flat, -0.1 - 2 * noise, wanted=0.0)
+    certain = replace(whole, losses=-0.3 - 2 * noise, since=0)
+    worse = replace(certain, losses=half.losses + 0.01)
+    assert whole.helps([start, half]), "a little better than half is enough where nothing else is asked"
+    assert not replace(whole, since=0).helps([start, half]), "0.1 is 1.5 standard errors"
+    assert certain.helps([start, half])
+    assert not worse.helps([start, half])
+    np.testing.assert_array_equal(nested_rows([start, half, replace(whole, since=0)], 3)[0], half.losses)
+    np.testing.assert_array_equal(nested_rows([start, half, certain], 3)[0], certain.losses)
 
 
 def test_random_gradients_have_the_fisher_information_of_the_answers() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.calibrators.base import Calibrator
-from trueup.clamping.batch_norm import Augment, Crop, estimate, share_copy
+from trueup.clamping.batch_norm import Augment, Crop, estimate, moved_test, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
@@ -32,7 +32,7 @@ from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
-from trueup.clamping.unlabelled_repair import repair_without_labels
+from trueup.clamping.unlabelled_repair import MOVED, repair_without_labels
 from trueup.core.errors import InputError
 from trueup.models.batches import LABELS, Batch, Device
 from trueup.models.calibrated import device_of
@@ -57,6 +57,8 @@ TAUGHT_BUDGET = 90.0
 """Nor is a map taught by new batch-norm statistics once so many are."""
 FEW = 150
 """Samples with labels below which the gain must also be certain where choosing is left to other samples."""
+MANY = 500
+"""Samples with labels that show a gain worth having by themselves."""
 FEWEST = 50
 """Samples with labels below which nothing but the temperature is fitted."""
 MEMORY = 1 << 32
@@ -233,7 +235,11 @@ def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:
 
 
 def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[_FoldLogits] | None, float]:
-    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them."""
+    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them.
+
+    That inputs have moved can be seen without labels as well. Where they still have behind the map, few labels need
+    only say that the statistics do not harm: they could hardly show a gain that is there.
+    """
     network, labels = job.network, job.network.labels
     if "batch_norm" not in job.parts:
         return None, 0.0
@@ -241,6 +247,8 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
     if reason:
         job.notes.append(reason)
         return None, 0.0
+    moved = len(labels) < MANY and _have_moved(job, average_folds(ladder))
+    wanted = 0.0 if moved else STANDARD_ERRORS
     for weight in WEIGHTS:
         job.progress(f"batch-norm statistics, weight {weight:g}")
         states = _fold_logits(job, ladder.folds, head, weight)
@@ -248,12 +256,25 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
         title = f"batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
-        rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
+        rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels, wanted=wanted)
         ladder.rungs.append(rung)
         if rung.kept:
             ladder.current = len(ladder.rungs) - 1
             return states, weight
     return None, 0.0
+
+
+def _have_moved(job: Job, composition: Composition) -> bool:
+    """Whether what comes into batch norm behind a map is not what it was at home.
+
+    How inputs were shifted about in training is not known for certain, so it must be seen with and without that.
+    """
+    job.progress("have the inputs moved?")
+    before = job.space(composition)
+    return all(
+        moved_test(job.network, before, augment=augment, seed=job.seed).p_value < MOVED
+        for augment in dict.fromkeys([job.augment, None])
+    )
 
 
 def _taught_rung(job: Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
