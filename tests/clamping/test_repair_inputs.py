@@ -222,3 +222,17 @@ def test_maps_of_features_are_exported(name: str) -> None:
     x = torch.rand(5, 40)
     exported = torch.export.export(space, (x,)).module()
     torch.testing.assert_close(exported(x), space(x), atol=1e-6, rtol=1e-6)
+
+
+def test_without_labels_there_is_no_loss_to_draw(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from trueup.report.repair_figures import save_ladder
+    from trueup.report.repair_page import report_repair
+
+    repaired = repair(trained(), [images(60, 2)[0] ** 2], parts=("batch_norm",), **PIXELS)
+    with pytest.raises(InputError, match="record must be of a repair with labels"):
+        save_ladder(repaired.repair_record, tmp_path / "ladder.png")
+    assert not list(tmp_path.iterdir())
+    page = report_repair(repaired).html()
+    assert "What was tried" not in page
+    assert "it is assumed that the classes are about as frequent" in page
