@@ -258,6 +258,12 @@ def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Pat
         assert path.stat().st_size < 20_000
     with pytest.raises(ValueError, match="must be the one that was repaired"):
         trueup.load_repaired(nn.Linear(2, 2), path)
+    other = deepcopy(trained())
+    with torch.no_grad():
+        other[3].weight.mul_(-1)
+    with pytest.raises(ValueError, match="must be the one that was repaired, got one of the same shapes but other"):
+        trueup.load_repaired(other, path)
+    assert torch.isfinite(trueup.load_repaired(deepcopy(trained()).half(), path)(x.half())).all()
     with pytest.raises(ValueError, match=r"hold a clamped network, got a repaired network; load_repaired"):
         trueup.load_clamped(trained(), path)
 

@@ -126,6 +126,13 @@ def test_inputs_that_can_hardly_be_pixels_are_remarked_on() -> None:
         assert any(f"they go from {ends}: is it so?" in note for note in notes), notes
 
 
+def test_maps_that_samples_are_too_few_for_are_named() -> None:
+    x, y = images(100, 2)
+    found = repair(trained(), [(x, y)], maps=("affine", "kernel", "pixel_offset"), parts=("input",), **PIXELS)
+    wanted = "samples are too few to ask for maps of half as many parameters or more: kernel (84), pixel_offset (192)"
+    assert found.repair_record.notes == (wanted,)
+
+
 @pytest.mark.parametrize("parts", [("input",), ("batch_norm",)])
 def test_what_comes_back_is_in_the_mode_of_the_network_and_says_so(parts: Any) -> None:
     x, y = images(200, 2)

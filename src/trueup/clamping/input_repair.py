@@ -159,6 +159,7 @@ def repair(
         job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
         if normalise is not None:
             job.notes.extend(_outside(samples, low, high))
+        job.notes.extend(_untested(families, samples))
         if training:
             job.notes.append("the network came in training mode, and what comes back is in it too: call eval() first")
         if with_labels:
@@ -436,6 +437,15 @@ def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
         mean, std = _mean_and_std(normalise, shape)
         low, high = -mean / std, (1 - mean) / std
     return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
+
+
+def _untested(families: Sequence[str], network: Network) -> list[str]:
+    """A remark on families of which a score test of so few samples says nothing."""
+    sizes = {name: FAMILIES[name].size(network.shape) for name in families}
+    large = [f"{name} ({size})" for name, size in sizes.items() if len(network.labels) <= 2 * size]
+    if not large or len(network.labels) < FEWEST:
+        return []
+    return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
 
 
 def _outside(network: Network, low: Tensor, high: Tensor) -> list[str]:
