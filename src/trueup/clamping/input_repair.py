@@ -143,12 +143,12 @@ def repair(
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
         # A loader may draw from the global generator as soon as it is read, so nothing is read before this.
         batches, with_labels = _labelled_batches(loader, labels)
-        asked = {"reference": reference, "labelled": labelled, "entropy": entropy or None}
-        asked["temperature"] = None if temperature == 1 else temperature
-        for name, value in asked.items():
-            if with_labels and value is not None:
+        home = None if temperature == 1 else temperature
+        asked = {"reference": reference, "labelled": labelled, "entropy": entropy or None, "temperature": home}
+        for name, given in asked.items():
+            if with_labels and given is not None:
                 hint = "labels=None leaves the labels of the loader alone"
-                got = f"{value}" if isinstance(value, int | float) else type(value).__name__
+                got = f"{given}" if isinstance(given, int | float) else type(given).__name__
                 raise InputError(name, "be left out where the samples have labels", got, hint)
         if last != "temperature" and not with_labels:
             raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
@@ -165,10 +165,10 @@ def repair(
         if with_labels:
             repaired = _with_labels(job, model)
         else:
-            home = None if reference is None else _unlabelled(_parse_loader("reference", reference))
+            others = None if reference is None else _unlabelled(_parse_loader("reference", reference))
             few = None if labelled is None else _parse_loader("labelled", labelled)
             repaired = repair_without_labels(
-                job, model, float(temperature), reference=_others("reference", home, samples),
+                job, model, float(temperature), reference=_others("reference", others, samples),
                 labelled=_others("labelled", few, samples), entropy=entropy,
             )  # fmt: skip
     if repaired.changed:
