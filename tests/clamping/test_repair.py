@@ -256,7 +256,7 @@ def test_networks_without_batch_norm_or_linear_head_skip_those_parts() -> None:
     x = torch.rand(120, 3, generator=generator)
     y = torch.multinomial(torch.softmax(6 * x, dim=1), 1, generator=generator)[:, 0]
     notes = repair(Plain(), [(x, y)]).repair_record.notes
-    assert any("no layers with running statistics" in note for note in notes)
+    assert any("no layers of nn.BatchNorm with running statistics" in note for note in notes)
     assert any("not the output of one small nn.Linear" in note for note in notes)
     few = repair(Plain(), [(x[:20], y[:20])]).repair_record
     assert few.parts == ()
@@ -276,6 +276,12 @@ def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Pat
         assert path.stat().st_size < 20_000
     with pytest.raises(ValueError, match="must be the one that was repaired"):
         trueup.load_repaired(nn.Linear(2, 2), path)
+    other = deepcopy(trained())
+    with torch.no_grad():
+        other[3].weight.mul_(-1)
+    with pytest.raises(ValueError, match="must be the one that was repaired, got one of the same shapes but other"):
+        trueup.load_repaired(other, path)
+    assert torch.isfinite(trueup.load_repaired(deepcopy(trained()).half(), path)(x.half())).all()
     with pytest.raises(ValueError, match=r"hold a clamped network, got a repaired network; load_repaired"):
         trueup.load_clamped(trained(), path)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.batch_norm import Augment, Crop, estimate, moved_test, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
+from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line, warn_at_a_bound
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
 from trueup.clamping.input_map import Shape
 from trueup.clamping.ladder import (
@@ -29,14 +31,23 @@ from trueup.clamping.ladder import (
 )
 from trueup.clamping.network import Network, extent
 from trueup.clamping.problem import Loss
-from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
+from trueup.clamping.repair_job import (
+    FEWEST,
+    Job,
+    Repaired,
+    RepairRecord,
+    RungRecord,
+    assemble,
+    forward,
+    no_batch_norm,
+)
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.clamping.unlabelled_repair import MOVED, repair_without_labels
 from trueup.core.errors import InputError
-from trueup.models.batches import LABELS, Batch, Device
+from trueup.models.batches import LABELS, Device, named_batch
 from trueup.models.calibrated import device_of
-from trueup.models.freezing import frozen, unwrap
+from trueup.models.freezing import copy_modes, frozen, unwrap
 from trueup.registry import METHODS
 
 __all__ = ["PARTS", "Part", "RepairRecord", "Repaired", "RungRecord", "repair"]
@@ -59,8 +70,10 @@ FEW = 150
 """Samples with labels below which the gain must also be certain where choosing is left to other samples."""
 MANY = 500
 """Samples with labels that show a gain worth having by themselves."""
-FEWEST = 50
-"""Samples with labels below which nothing but the temperature is fitted."""
+OUTSIDE = 0.25
+"""How far pixels may lie outside of [0, 1] before that is remarked on."""
+NARROW = 0.02
+"""From the least pixel to the greatest; less is remarked on too."""
 MEMORY = 1 << 32
 """Bytes of samples that are kept."""
 
@@ -115,41 +128,55 @@ def repair(
     ...         return 12 * x
     >>> repaired = repair(Home(), [(x * torch.tensor([0.5, 1.0, 1.0]), y)], normalise=nn.Identity())
     >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
-    (('gain and offset a channel',), True)
+    (('gain and offset a feature',), True)
     """
-    model, loader, seed = check_model(network), check_loader(loader), parse_seed(seed)
+    model, loader, seed = check_model(network), _parse_loader("loader", loader), parse_seed(seed)
     chosen = _parse_parts(parts)
-    if not (isinstance(temperature, int | float) and temperature > 0 and math.isfinite(temperature)):
-        raise InputError("temperature", "be a positive number", repr(temperature))
+    for name, value in (("temperature", temperature), ("budget", budget)):
+        if not (isinstance(value, int | float) and value > 0) or (name == "temperature" and math.isinf(value)):
+            raise InputError(name, "be a positive number", repr(value))
     if labels not in ("loader", None):
         raise InputError("labels", 'be "loader" or None', repr(labels), "labels come with the batches of the loader")
     if last not in METHODS:
         raise InputError("last", "be the name of a method", repr(last), "trueup.METHODS lists them")
-    batches, with_labels = _labelled_batches(loader, labels)
-    given = {"reference": reference, "labelled": labelled, "entropy": entropy or None}
-    for name, value in given.items():
-        if with_labels and value is not None:
-            hint = "labels=None leaves the labels of the loader alone"
-            raise InputError(name, "be left out where the samples have labels", type(value).__name__, hint)
-    if last != "temperature" and not with_labels:
-        raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
     inner = unwrap(model)
+    training = any(module.training and isinstance(module, _BatchNorm | _DropoutNd) for module in inner.modules())
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
+        # A loader may draw from the global generator as soon as it is read, so nothing is read before this.
+        batches, with_labels = _labelled_batches(loader, labels)
+        home = None if temperature == 1 else temperature
+        asked = {"reference": reference, "labelled": labelled, "entropy": entropy or None, "temperature": home}
+        for name, given in asked.items():
+            if with_labels and given is not None:
+                hint = "labels=None leaves the labels of the loader alone"
+                got = f"{given}" if isinstance(given, int | float) else type(given).__name__
+                raise InputError(name, "be left out where the samples have labels", got, hint)
+        if last != "temperature" and not with_labels:
+            raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
         samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
         low, high = _pixel_range(samples, normalise)
         families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
         augmentation = _augmentation(augment, samples.shape, low)
         job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
+        if normalise is not None:
+            job.notes.extend(_outside(samples, low, high))
+        job.notes.extend(_untested(families, samples))
+        if training:
+            job.notes.append("the network came in training mode, and what comes back is in it too: call eval() first")
         if with_labels:
-            return _with_labels(job, model)
-        others = [
-            None if loader is None else Network(inner, CalibrationSet.read(loader, device=target, limit=MEMORY))
-            for loader in (None if reference is None else _unlabelled(check_loader(reference)), labelled)
-        ]
-        return repair_without_labels(
-            job, model, float(temperature), reference=others[0], labelled=others[1], entropy=entropy
-        )
+            repaired = _with_labels(job, model)
+        else:
+            others = None if reference is None else _unlabelled(_parse_loader("reference", reference))
+            few = None if labelled is None else _parse_loader("labelled", labelled)
+            repaired = repair_without_labels(
+                job, model, float(temperature), reference=_others("reference", others, samples),
+                labelled=_others("labelled", few, samples), entropy=entropy,
+            )  # fmt: skip
+    if repaired.changed:
+        copy_modes(inner, repaired.model)
+    repaired.training = repaired.model.training
+    return repaired
 
 
 @dataclass(frozen=True)
@@ -163,6 +190,13 @@ class _FoldLogits:
 
 def _with_labels(job: Job, model: nn.Module) -> Repaired:
     network, labels = job.network, job.network.labels
+    if len(labels) < 2:
+        raise InputError("loader", "give at least 2 samples with labels", "1")
+    missing = network.plain_logits().shape[1] - len(torch.unique(labels))
+    if missing:
+        job.notes.append(
+            f"no sample is of {missing} of the {network.plain_logits().shape[1]} classes, so nothing is known of these"
+        )
     few = f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
     if len(labels) < FEWEST:
         job.notes.append(few)
@@ -188,7 +222,8 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
     if weight:
         changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed)
     if before is None and not changed and ridge is None:
-        temperature = Loss().temperature(network.plain_logits(), labels)
+        logits = network.plain_logits()
+        temperature = Loss().temperature(logits, labels)
     else:
         logits, features = forward(job, before, changed, head if ridge is not None else None)
         temperature = Loss().temperature(logits, labels)
@@ -199,7 +234,9 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
             assert isinstance(layer, nn.Linear)
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(layer)
             # The last layer is sure of itself on the samples that it was fitted to; those left out say how much too.
-            temperature = Loss().temperature(torch.from_numpy(ladder.rungs[ladder.current].logits), labels)
+            logits = torch.from_numpy(ladder.rungs[ladder.current].logits)
+            temperature = Loss().temperature(logits, labels)
+    warn_at_a_bound(logits, labels, temperature, stacklevel=4)
     after = _last_rung(job, ladder)
     return assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True, last=after)
 
@@ -355,7 +392,11 @@ def _head_name(job: Job) -> str | None:
     if "head" not in job.parts:
         return None
     network = job.network
-    model = share_copy(network.model, {})
+    try:
+        model = share_copy(network.model, {})
+    except Exception as error:
+        job.notes.append(f"the last layer is left as it is: the network cannot be copied ({type(error).__name__})")
+        return None
     batch = next(iter(network.inputs), None)
     if batch is None:
         return None
@@ -374,7 +415,7 @@ def _augmentation(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
 
 
 def _parse_parts(parts: Any) -> tuple[str, ...]:
-    given = (parts,) if isinstance(parts, str) else tuple(parts)
+    given = (parts,) if isinstance(parts, str) else tuple(parts) if isinstance(parts, Iterable) else (parts,)
     for part in given:
         if part not in PARTS:
             raise InputError("parts", f"be some of {', '.join(PARTS)}", repr(part))
@@ -412,20 +453,85 @@ def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
             low, high = (end.reshape(-1, *(1 for _ in shape[1:])) for end in (low, high))
         high = torch.where(high > low, high, low + 1)
     elif callable(normalise):
-        low, high = (normalise(torch.full((1, *shape), value))[0].detach() for value in (0.0, 1.0))
-        if low.shape != shape or not bool((high != low).all()):
-            raise InputError("normalise", "map pixels to the network's inputs one by one", f"{normalise!r}")
+        low, high = _ends_of(normalise, network)
     else:
-        try:
-            mean, std = (
-                torch.tensor([float(v) for v in values]).reshape(-1, *(1 for _ in shape[1:])) for values in normalise
-            )
-        except (TypeError, ValueError):
-            raise InputError("normalise", "be a function or (mean, std)", repr(normalise)) from None
-        if len(mean) not in (1, shape[0]) or len(std) != len(mean) or not bool((std > 0).all()):
-            raise InputError("normalise", f"have a mean and a positive std for {shape[0]} channels", repr(normalise))
+        mean, std = _mean_and_std(normalise, shape)
         low, high = -mean / std, (1 - mean) / std
     return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
+
+
+def _untested(families: Sequence[str], network: Network) -> list[str]:
+    """A remark on families of which a score test of so few samples says nothing."""
+    sizes = {name: FAMILIES[name].size(network.shape) for name in families}
+    large = [f"{name} ({size})" for name, size in sizes.items() if len(network.labels) <= 2 * size]
+    if not large or len(network.labels) < FEWEST:
+        return []
+    return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
+
+
+def _outside(network: Network, low: Tensor, high: Tensor) -> list[str]:
+    """A remark on inputs that can hardly be pixels in [0, 1]."""
+    ends = [(end.to(low) - low) / (high - low) for end in extent(network, 0.0)]
+    least, most = float(torch.minimum(*ends).min()), float(torch.maximum(*ends).max())
+    if least >= -OUTSIDE and most <= 1 + OUTSIDE and most - least > NARROW:
+        return []
+    return [f"by normalise, which says what pixels of 0 and 1 are, they go from {least:.2g} to {most:.2g}: is it so?"]
+
+
+def _ends_of(normalise: Callable[[Tensor], Tensor], network: Network) -> tuple[Tensor, Tensor]:
+    """What a function makes of pixels of 0 and of 1, if it is a line between them for each pixel."""
+    shape, got = network.shape, f"{normalise!r}"
+    try:
+        pixels = torch.tensor([0.0, 1.0, 0.5], dtype=network.dtype, device=network.device)
+        with torch.no_grad():
+            ends = normalise(pixels.reshape(-1, *(1 for _ in shape)).expand(-1, *shape).clone())
+        low, high, middle = ends  # which a tensor of another length is not
+    except Exception as error:
+        raise InputError("normalise", f"take pixels of shape (n, {', '.join(map(str, shape))})", f"{error}") from error
+    straight = low.shape == shape and torch.allclose(middle, (low + high) / 2, rtol=1e-3, atol=1e-4)
+    if not straight or not bool((torch.isfinite(high - low) & (high != low)).all()):
+        raise InputError("normalise", "scale and shift each pixel by itself", got)
+    return low, high
+
+
+def _mean_and_std(normalise: Any, shape: Shape) -> tuple[Tensor, Tensor]:
+    """A number for each channel of both, from numbers, sequences or arrays of any shape."""
+    try:
+        mean, std = (torch.as_tensor(values).float().reshape(-1, *(1 for _ in shape[1:])) for values in normalise)
+    except (TypeError, ValueError, RuntimeError):
+        got = f"{type(normalise).__name__} {normalise!r}"
+        raise InputError("normalise", "be a function or (mean, std)", got) from None
+    sizes = {len(mean), len(std)}
+    if not sizes <= {1, shape[0]} or not bool(torch.isfinite(mean).all() & torch.isfinite(std).all() & (std > 0).all()):
+        raise InputError("normalise", f"have a mean and a positive std for {shape[0]} channels", repr(normalise))
+    return mean, std
+
+
+def _parse_loader(name: str, loader: Any) -> Iterable[Any]:
+    """A loader, and not the samples themselves, whose rows would be taken for batches."""
+    pair = isinstance(loader, tuple | list) and len(loader) == 2 and all(hasattr(part, "ndim") for part in loader)
+    if pair and loader[0].ndim > loader[1].ndim == 1 and len(loader[0]) == len(loader[1]):
+        hint = "a loader of one batch is [(inputs, labels)]"
+        raise InputError(name, "give batches", "the inputs and the labels", hint)
+    if isinstance(loader, Tensor | np.ndarray):
+        got = f"{type(loader).__name__} of shape {tuple(loader.shape)}"
+        raise InputError(name, "give batches", got, "a loader of one batch is [inputs]")
+    try:
+        return check_loader(loader)
+    except InputError as error:
+        raise error.replace(argument=name) from None
+
+
+def _others(name: str, loader: Iterable[Any] | None, samples: Network) -> Network | None:
+    """More samples of the same network."""
+    if loader is None:
+        return None
+    others = Network(samples.model, CalibrationSet.read(loader, device=samples.device, limit=MEMORY))
+    if others.shape != samples.shape:
+        raise InputError(name, f"have inputs of shape {samples.shape}, as the loader has", f"{others.shape}")
+    if len(others.labels) < FEWEST:
+        raise InputError(name, f"have at least {FEWEST} samples", f"{len(others.labels)}")
+    return others
 
 
 def _labelled_batches(loader: Iterable[Any], labels: Any) -> tuple[Iterable[Any], bool]:
@@ -447,11 +553,10 @@ def _unlabelled(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def _has_labels(batch: Any) -> bool:
-    if isinstance(batch, Tensor | np.ndarray):
-        return False
-    if isinstance(batch, Mapping):
-        return any(name in batch for name in LABELS)
-    return not (isinstance(batch, tuple | list) and len(batch) == 1)
+    named = named_batch(batch)
+    if named is not None:
+        return any(name in named for name in LABELS)
+    return isinstance(batch, tuple | list) and len(batch) > 1
 
 
 class _Chained:
@@ -473,14 +578,13 @@ class _Unlabelled:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.loader:
-            if isinstance(batch, Mapping):
-                inputs: Any = {name: value for name, value in batch.items() if name not in LABELS}
+            named = named_batch(batch)
+            if named is not None:
+                inputs: Any = {name: value for name, value in named.items() if name not in LABELS}
                 yield {**inputs, "labels": torch.zeros(_rows(inputs.values()), dtype=torch.int64)}
                 continue
             values = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-            if isinstance(batch, Batch):
-                values = batch.args
-            elif self.drop and len(values) > 1:
+            if self.drop and len(values) > 1:
                 values = values[:-1]
             yield (*values, torch.zeros(_rows(values), dtype=torch.int64))
 
