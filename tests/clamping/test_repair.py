@@ -24,6 +24,7 @@ from trueup.clamping.input_repair import Repaired, repair
 from trueup.clamping.ladder import FoldState, Ladder, Rung, average_folds, judge, nested_rows
 from trueup.clamping.natural_gradient import fisher_gradients, sample_gradients
 from trueup.clamping.network import Network
+from trueup.clamping.repair_job import _verdict
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
 from trueup.models.freezing import frozen
@@ -334,3 +335,12 @@ def test_the_ladder_and_the_inputs_are_drawn(balanced: Repaired) -> None:
     torch.testing.assert_close(torch.tensor(np.asarray(shown[0])), white_balance(x)[0].movedim(0, -1))
     clean = x[0].movedim(0, -1).numpy()
     assert np.abs(shown[4] - clean).mean() < 0.5 * np.abs(shown[0] - clean).mean()  # the map undoes what was done
+
+
+def test_a_verdict_is_no_surer_than_the_gain() -> None:
+    ladder = Ladder([Rung("temperature", "", 0, 0, np.zeros((2, 2)), np.zeros(2))], 0, [], {}, "")
+    certain, doubtful = (
+        _verdict(ladder, ["red gain 1.20"], [], (0.5, 0.1, error), labelled=True) for error in (0.05, 0.07)
+    )
+    assert certain.startswith("Yes: red gain 1.20 lowered the loss on samples left out from 0.5000 to 0.4000")
+    assert doubtful == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")

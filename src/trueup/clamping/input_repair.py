@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.batch_norm import Augment, Crop, estimate, moved_test, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line, warn_at_a_bound
+from trueup.clamping.fit import check_model, parse_seed, progress_line, warn_at_a_bound
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
 from trueup.clamping.input_map import Shape
 from trueup.clamping.ladder import (
@@ -29,7 +29,8 @@ from trueup.clamping.ladder import (
     nested_rows,
     paired_gain,
 )
-from trueup.clamping.network import Network, extent
+from trueup.clamping.network import Network
+from trueup.clamping.pixel_range import Normalise, outside_remark, pixel_range
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import (
     FEWEST,
@@ -41,11 +42,12 @@ from trueup.clamping.repair_job import (
     forward,
     no_batch_norm,
 )
+from trueup.clamping.repair_loaders import labelled_batches, parse_loader, without_labels
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.clamping.unlabelled_repair import MOVED, repair_without_labels
 from trueup.core.errors import InputError
-from trueup.models.batches import LABELS, Device, named_batch
+from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import copy_modes, frozen, unwrap
 from trueup.registry import METHODS
@@ -70,15 +72,8 @@ FEW = 150
 """Samples with labels below which the gain must also be certain where choosing is left to other samples."""
 MANY = 500
 """Samples with labels that show a gain worth having by themselves."""
-OUTSIDE = 0.25
-"""How far pixels may lie outside of [0, 1] before that is remarked on."""
-NARROW = 0.02
-"""From the least pixel to the greatest; less is remarked on too."""
 MEMORY = 1 << 32
 """Bytes of samples that are kept."""
-
-Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
-"""From pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
 
 
 def repair(
@@ -130,7 +125,7 @@ def repair(
     >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
     (('gain and offset a feature',), True)
     """
-    model, loader, seed = check_model(network), _parse_loader("loader", loader), parse_seed(seed)
+    model, loader, seed = check_model(network), parse_loader("loader", loader), parse_seed(seed)
     chosen = _parse_parts(parts)
     for name, value in (("temperature", temperature), ("budget", budget)):
         if not (isinstance(value, int | float) and value > 0) or (name == "temperature" and math.isinf(value)):
@@ -144,7 +139,7 @@ def repair(
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
         # A loader may draw from the global generator as soon as it is read, so nothing is read before this.
-        batches, with_labels = _labelled_batches(loader, labels)
+        batches, with_labels = labelled_batches(loader, labels)
         home = None if temperature == 1 else temperature
         asked = {"reference": reference, "labelled": labelled, "entropy": entropy or None, "temperature": home}
         for name, given in asked.items():
@@ -155,20 +150,20 @@ def repair(
         if last != "temperature" and not with_labels:
             raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
         samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
-        low, high = _pixel_range(samples, normalise)
+        low, high = pixel_range(samples, normalise)
         families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
         augmentation = _augmentation(augment, samples.shape, low)
         job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
         if normalise is not None:
-            job.notes.extend(_outside(samples, low, high))
+            job.notes.extend(outside_remark(samples, low, high))
         job.notes.extend(_untested(families, samples))
         if training:
             job.notes.append("the network came in training mode, and what comes back is in it too: call eval() first")
         if with_labels:
             repaired = _with_labels(job, model)
         else:
-            others = None if reference is None else _unlabelled(_parse_loader("reference", reference))
-            few = None if labelled is None else _parse_loader("labelled", labelled)
+            others = None if reference is None else without_labels(parse_loader("reference", reference))
+            few = None if labelled is None else parse_loader("labelled", labelled)
             repaired = repair_without_labels(
                 job, model, float(temperature), reference=_others("reference", others, samples),
                 labelled=_others("labelled", few, samples), entropy=entropy,
@@ -440,26 +435,6 @@ def _parse_maps(maps: Sequence[str] | None, shape: Shape, *, known: bool) -> tup
     )
 
 
-def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
-    """What pixels of 0 and 1 are to the network; without a rule, the extremes of each channel or feature."""
-    shape = network.shape
-    if normalise is None:
-        low, high = extent(network, 0.0)
-        if len(shape) > 1:
-            low, high = (
-                end.reshape(shape[0], -1).amin(dim=1) if end is low else end.reshape(shape[0], -1).amax(dim=1)
-                for end in (low, high)
-            )
-            low, high = (end.reshape(-1, *(1 for _ in shape[1:])) for end in (low, high))
-        high = torch.where(high > low, high, low + 1)
-    elif callable(normalise):
-        low, high = _ends_of(normalise, network)
-    else:
-        mean, std = _mean_and_std(normalise, shape)
-        low, high = -mean / std, (1 - mean) / std
-    return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
-
-
 def _untested(families: Sequence[str], network: Network) -> list[str]:
     """A remark on families of which a score test of so few samples says nothing."""
     sizes = {name: FAMILIES[name].size(network.shape) for name in families}
@@ -467,59 +442,6 @@ def _untested(families: Sequence[str], network: Network) -> list[str]:
     if not large or len(network.labels) < FEWEST:
         return []
     return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
-
-
-def _outside(network: Network, low: Tensor, high: Tensor) -> list[str]:
-    """A remark on inputs that can hardly be pixels in [0, 1]."""
-    ends = [(end.to(low) - low) / (high - low) for end in extent(network, 0.0)]
-    least, most = float(torch.minimum(*ends).min()), float(torch.maximum(*ends).max())
-    if least >= -OUTSIDE and most <= 1 + OUTSIDE and most - least > NARROW:
-        return []
-    return [f"by normalise, which says what pixels of 0 and 1 are, they go from {least:.2g} to {most:.2g}: is it so?"]
-
-
-def _ends_of(normalise: Callable[[Tensor], Tensor], network: Network) -> tuple[Tensor, Tensor]:
-    """What a function makes of pixels of 0 and of 1, if it is a line between them for each pixel."""
-    shape, got = network.shape, f"{normalise!r}"
-    try:
-        pixels = torch.tensor([0.0, 1.0, 0.5], dtype=network.dtype, device=network.device)
-        with torch.no_grad():
-            ends = normalise(pixels.reshape(-1, *(1 for _ in shape)).expand(-1, *shape).clone())
-        low, high, middle = ends  # which a tensor of another length is not
-    except Exception as error:
-        raise InputError("normalise", f"take pixels of shape (n, {', '.join(map(str, shape))})", f"{error}") from error
-    straight = low.shape == shape and torch.allclose(middle, (low + high) / 2, rtol=1e-3, atol=1e-4)
-    if not straight or not bool((torch.isfinite(high - low) & (high != low)).all()):
-        raise InputError("normalise", "scale and shift each pixel by itself", got)
-    return low, high
-
-
-def _mean_and_std(normalise: Any, shape: Shape) -> tuple[Tensor, Tensor]:
-    """A number for each channel of both, from numbers, sequences or arrays of any shape."""
-    try:
-        mean, std = (torch.as_tensor(values).float().reshape(-1, *(1 for _ in shape[1:])) for values in normalise)
-    except (TypeError, ValueError, RuntimeError):
-        got = f"{type(normalise).__name__} {normalise!r}"
-        raise InputError("normalise", "be a function or (mean, std)", got) from None
-    sizes = {len(mean), len(std)}
-    if not sizes <= {1, shape[0]} or not bool(torch.isfinite(mean).all() & torch.isfinite(std).all() & (std > 0).all()):
-        raise InputError("normalise", f"have a mean and a positive std for {shape[0]} channels", repr(normalise))
-    return mean, std
-
-
-def _parse_loader(name: str, loader: Any) -> Iterable[Any]:
-    """A loader, and not the samples themselves, whose rows would be taken for batches."""
-    pair = isinstance(loader, tuple | list) and len(loader) == 2 and all(hasattr(part, "ndim") for part in loader)
-    if pair and loader[0].ndim > loader[1].ndim == 1 and len(loader[0]) == len(loader[1]):
-        hint = "a loader of one batch is [(inputs, labels)]"
-        raise InputError(name, "give batches", "the inputs and the labels", hint)
-    if isinstance(loader, Tensor | np.ndarray):
-        got = f"{type(loader).__name__} of shape {tuple(loader.shape)}"
-        raise InputError(name, "give batches", got, "a loader of one batch is [inputs]")
-    try:
-        return check_loader(loader)
-    except InputError as error:
-        raise error.replace(argument=name) from None
 
 
 def _others(name: str, loader: Iterable[Any] | None, samples: Network) -> Network | None:
@@ -532,62 +454,3 @@ def _others(name: str, loader: Iterable[Any] | None, samples: Network) -> Networ
     if len(others.labels) < FEWEST:
         raise InputError(name, f"have at least {FEWEST} samples", f"{len(others.labels)}")
     return others
-
-
-def _labelled_batches(loader: Iterable[Any], labels: Any) -> tuple[Iterable[Any], bool]:
-    """The loader, with labels that mean nothing where it has none; and whether it has."""
-    if labels is None:
-        return _Unlabelled(loader, drop=True), False
-    iterator = iter(loader)
-    first = next(iterator, None)
-    rest = _Chained(first, iterator) if iterator is loader and first is not None else loader
-    if first is None or _has_labels(first):
-        return rest, True
-    return _Unlabelled(rest, drop=False), False
-
-
-def _unlabelled(loader: Iterable[Any]) -> Iterable[Any]:
-    """The loader without its labels, if it has any."""
-    batches, with_labels = _labelled_batches(loader, "loader")
-    return _Unlabelled(batches, drop=True) if with_labels else batches
-
-
-def _has_labels(batch: Any) -> bool:
-    named = named_batch(batch)
-    if named is not None:
-        return any(name in named for name in LABELS)
-    return isinstance(batch, tuple | list) and len(batch) > 1
-
-
-class _Chained:
-    """An iterator whose first item was taken."""
-
-    def __init__(self, first: Any, rest: Iterator[Any]) -> None:
-        self.first, self.rest = first, rest
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self.first
-        yield from self.rest
-
-
-class _Unlabelled:
-    """Batches with the label 0, for what reads batches with labels."""
-
-    def __init__(self, loader: Iterable[Any], *, drop: bool) -> None:
-        self.loader, self.drop = loader, drop
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            named = named_batch(batch)
-            if named is not None:
-                inputs: Any = {name: value for name, value in named.items() if name not in LABELS}
-                yield {**inputs, "labels": torch.zeros(_rows(inputs.values()), dtype=torch.int64)}
-                continue
-            values = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-            if self.drop and len(values) > 1:
-                values = values[:-1]
-            yield (*values, torch.zeros(_rows(values), dtype=torch.int64))
-
-
-def _rows(values: Iterable[Any]) -> int:
-    return next((len(value) for value in values if isinstance(value, Tensor | np.ndarray) and value.ndim), 0)

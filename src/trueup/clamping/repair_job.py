@@ -238,7 +238,8 @@ def _verdict(
         f"(standard error of the gain {error:.4f})"
     )
     if done:
-        return f"Yes: {lowered}."
+        # Each step was certain; all of it together, chosen by some samples and judged by others, may be less so.
+        return f"{'Yes' if gain > STANDARD_ERRORS * error else 'Probably'}: {lowered}."
     reason = ladder.stopped or "nothing was asked for"
     if also:
         return f"No: the network itself stays as it is; {reason}. But {lowered}."
