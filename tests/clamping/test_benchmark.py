@@ -23,7 +23,7 @@ def test_it_runs_small_and_without_data():
 def test_the_benchmark_of_repair_runs_small():
     command = [sys.executable, "benchmarks/repair.py", "--small", "--methods", "temperature", "repair", "head"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "| shift | temperature | head | repair | regained | passes |" in out
+    assert "| shift | temperature | head | repair | regained | cost |" in out
     assert out.count("nothing but the temperature") == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trueup.clamping.input_repair import Repaired, repair
 from trueup.clamping.ladder import FoldState, Ladder, Rung, average_folds, judge, nested_rows
 from trueup.clamping.natural_gradient import fisher_gradients, sample_gradients
 from trueup.clamping.network import Network
+from trueup.clamping.repair_job import _verdict
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.core.errors import InputError
 from trueup.models.freezing import frozen
@@ -175,6 +177,23 @@ def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
     assert (losses[first[:, 0]] == start.losses[first[:, 0]]).all()
 
 
+def test_the_whole_way_must_be_certain_over_where_it_began_and_better_than_half() -> None:
+    rng = np.random.default_rng(0)
+    noise, flat = np.repeat(rng.normal(size=300), 3), np.zeros((900, 2))  # the same in each of three groups
+    noise = (noise - noise.mean()) / noise.std(ddof=1)  # the mean of 900 has a standard error of 1/30
+    start = Rung("start", "", 0, 0, flat, np.zeros(900))
+    half = Rung("half", "", 1, 0, flat, -0.08 - noise)
+    whole = Rung("whole", "", 1, 1, flat, -0.1 - 2 * noise, wanted=0.0)
+    certain = replace(whole, losses=-0.3 - 2 * noise, since=0)
+    worse = replace(certain, losses=half.losses + 0.01)
+    assert whole.helps([start, half]), "a little better than half is enough where nothing else is asked"
+    assert not replace(whole, since=0).helps([start, half]), "0.1 is 1.5 standard errors"
+    assert certain.helps([start, half])
+    assert not worse.helps([start, half])
+    np.testing.assert_array_equal(nested_rows([start, half, replace(whole, since=0)], 3)[0], half.losses)
+    np.testing.assert_array_equal(nested_rows([start, half, certain], 3)[0], certain.losses)
+
+
 def test_random_gradients_have_the_fisher_information_of_the_answers() -> None:
     x, y = images(60, 7)
     with frozen(trained()):
@@ -238,7 +257,7 @@ def test_networks_without_batch_norm_or_linear_head_skip_those_parts() -> None:
     x = torch.rand(120, 3, generator=generator)
     y = torch.multinomial(torch.softmax(6 * x, dim=1), 1, generator=generator)[:, 0]
     notes = repair(Plain(), [(x, y)]).repair_record.notes
-    assert any("no layers with running statistics" in note for note in notes)
+    assert any("no layers of nn.BatchNorm with running statistics" in note for note in notes)
     assert any("not the output of one small nn.Linear" in note for note in notes)
     few = repair(Plain(), [(x[:20], y[:20])]).repair_record
     assert few.parts == ()
@@ -258,6 +277,12 @@ def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Pat
         assert path.stat().st_size < 20_000
     with pytest.raises(ValueError, match="must be the one that was repaired"):
         trueup.load_repaired(nn.Linear(2, 2), path)
+    other = deepcopy(trained())
+    with torch.no_grad():
+        other[3].weight.mul_(-1)
+    with pytest.raises(ValueError, match="must be the one that was repaired, got one of the same shapes but other"):
+        trueup.load_repaired(other, path)
+    assert torch.isfinite(trueup.load_repaired(deepcopy(trained()).half(), path)(x.half())).all()
     with pytest.raises(ValueError, match=r"hold a clamped network, got a repaired network; load_repaired"):
         trueup.load_clamped(trained(), path)
 
@@ -310,3 +335,12 @@ def test_the_ladder_and_the_inputs_are_drawn(balanced: Repaired) -> None:
     torch.testing.assert_close(torch.tensor(np.asarray(shown[0])), white_balance(x)[0].movedim(0, -1))
     clean = x[0].movedim(0, -1).numpy()
     assert np.abs(shown[4] - clean).mean() < 0.5 * np.abs(shown[0] - clean).mean()  # the map undoes what was done
+
+
+def test_a_verdict_is_no_surer_than_the_gain() -> None:
+    ladder = Ladder([Rung("temperature", "", 0, 0, np.zeros((2, 2)), np.zeros(2))], 0, [], {}, "")
+    certain, doubtful = (
+        _verdict(ladder, ["red gain 1.20"], [], (0.5, 0.1, error), labelled=True) for error in (0.05, 0.07)
+    )
+    assert certain.startswith("Yes: red gain 1.20 lowered the loss on samples left out from 0.5000 to 0.4000")
+    assert doubtful == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")

@@ -84,7 +84,41 @@ def test_repair_fits_judges_draws_and_saves(models, command, asked):
     assert list(found["scores"]["methods"]) == ["raw", "temperature", "repair"]
     said = asked(*words, "--no-labels")["record"]
     assert "without labels nothing but new batch-norm statistics can teach" in said["verdict"]
-    assert said["notes"] == ["batch norm is left as it is: the network has no layers with running statistics"]
+    notes = ["batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"]
+    assert said["notes"] == notes
+
+
+def test_repair_takes_data_without_labels_and_writes_a_page(models, command, asked):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    with np.load("own.npz") as file:
+        inputs = file["val_inputs"]
+    np.savez("bare.npz", inputs=inputs)
+    words = ("repair", "own_models:make", "-o", "r.safetensors", "--data")
+    found = asked(*words, "bare.npz", "--no-labels", "--page", "bare.html")
+    assert found["scores"] is None
+    assert found["record"]["samples"] == len(inputs)
+    assert "can teach" in (models / "bare.html").read_text("utf-8")
+    assert "Was there anything to repair? No" in command(*words, "bare.npz", "--no-labels").stdout
+    command(*words, "own.npz", "--page", "own.html", "-q")
+    page = (models / "own.html").read_text("utf-8")
+    assert all(words in page for words in ("What the map does to every input: feature 0 offset -", "On test samples"))
+    refused = command(*words, "bare.npz", code=2).stderr
+    assert "wanted the arrays" in refused
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--temperature", "2"), "--temperature must come with --no-labels"),
+        (("--entropy",), "--entropy must come with --no-labels"),
+        (("--no-labels", "--figure", "f.png"), "--figure must be left out with --no-labels"),
+        (("--page", "page.pdf"), "page.pdf: the suffix must be .html"),
+    ],
+)
+def test_options_of_repair_that_do_not_go_together_are_refused(models, command, option, message):
+    found = command("repair", "own_models:make", "--data", "own.npz", "-o", "r.safetensors", *option, code=2)
+    assert message in found.stderr
+    assert not (models / "r.safetensors").exists()
 
 
 def test_clamp_passes_its_options_on(models, asked):

@@ -1,6 +1,7 @@
 """A paper's experiments by one command, that goes on where it was stopped."""
 
 import json
+import re
 
 import pytest
 
@@ -41,21 +42,35 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
             ("neural-clamping", "-m", "nc_code_augmented"),
             "nc_code_augmented is of images of cifar10, cifar100, imagenet, as the released code, got digits",
         ),
+        (("clue", "--network", "resnet8"), "network is no option of clue, got 'resnet8'"),
+        (("clue", "--retrain"), "retrain is no option of clue"),
+        (("post-hoc", "--preset", "paper"), "post-hoc has no presets, got 'paper'"),
+        (("rethinking", "--network", "resnet9"), "network must be one of resnet8, resnet20, "),
+        (("rethinking", "--network", "text_cnn"), "text_cnn is not for images such as digits"),
         (("clue", "--data", "digits", "-m", "gaussian"), 'nothing to run: no cell of clue has data "digits", methods'),
     ],
 )
 def test_what_cannot_be_is_one_line(folder, command, words, message):
     assert message in command("study", *words, code=2).stderr
+    assert not list(folder.glob("study/*.sqlite"))
 
 
 def test_the_list_shows_presets_and_missing_files(command, tmp_path):
     shown = command("study", "list", "--data-dir", str(tmp_path)).stdout
-    assert "rethinking --preset trec: 75 runs; trec; less than 0.1 min at 10 TFLOP/s; files missing" in shown
+    line = "rethinking --preset trec: 75 runs; trec; networks alone: less than 0.1 min at 10 TFLOP/s, "
+    assert re.search(re.escape(line) + r"[\d.]+ (min|h) on this machine; files missing", shown)
     assert "  trec: TREC.train.all + TREC.test.all" in shown
+    assert "  weights/cifar10_resnet20.th: published weights, or others with weights/cifar10_resnet20.json" in shown
+    assert "  calibration_benchmarks/*.h5: the benchmark's predictions" in shown
+    also = shown.partition("Also taken if there:")[2]
+    assert "  weights/cifar100_resnet110.th: with weights/cifar100_resnet110.json" in also
+    assert "  digits: comes with scikit-learn" in shown
     (tmp_path / "tinyshakespeare.txt").write_text("to be or not to be")
     found = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
     presets = {(line["study"], line["preset"]): line for line in found["presets"]}
     assert presets["clue", "tinyshakespeare"]["files"] == []
+    assert presets["clue", "tinyshakespeare"]["found"] == [f"tinyshakespeare: {tmp_path}"]
+    assert len(presets["neural-clamping", "cifar10"]["files"]) == 3  # the images and two files of weights
     assert presets["clue", "trec"]["files"]
 
 

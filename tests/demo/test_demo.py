@@ -112,7 +112,7 @@ def test_every_method_is_compared_but_the_four_with_a_reason():
     assert COMPARED[0] == "temperature"
 
 
-def test_the_camera_damages_and_clamping_repairs(found):
+def test_the_camera_damages_and_clamping_and_repair_mend_it(found):
     for each in found:
         accuracy = {name: each.scores[name, "accuracy"].value for name in messages.ROLES}
         assert accuracy["raw"] < 0.7 < 0.9 < accuracy["clean"]
@@ -121,6 +121,9 @@ def test_the_camera_damages_and_clamping_repairs(found):
         assert each.scores.changes["clamping"]["nll"].high < 0
         assert each.scores.changes["clamping"]["ece"].high < 0
         assert each.scores["temperature", "nll"].value < each.scores["kept", "nll"].value
+        assert "input" in each.repaired.repair_record.parts
+        assert accuracy["repair"] > accuracy["clamping"]
+        assert each.scores["repair", "nll"].value < each.scores["clamping", "nll"].value
 
 
 def test_shifted_scores_are_those_of_the_networks(network, found):
@@ -130,29 +133,32 @@ def test_shifted_scores_are_those_of_the_networks(network, found):
         pixels = data.test[0]
         seen = (pixels - 0.5) * 0.4 + 0.5 if each.corruption == "contrast" else (pixels + 0.4).clamp(max=1)
         with torch.no_grad():
-            raw, clamped = network(seen), each.clamped(seen)
+            raw, clamped, repaired = network(seen), each.clamped(seen), each.repaired(seen)
         assert each.clamped.fit_record.samples == CALIBRATE
         val = trueup.collect(network, loader(camera.apply_shift(data.val, each.corruption, each.severity)))
         alone = trueup.METHODS["temperature"](*val)(raw)
-        for name, logits in (("raw", raw), ("temperature", alone), ("clamping", clamped)):
+        for name, logits in (("raw", raw), ("temperature", alone), ("clamping", clamped), ("repair", repaired)):
             assert each.scores[name, "nll"].value == pytest.approx(metrics.nll(logits, data.test[1]), rel=1e-5)
 
 
 def test_pictures_are_of_the_first_of_each_class(network, found):
     images, labels = digits().test
     record = repair_figure.repair_figure(network, (images, labels), found)
-    clean, dim, repaired, *others = record.rows
-    assert [row.name for row in record.rows] == ["clean", "contrast", "+ δ", "brightness", "+ δ"]
+    clean, dim, shifted, repaired, *others = record.rows
+    ways = ["+ δ", "repaired"]
+    assert [row.name for row in record.rows] == ["clean", "contrast", *ways, "brightness", *ways]
     for k in range(10):
         first = np.flatnonzero(labels.numpy() == k)[0]
         assert np.array_equal(clean.images[k], images[first, 0].numpy())
         assert clean.right[k] == (clean.label[k] == k)
     np.testing.assert_allclose(dim.images, (clean.images - 0.5) * 0.4 + 0.5, atol=1e-6)
-    np.testing.assert_allclose(repaired.images, dim.images + repaired.delta, atol=1e-6)
-    assert record.max_delta == max(np.abs(repaired.delta).max(), np.abs(others[-1].delta).max())
-    with torch.no_grad():
-        p = torch.softmax(found[0].clamped(torch.tensor(dim.images)[:, None]), dim=1).max(dim=1).values
-    np.testing.assert_allclose(repaired.probability, p, atol=1e-6)
+    np.testing.assert_allclose(shifted.images, dim.images + shifted.delta, atol=1e-6)
+    assert record.max_delta == max(np.abs(shifted.delta).max(), np.abs(others[1].delta).max())
+    for row, made in ((shifted, found[0].clamped), (repaired, found[0].repaired)):
+        with torch.no_grad():
+            p = torch.softmax(made(torch.tensor(dim.images)[:, None]), dim=1).max(dim=1).values
+        np.testing.assert_allclose(row.probability, p, atol=1e-6)
+    assert np.abs(repaired.images - clean.images).mean() < np.abs(dim.images - clean.images).mean()
 
 
 def test_the_drawing_says_what_the_record_holds(network, found):
@@ -161,7 +167,7 @@ def test_the_drawing_says_what_the_record_holds(network, found):
     record = repair_figure.repair_figure(network, digits().test, found)
     ax = repair_figure.draw(record, title="Digits")
     said = [text.get_text() for text in ax.texts]
-    assert len(ax.images) == 5 * 10 + 2
+    assert len(ax.images) == 7 * 10 + 2
     assert sum(text.startswith("≠") for text in said) == sum(int((~row.right).sum()) for row in record.rows)
     assert f"{record.rows[0].label[0]}, {100 * record.rows[0].probability[0]:.0f} %" in said
     assert ax.get_title(loc="left") == "Digits"
@@ -173,22 +179,24 @@ def test_the_section_tells_the_picture_in_words(network, found):
     record = repair_figure.repair_figure(network, digits().test, found)
     page = repair_figure.section_html(found, record, b"\x89PNG")
     counts = [int(row.right.sum()) for row in record.rows]
-    assert f"clean {counts[0]}, contrast {counts[1]}, + δ {counts[2]}, brightness {counts[3]}, + δ {counts[4]}." in page
+    ways = "+ δ {}, repaired {}"
+    assert f"clean {counts[0]}, contrast {counts[1]}, {ways.format(*counts[2:4])}, brightness {counts[4]}" in page
     assert 'src="data:image/png;base64,iVBORw=="' in page
     assert page.count("<table>") == page.count("Does the input shift help? Yes") == 2
+    assert page.count("Was there anything to repair? Yes") == 2
     assert format_number(found[1].scores["clamping", "ece"].value) in page
 
 
 def test_verdicts_tell_what_is_clear_from_what_is_not(found):
     each = found[0]
-    clear = messages.shift_verdict(each)
+    clear = messages.shift_verdict(each, "clamping")
     values = (each.scores[name, "nll"].value for name in ("temperature", "clamping"))
     assert "NLL goes from {:.4f} to {:.4f}".format(*values) in clear
     same = replace(
         each.scores,
         changes={"clamping": {m: replace(i, low=-1, high=1) for m, i in each.scores.changes["clamping"].items()}},
     )
-    assert messages.shift_verdict(replace(each, scores=same)).count("no significant change") == 3
+    assert messages.shift_verdict(replace(each, scores=same), "clamping").count("no significant change") == 3
 
 
 def test_the_global_random_state_is_left_alone(told):

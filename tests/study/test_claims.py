@@ -6,8 +6,9 @@ import pytest
 from scipy import stats
 
 from trueup.study import STUDIES, Options
-from trueup.study.claims import Claim, judge_claims, least_on_average, paired
+from trueup.study.claims import Claim, by_run, judge_claims, least_on_average, paired, trend
 from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
+from trueup.study.published import published_values
 
 
 def claim(values, **options):
@@ -81,13 +82,73 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
         rows.append(row("both", s, 0.03 + 0.002 * s, part="sweep", exponent=1.0, fit_ece=0.01, entropy=0.5))
     results = {r.claim.text: r for r in judge_claims(CLAIMS, rows, Options()).results}
     best = results["lower ECE than the best baseline, all converged"]
-    assert best.group == "digits, cnn, temperature"
-    assert best.mean == pytest.approx(100 * np.mean([0.01 - 0.001 * s for s in range(4)]))
+    assert best.group == "digits, cnn, Temperature Scaling"
+    mean = np.mean([0.04 + 0.001 * s for s in range(4)])
+    assert best.mean == pytest.approx(100 * (mean - np.mean([0.03 + 0.002 * s for s in range(4)])) / mean)
     assert best.verdict == "held"
+    second = results["lowest or second-lowest SCE: lower than the second-best baseline, all converged"]
+    assert second.group == "digits, cnn, Vector Scaling"
+    assert second.mean == pytest.approx(100 * (0.06 - np.mean([0.03 + 0.002 * s for s in range(4)])) / 0.06)
+    bins = results["lower ECE than the best baseline with 5 to 50 bins too"]
+    assert bins.mean == pytest.approx(100 * np.mean([0.01 - 0.001 * s for s in range(4)]))
     code = results["lower ECE than the best baseline, all converged, Neural Clamping by its released code"]
-    assert (code.mean, code.verdict) == (pytest.approx(-1), "did not hold")
+    assert (code.mean, code.verdict) == (pytest.approx(-100 * 0.01 / mean), "did not hold")
     assert results["lower ECE than the uncalibrated network"].mean == pytest.approx(6.7)
     assert results["accuracy is improved"].verdict == "not distinguishable"
+
+
+def test_what_the_captions_print_is_beside_our_number_of_the_same_network():
+    improvements = published_values("neural-clamping", "captions")
+    seen = 0
+    for result_claim in CLAIMS:
+        for value in improvements:
+            metric = value.metric.partition("_")[0].upper()
+            if result_claim.text.startswith(f"lower {metric} than the best baseline,") and result_claim.printed:
+                network = {"ViT-S/16": "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"}.get(value.model, value.model)
+                group = f"{value.dataset.lower()}, {network}, Dir-ODIR"
+                assert result_claim.printed_for(group) == f"{value.mean:g} %"
+                seen += 1
+    assert seen == 2 * len(improvements)
+    [other] = {
+        c.printed_for("digits, cnn, Dir-ODIR")
+        for c in CLAIMS
+        if c.printed and c.text.startswith("lower ECE than the best baseline,")
+    }
+    assert other == "31 %, 34 %, 5 %, 11 %, 6 %, 13 % elsewhere"
+
+
+def test_the_parts_of_a_joint_fit_are_compared():
+    eces = {"both": 0.02, "output only": 0.03, "input only": 0.05, "temperature": 0.01, "temperature (focal)": 0.04}
+    rows = [
+        {"part": "sweep", "data": "digits", "network": "cnn", "how": {}, "method": method, "exponent": 1.0, "seed": s}
+        | {"ece": ece + 0.001 * s, "aece": ece, "fit_ece": 0.0, "entropy": 0.5 + (method == "both") * (0.1 + 0.01 * s)}
+        for method, ece in eces.items()
+        for s in range(3)
+    ]
+    claims = [c for c in CLAIMS if c.source in ("Table 4", "Theorem 3.2")]
+    results = {r.claim.text: r for r in judge_claims(claims, rows, Options()).results}
+    assert results["δ and T together have lower AECE than T alone"].mean == pytest.approx(1.0)
+    assert results["temperature scaling by focal loss has greater ECE than that by likelihood"].mean == pytest.approx(3)
+    assert results["δ raises the entropy at the same T"].mean == pytest.approx(0.11)
+    assert {result.verdict for result in results.values()} == {"held"}
+
+
+def test_the_data_driven_start_is_judged_by_the_four_figures():
+    rows = [
+        {"part": "starts", "data": "digits", "network": "cnn", "how": {}, "start": start, "seed": s}
+        | dict.fromkeys(("entropy", "ece", "aece", "sce"), 0.1 + (start == "random") * 0.01 * (-1) ** s)
+        for start in ("random", "data")
+        for s in range(4)
+    ]
+    results = [r for r in judge_claims(CLAIMS, rows, Options()).results if "varies less" in r.claim.text]
+    assert [r.claim.text.rpartition(" ")[2] for r in results] == ["entropy", "ECE", "AECE", "SCE"]
+    assert [r.mean for r in results] == pytest.approx([0.01, 1.0, 1.0, 1.0])
+
+
+def test_what_was_not_measured_says_nothing_and_no_change_is_no_trend():
+    rows = [{"m": "a", "seed": 0, "auc": float("nan")}, {"m": "a", "seed": 1, "auc": 0.5}, {"m": "a", "seed": 2}]
+    assert by_run(rows, lambda row: row["m"], "auc") == {"a": {1: 0.5}}
+    assert trend([1, 2, 3], [2, 2, 2]) == 0
 
 
 @pytest.mark.parametrize("name", ["neural-clamping", "rethinking", "clue"])

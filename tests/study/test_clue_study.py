@@ -155,7 +155,7 @@ def test_what_may_be_asked_for():
         == [f"uci_{n}" for n in ("boston", "concrete", "energy", "wine", "yacht")]
     )
     assert sets(data_dir="/nowhere")[:4] == ["fashion_mnist", "trec", "sst5", "tinyshakespeare"]
-    assert len(STUDY.cells(Options())) == 5 * (12 + 16 + 12)
+    assert len(STUDY.cells(Options())) == 5 * (13 + 17 + 13)
     with pytest.raises(ValueError, match="data must be one of digits, .*, got 'x'"):
         STUDY.cells(Options(data="x"))
     with pytest.raises(ValueError, match="preset must be one of digits, .*, got 'x'"):
@@ -178,6 +178,26 @@ def test_parts_of_the_small_data_sets_share_nothing():
     assert (len(table.train), len(table.val), len(table.test)) == (266, 88, 88)
     assert x.mean(dim=0).abs().max() < 1e-5
     assert abs(float(y.std(correction=0)) - 1) < 1e-5
+
+
+def test_an_ensemble_of_the_same_compute_shares_the_epochs_of_one_network(monkeypatch):
+    trained = []
+
+    def watched(network, part, loss, task, *, seed, epochs, **how):
+        trained.append((seed, epochs))
+        return network.eval()
+
+    monkeypatch.setattr(mc, "train_network", watched)
+    wanted = settings("diabetes", "ensemble_shared", epochs=8)
+    [row] = clue.work(wanted)
+    assert trained == [(0, 2), (1000, 2), (2000, 2), (3000, 2)]
+    [plain] = clue.work({**wanted, "method": "plain"})
+    assert row["operations"] == plain["operations"]
+    assert row["nll"] != plain["nll"]
+    assert all(members * epochs == how["epochs"] for how in clue.HOW.values()
+               for members, epochs in [clue_tables.share_epochs(how["epochs"])])  # fmt: skip
+    texts = {claim.text for claim in STUDY.claims()}
+    assert "lower ECE than an ensemble of the same compute" in texts
 
 
 def test_avuc_comes_in_after_a_warmup_with_a_threshold_of_its_own():
@@ -204,7 +224,7 @@ def test_avuc_comes_in_after_a_warmup_with_a_threshold_of_its_own():
 
 @pytest.mark.parametrize(
     ("data", "methods"),
-    [("digits", ["batch_0.5"]), ("diabetes", ["plain", "ensemble", "gaussian", "batch_0.5_head"]),
+    [("digits", ["batch_0.5"]), ("diabetes", ["plain", "ensemble", "ensemble_shared", "gaussian", "batch_0.5_head"]),
      ("descriptions", ["avuc"])],
 )  # fmt: skip
 def test_a_study_costs_what_its_cells_count(data, methods, quick):

@@ -24,6 +24,7 @@ from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_de
 from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train, read_split
 from trueup.training.data import load_data
+from trueup.training.data.image_folder import DecodedPictures, decode, squash
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
@@ -221,7 +222,7 @@ def imagenet_files(folder, count=4):
             place = folder / part / name
             place.mkdir(parents=True)
             for number, image in enumerate(drawn_images(n, 2, 48, seed=len(name + part))[0]):
-                pillow.fromarray(image).save(place / f"{number}.png")
+                pillow.fromarray(image[:, : 40 + number]).save(place / f"{number}.png")
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(tm
         settings = settings_of(options, network=network, exponent=1.0, part="sweep", penalty=None)
         assert (settings["epochs"], settings["batch"]) == (100, 512)
         how = {**settings["how"], "epochs": 1, "batch": 9} if network == "timm:resnet50" else {}
-        pretrained = {"options": {"pretrained": True}} if settings["data"] == "imagenet" else how
+        pretrained = settings["how"] if settings["data"] == "imagenet" else how
         orders.clear()
         found = neural_clamping.work({**settings, "epochs": 1 if rows == 2 else 3, "batch": 3, "how": pretrained})
         assert {row["fit_rows"] for row in found} == {rows}
@@ -284,7 +285,7 @@ def test_a_pretrained_network_has_its_own_normalisation_and_pictures_are_decoded
     _, val, test = load_or_train(settings)
     images, labels = next(iter(val))
     data = load_data("imagenet", tmp_path)
-    pictures = torch.stack([data.val[i][0] for i in range(4)])
+    pictures = torch.stack([squash(decode(data.val.files[i])) for i in range(4)])  # as the released code has them
     assert torch.allclose(images, (pictures - 0.5) / 0.25, atol=4 * 0.5 / 255 + 1e-6)  # whole bytes
     assert labels.tolist() == [data.val[i][1] for i in range(4)]
     decoded = sorted((tmp_path / "networks").glob("pictures-*.bin"))
@@ -325,7 +326,70 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
         assert sorted(given.flatten(1).sum(1).tolist()) == pytest.approx(sorted(images.reshape(len(images), -1).sum(1)))
     assert len(keys) == 2  # another split is another cell
     [row] = neural_clamping.work(settings)
-    assert "half of the test images" in STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
+    note = STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
+    assert "other weights than the paper's" in note
+    assert "half of the test images" in note
+    side.write_text(json.dumps({"held_out": "last", "published": True}))
+    settings = settings_of(options, method="uncalibrated")
+    note = STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
+    assert note.startswith("resnet110: the paper's weights, weights/cifar100_resnet110.th; calibrated on the last")
+    side.write_text(json.dumps({"held_out": "last", "published": "yes"}))
+    with pytest.raises(ValueError, match=r"resnet110.json: published must be true or false, got 'yes'"):
+        STUDY.cells(options)
+
+
+def test_what_is_trained_here_has_other_weights_than_the_papers(tmp_path):
+    cifar100_files(tmp_path)
+    options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
+    settings = settings_of(options, method="uncalibrated")
+    row = {**settings, **dict.fromkeys(("fit_rows", "test_rows", "ece"), 1)}
+    assert STUDY.tables([row], options)["methods"].notes[-1] == (
+        "resnet110: trained here, so other weights than the paper's."
+    )
+
+
+def test_weights_of_timm_from_a_file_are_normalised_as_timm_says(tmp_path, small_timm):
+    imagenet_files(tmp_path)
+    (tmp_path / "weights").mkdir()
+    name = "timm:resnet101.tv_in1k"
+    network = CNN(2, channels=3, width=2, seed=5)
+    torch.save(network.state_dict(), tmp_path / "weights" / "imagenet_timm-resnet101.tv_in1k.th")
+    side = tmp_path / "weights" / "imagenet_timm-resnet101.tv_in1k.json"
+    options = Options(preset="paper", data="imagenet", data_dir=str(tmp_path), seeds=1, network=name)
+    picture = squash(decode(load_data("imagenet", tmp_path).val.files[0]))
+    for said, mean, std in (({}, 0.5, 0.25), ({"mean": [0, 0, 0], "std": [1, 1, 1]}, 0.0, 1.0)):
+        side.write_text(json.dumps({"held_out": "val", **said}))
+        model, val, _ = load_or_train(settings_of(options, method="uncalibrated"))
+        image = next(iter(val))[0][0]
+        assert torch.allclose(image, (picture - mean) / std, atol=0.5 / 255 / std + 1e-6)
+        assert torch.equal(next(model.parameters()), next(network.parameters()))
+    side.write_text(json.dumps({"held_out": "test"}))  # half of the test images, which are decoded once too
+    _, val, test = load_or_train(settings_of(options, method="uncalibrated"))
+    assert (len(val), len(test)) == (2, 2)
+    assert isinstance(val.part, DecodedPictures)
+
+
+def test_the_released_code_has_its_own_batch():
+    released = settings_of(Options(preset="paper", seeds=1, network="resnet110"), method="nc_code_augmented")
+    assert neural_clamping.CLAMPS["nc_code_augmented"](released)["recipe"].keywords == {
+        "epochs": 100, "batch_size": 1000, "augment": True, "cutout": 4,
+    }  # fmt: skip
+    small = settings_of(Options(seeds=1), method="nc_code")
+    assert "code_batch" not in small  # its rows are kept
+    assert neural_clamping.CLAMPS["nc_code"](small)["recipe"].keywords["batch_size"] == 140
+
+
+def test_tables_and_figures_have_the_papers_numbers(tiny):
+    options = Options(seeds=1)
+    rows = []
+    for wanted in ({"method": "uncalibrated"}, {"part": "sweep", "exponent": 1.0, "penalty": None}):
+        settings = settings_of(options, **wanted)
+        rows += [{**settings, **row} for row in neural_clamping.work(settings)]
+    titles = {name: table.title.partition(":")[0] for name, table in STUDY.tables(rows, options).items()}
+    wanted = {"methods": "Tables 1–3", "bins": "Appendix D", "ablation": "Table 4", "gamma": "Figure 2"}
+    assert titles == wanted
+    drawn = STUDY.figures(rows, options)["gamma-digits-cnn"]
+    assert drawn.axes[0].get_title(loc="left") == "Figure 2: digits, cnn"
 
 
 @pytest.mark.parametrize(("data", "held_out"), [("digits", "last"), ("bloodmnist", "last"), ("imagenet", "last")])

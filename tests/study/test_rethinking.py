@@ -1,5 +1,6 @@
 import io
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ from trueup.study import STUDIES, Cell, Options, Store, run
 from trueup.study.claims import judge_claims
 from trueup.study.grid import as_json
 from trueup.study.papers.rethinking import rethinking_study as rethinking
-from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, TITLES, Growth, Plan
+from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, SWEEP, TITLES, Growth, Plan, plans
 from trueup.study.papers.rethinking.rethinking_runs import load_parts, work
 from trueup.study.published import published_values
 from trueup.study.store import validate_rows
@@ -57,7 +58,15 @@ def test_a_small_run_ends_in_tables(tiny):
     # then one run each: a smoothing more at the whole size, and three of half the size; a negative norm twice.
     assert len(rows) == 11 * 2 + 1 + 3 + 2
     found = STUDY.tables(rows, options)
-    assert set(found) == {"table_1", "table_2", "table_3", "coefficients"}
+    assert set(found) == {"table_1", "table_2", "table_3", "coefficients", "negative"}
+    assert [found[name].title[:7] for name in ("table_1", "table_2")] == ["Table 1", "Table 2"]
+    refused = found["negative"].groups["digits"]
+    assert list(refused) == ["Cross-Entropy", "L1 Norm -0.05"]
+    accuracies = [row["accuracy"] for row in rows if row["coefficient"] < 0]
+    assert refused["L1 Norm -0.05"]["accuracy"].mean == pytest.approx(100 * np.mean(accuracies))
+    assert "no lower bound" in found["negative"].notes[0]
+    assert all("has no lower bound" in row["warning"] for row in rows if row["coefficient"] < 0)
+    assert not any("has no lower bound" in row["warning"] for row in rows if row["coefficient"] >= 0)
     assert list(found["table_1"].groups["digits"]) == list(TITLES.values())
     smooth = [row for row in rows if row["loss"] == "label_smoothing" and row["sizes"][0] == 60]
     means = {c: np.mean([r["val_ece"] for r in smooth if r["coefficient"] == c]) for c in (0.01, 0.09)}
@@ -71,7 +80,8 @@ def test_a_small_run_ends_in_tables(tiny):
     )
     assert f"Label Smoothing {best:g}" in found["table_2"].notes[0]
     assert "on validation samples" in found["table_1"].notes[0]
-    assert "refinement" not in found["table_1"].notes[0]  # nothing is chosen there
+    assert "refinement" not in found["table_1"].notes[0]  # it has no coefficient
+    assert list(found["coefficients"].groups["digits"]) == list(TITLES.values())[2:]
     for table in found.values():
         assert table.markdown()
         assert table.latex()
@@ -88,10 +98,89 @@ def test_claims_are_judged_from_the_rows(tiny):
     result = results["Table 1", "Focal Loss is better calibrated"]
     assert result.mean == pytest.approx(100 * np.mean([plain[s]["ece"] - chosen[s]["ece"] for s in (0, 1)]))
     assert result.runs == 2
-    negative = results["§4.2", "the mildest negative coefficient of L1 norm lowers accuracy"]
+    negative = results["§5.2", "the mildest negative coefficient of L1 norm lowers accuracy"]
     refused = [row for row in rows if row["coefficient"] < 0]
     gap = np.mean([r["accuracy"] for r in plain.values()]) - np.mean([r["accuracy"] for r in refused])
     assert negative.mean == pytest.approx(100 * gap)
+    destroyed = results[
+        "§5.2", "the strongest negative coefficient of L1 norm destroys accuracy (leaves less than half)"
+    ]
+    half = 0.5 * np.mean([r["accuracy"] for r in plain.values()])
+    assert destroyed.mean == pytest.approx(100 * (half - np.mean([r["accuracy"] for r in refused])))
+    assert destroyed.printed == "extremely low"
+
+
+def written(data, values, *, network="resnet32", seeds=3, sizes=45000, **more):
+    """Rows of a run of each loss and coefficient with these figures, a little more by seed."""
+    return [
+        {"data": data, "network": network, "sizes": [sizes, None, None], "loss": loss, "coefficient": coefficient}
+        | {"seed": seed, "val_accuracy": 0.9, "val_ece": 0.1, "val_ece_temperature": 0.1}
+        | {name: value + 0.0001 * seed for name, value in figures.items()}
+        | more
+        for (loss, coefficient), figures in values.items()
+        for seed in range(seeds)
+    ]
+
+
+def judged(rows, options, source):
+    claims = [claim for claim in STUDY.claims() if claim.source == source]
+    return {result.claim.text: result for result in judge_claims(claims, rows, options).results}
+
+
+def test_the_best_loss_is_that_of_the_papers_data_set():
+    """What figure 6 says of each data set is judged there and nowhere else."""
+    keep = "the loss of least ECE with temperature scaling is the paper's of the same data set"
+    for data, loss, words, hb in (
+        ("svhn", ("cross_entropy", 0), "CE", "less"),
+        ("cifar10", ("inverse_focal", 2), "inverse focal", "less"),
+        ("cifar100", ("inverse_focal", 1), "inverse focal", "more"),
+        ("newsgroups20", ("focal", 1), "focal γ = 1", "more"),
+    ):
+        flat = {pair: {"ece_temperature": 0.03, "ece_histogram": 0.02} for pair in SWEEP}
+        flat[loss] = {"ece_temperature": 0.01, "ece_histogram": 0.02}
+        network = "text_cnn" if data == "newsgroups20" else "resnet32"
+        size = 45000 if data == "cifar10" else None
+        rows = written(data, flat, network=network, sizes=size)
+        for row in rows:  # the coefficient is chosen on validation samples
+            row["val_ece_temperature"] = row["ece_temperature"]
+        found = judged(rows, Options(preset="paper"), "Figure 6(e)")
+        assert (found[keep].verdict, found[keep].printed) == ("held", words)
+        assert found[keep].mean == pytest.approx(2.0)
+        assert ("Inverse focal loss is more calibratable by temperature scaling" in found) == (words == "inverse focal")
+        [text] = judged(rows, Options(preset="paper"), "Figure 6(f)")
+        assert text == f"Inverse focal loss is {hb} calibratable by histogram binning"
+
+
+def test_every_statement_that_is_stored_has_a_claim():
+    """Flags of figure 6 and epochs of figure 4 are in the column of the paper."""
+    printed = [c for c in STUDY.claims() if c.source in ("Figure 4", "Figure 6(e)") and not isinstance(c.printed, str)]
+    for table, words in (("figure 4", "from epoch {0.mean:g}"), ("figure 6e", "{0.method}")):
+        for value in published_values("rethinking", table):
+            if "rise" in value.metric or "flag" in value.metric:
+                wanted = words.format(value).replace("gamma=", "γ = ")
+                assert wanted in {c.printed_for(f"{value.dataset}, {value.model}") for c in printed}
+    by_text = {c.text: c for c in STUDY.claims()}
+    smooth = by_text["Label Smoothing is less calibratable by temperature scaling"]
+    assert smooth.printed_for("CIFAR-10, resnet32") == "+1.59"  # 2.54 less 0.95
+    assert smooth.printed_for("digits, mlp") == "+0.02 to +2.11 elsewhere"
+
+
+def test_the_optimal_ece_along_the_epochs():
+    rows = []
+    for coefficient, end in ((0.01, 0.02), (0.09, 0.04)):
+        for seed in range(3):
+            curve = [0.05, 0.01, 0.01 if seed < 2 else 0.009, end + 0.001 * seed]
+            rows.append({**written("digits", {("label_smoothing", coefficient): {}}, seeds=1, network="mlp")[0],
+                         "sizes": [60, 50, 100], "seed": seed, "optimal_ece": curve})  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "tiny", (replace(TINY, epochs=4),))
+        found = judged(rows, Options(preset="tiny"), "Figure 4")
+    assert found["Label Smoothing: the optimal ECE rises in late epochs"].mean == pytest.approx(2.1)
+    timely = found["Label Smoothing: it rises from the first drop of the learning rate on, if not before"]
+    assert timely.mean == pytest.approx(100 * (0.5 + 0.05 - np.mean([2, 2, 3]) / 4))
+    texts = {claim.text for claim in STUDY.claims()}
+    assert "Focal Loss: the optimal ECE rises in late epochs" not in texts  # the paper says that it does not
+    assert "Focal Loss: a large coefficient keeps the optimal ECE high" in texts
 
 
 def test_the_worst_coefficient_is_that_of_the_other_seeds(tiny):
@@ -145,6 +234,8 @@ def test_every_figure_can_be_drawn(tiny):
         figure.savefig(io.BytesIO(), format="png", dpi=30)
     one, two, three, four, five, six = ([ax for ax in f.axes if ax.get_title(loc="left")] for f in found.values())
     assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 12, 2, 3, 6, 6]
+    assert five[1].get_title(loc="left") == "Cross-Entropy, stopped on refinement"
+    assert found["figure_3_digits"].get_suptitle() == "Figure 3: digits"
     mean = 100 * np.mean([row["ece"] for row in rows if row["loss"] == "cross_entropy"])
     assert six[2].lines[0].get_ydata()[3] == pytest.approx(mean)
     last = [row["optimal_ece"][-1] for row in rows if (row["loss"], row["coefficient"]) == ("norm", 0.05)]
@@ -161,6 +252,16 @@ def test_what_is_missing_is_left_out(tiny):
     assert len([ax for ax in one_size.axes if ax.get_title(loc="left")]) == 3
     assert STUDY.tables([], options)["table_1"].groups == {}
     assert STUDY.figures([], options) == {}
+    assert "negative" not in STUDY.tables([row for row in rows if row["coefficient"] >= 0], options)
+
+
+def test_another_network_has_its_own_options():
+    [plan] = plans(Options(preset="fashion_mnist", network="resnet8"))
+    assert (plan.network, plan.options) == ("resnet8", {})
+    [plan] = plans(Options(preset="fashion_mnist", network="cnn"))
+    assert plan.options == {"width": 8}
+    cells = STUDY.cells(Options(preset="fashion_mnist", network="resnet8", seeds=1, methods=("cross_entropy",)))
+    assert {cell.settings["network"] for cell in cells} == {"resnet8"}
 
 
 def test_a_cell_says_the_same_again_and_its_rows_fit_together(tiny):

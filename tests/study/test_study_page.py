@@ -70,7 +70,7 @@ def test_the_files_beside_the_page(tmp_path):
     page, html = shown(tmp_path, study())
     names = {path.name for path in page.parent.iterdir()}
     assert names == {
-        "index.html", "run.csv", "a_curve.pdf", "a_curve.svg", "a_curve.png",
+        "index.html", "run.csv", "paper.csv", "a_curve.pdf", "a_curve.svg", "a_curve.png",
         *(f"{table}.{suffix}" for table in ("before", "some") for suffix in ("md", "tex", "csv")),
     }  # fmt: skip
     for link in re.findall(r'href="([^"#]+)"', html):
@@ -100,6 +100,26 @@ def test_missing_and_failed_runs_are_told(tmp_path):
     assert "ValueError:" in said
     assert "2 runs of 6 have not been done yet" in said
     assert "Cross-Entropy" not in said  # nothing of it was run
+
+
+@pytest.mark.parametrize(("leave", "early"), [(2, True), (0, False)])  # both of cross-entropy: the others are whole
+def test_an_early_page_says_how_many_runs_each_row_has(tmp_path, leave, early):
+    page, html = shown(tmp_path, study(), leave=leave)
+    text = (page.parent / "some.md").read_text("utf-8")
+    assert ("accuracy, % | runs |" in text) == ("| 2 |" in text) == early
+    assert (">runs</th>" in html) == early
+
+
+def test_the_papers_numbers_beside_ours_are_in_a_file_too(tmp_path):
+    page, html = shown(tmp_path, study())
+    with (page.parent / "paper.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    wanted = {"table": "table 1", "data": "CIFAR-10", "method": "Cross-Entropy", "figure": "ece, %"}
+    [line] = [x for x in lines if wanted.items() <= x.items()]
+    assert (line["network"], line["paper"], line["paper std"]) == ("ResNet-32", "6.43", "0.22")
+    assert float(line["ours"]) == pytest.approx(6.48)
+    assert line["verdict"] == "agrees"
+    assert 'href="paper.csv"' in html
 
 
 def test_the_machine_is_that_of_the_runs(tmp_path):

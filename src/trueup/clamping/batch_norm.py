@@ -114,7 +114,12 @@ class MovedTest(NamedTuple):
 
 
 def moved_test(
-    network: Network, *, augment: Augment | None = None, seed: int = 0, reference: Network | None = None
+    network: Network,
+    before: nn.Module | None = None,
+    *,
+    augment: Augment | None = None,
+    seed: int = 0,
+    reference: Network | None = None,
 ) -> MovedTest:
     """A two-sample test of what comes into the layers of batch norm: each channel's mean and mean square.
 
@@ -122,9 +127,9 @@ def moved_test(
     sample's own statistic. m₀ is that of `reference`, n₀ samples of home; without one it is what the layer has stored,
     a running mean with momentum α over batches of b, which is worth n₀ = b(2 − α)/α samples. The statistic is the mean
     of z² over all channels and layers; its law under the hypothesis is that of Σ λ_j χ²₁, λ being the eigenvalues of
-    the correlation of the columns, from which it is drawn.
+    the correlation of the columns, from which it is drawn. `before` is a map of the samples that are tested.
     """
-    rows, names = sample_statistics(network, augment=augment, seed=seed)
+    rows, names = sample_statistics(network, before, augment=augment, seed=seed)
     n = len(rows)
     if not names or n < 2:
         return MovedTest(1.0, 0.0, n, 0.0)
@@ -151,9 +156,9 @@ def moved_test(
 
 
 def sample_statistics(
-    network: Network, *, augment: Augment | None = None, seed: int = 0
+    network: Network, before: nn.Module | None = None, *, augment: Augment | None = None, seed: int = 0
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Mean and mean square, over positions, of what comes into each channel of each layer, one row a sample.
+    """Mean and mean square, over positions, of what comes into each channel of each layer behind a map, a row a sample.
 
     At most `TESTED` samples, drawn at random. Layers that do not see the samples one by one are left out; the names of
     the others are returned too. One pass in evaluation mode, in which nothing is renewed.
@@ -176,7 +181,7 @@ def sample_statistics(
 
     handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
     try:
-        network.with_model(model).logits(_Then(None, augment), inputs=inputs)
+        network.with_model(model).logits(_Then(before, augment), inputs=inputs)
     finally:
         for handle in handles:
             handle.remove()

@@ -27,6 +27,7 @@ class Offset(InputMap):
     """Add a constant to each channel: x_c + b_c (scale 0.1)."""
 
     name, title = "offset", "an offset a channel"
+    feature_title = "an offset a feature"
     cause, grey_cause = "colour cast", "brightness"
     scale = 0.1
 
@@ -53,6 +54,7 @@ class ChannelAffine(InputMap):
     """Scale each channel and add a constant: e^{a_c} x_c + b_c (scales 0.3 and 0.1)."""
 
     name, title = "affine", "gain and offset a channel"
+    feature_title = "gain and offset a feature"
     cause, grey_cause = "white balance", "brightness and contrast"
     gain_scale, offset_scale = 0.3, 0.1
 
@@ -141,6 +143,12 @@ class Matrix(InputMap):
     def size(cls, shape: Shape) -> int:
         """A square and a vector."""
         return shape[0] * (shape[0] + 1)
+
+    def label(self) -> str:
+        """Colours are of images alone."""
+        if len(self.shape) == 3:
+            return self.title
+        return f"linear map of the {'features' if len(self.shape) == 1 else 'channels'}"
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """Mix."""

@@ -125,9 +125,10 @@ def clamp(
         problem = replace(problem, loss=Loss(best))
         solution = fit(problem)
         record = _record(problem, solution, name, loss, gammas)
-        _warn_at_a_bound(solution, network.labels)
+        warn_at_a_bound(solution.logits, network.labels, solution.temperature, stacklevel=3)
         clamped = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(target))
     clamped.fit_record = record
+    clamped.training = model.training  # which was off while it was made
     return clamped
 
 
@@ -151,6 +152,9 @@ def check_model(model: Any) -> nn.Module:
         is_function = callable(model) and not isinstance(model, type)
         hint = "a function can be the forward of one" if is_function else None
         raise InputError("model", "be an nn.Module", got, hint)
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        hint = "gradients of the input cannot be had through these"
+        raise InputError("model", "be made outside of inference mode", "parameters made inside of it", hint)
     return model
 
 
@@ -340,11 +344,12 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
     )
 
 
-def _warn_at_a_bound(solution: Solution, labels: Tensor) -> None:
-    beta, certificate = inverse_temperature(solution.logits, labels)
+def warn_at_a_bound(logits: Tensor, labels: Tensor, temperature: float, *, stacklevel: int) -> None:
+    """Warn where the loss of logits has no minimum over the temperature; `stacklevel` is as for `warnings.warn`."""
+    beta, certificate = inverse_temperature(logits, labels)
     if certificate.status == "bound":
-        why = bound_reason(beta, scale_of(solution.logits))
-        warnings.warn(f"temperature has no best value, and is {solution.temperature:.3g}: {why}", stacklevel=3)
+        why = bound_reason(beta, scale_of(logits))
+        warnings.warn(f"temperature has no best value, and is {temperature:.3g}: {why}", stacklevel=stacklevel)
 
 
 @contextmanager

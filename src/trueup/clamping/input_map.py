@@ -39,6 +39,8 @@ class InputMap(nn.Module):
     """What is wrong with inputs that the family repairs."""
     grey_cause: ClassVar[str] = ""
     """The same of images without colours, where it is called otherwise."""
+    feature_title: ClassVar[str] = ""
+    """What the family is called where inputs are no images, if otherwise."""
     theta: Tensor
 
     def __init__(self, shape: Sequence[int], theta: Tensor | None = None) -> None:
@@ -89,8 +91,12 @@ class InputMap(nn.Module):
     def diagnosis(self) -> str:
         """What is wrong with inputs that the map repairs; of what is no image, what it does."""
         if len(self.shape) != 3:
-            return self.title
+            return self.label()
         return self.grey_cause or self.cause if self.shape[0] == 1 else self.cause
+
+    def label(self) -> str:
+        """The family's title, in the words that go with its inputs."""
+        return self.feature_title or self.title if len(self.shape) == 1 else self.title
 
     @property
     def _channels(self) -> int:
@@ -108,7 +114,7 @@ def channel_names(shape: Shape) -> list[str]:
         return [f"feature {i}" for i in range(shape[0])]
     if shape[0] == 1:
         return [""]
-    return list(COLOURS) if shape[0] == 3 else [f"channel {i}" for i in range(shape[0])]
+    return list(COLOURS) if shape[0] == 3 and len(shape) == 3 else [f"channel {i}" for i in range(shape[0])]
 
 
 def gain_words(gains: Tensor, shape: Shape) -> list[str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from trueup.calibrators.base import Calibrator
-from trueup.clamping.batch_norm import Augment, Crop, estimate, share_copy
+from trueup.clamping.batch_norm import Augment, Crop, estimate, moved_test, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.fit import check_loader, check_model, parse_seed, progress_line
+from trueup.clamping.fit import check_model, parse_seed, progress_line, warn_at_a_bound
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
 from trueup.clamping.input_map import Shape
 from trueup.clamping.ladder import (
@@ -27,16 +29,27 @@ from trueup.clamping.ladder import (
     nested_rows,
     paired_gain,
 )
-from trueup.clamping.network import Network, extent
+from trueup.clamping.network import Network
+from trueup.clamping.pixel_range import Normalise, outside_remark, pixel_range
 from trueup.clamping.problem import Loss
-from trueup.clamping.repair_job import Job, Repaired, RepairRecord, RungRecord, assemble, forward, no_batch_norm
+from trueup.clamping.repair_job import (
+    FEWEST,
+    Job,
+    Repaired,
+    RepairRecord,
+    RungRecord,
+    assemble,
+    forward,
+    no_batch_norm,
+)
+from trueup.clamping.repair_loaders import labelled_batches, parse_loader, without_labels
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
-from trueup.clamping.unlabelled_repair import repair_without_labels
+from trueup.clamping.unlabelled_repair import MOVED, repair_without_labels
 from trueup.core.errors import InputError
-from trueup.models.batches import LABELS, Batch, Device
+from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
-from trueup.models.freezing import frozen, unwrap
+from trueup.models.freezing import copy_modes, frozen, unwrap
 from trueup.registry import METHODS
 
 __all__ = ["PARTS", "Part", "RepairRecord", "Repaired", "RungRecord", "repair"]
@@ -57,13 +70,10 @@ TAUGHT_BUDGET = 90.0
 """Nor is a map taught by new batch-norm statistics once so many are."""
 FEW = 150
 """Samples with labels below which the gain must also be certain where choosing is left to other samples."""
-FEWEST = 50
-"""Samples with labels below which nothing but the temperature is fitted."""
+MANY = 500
+"""Samples with labels that show a gain worth having by themselves."""
 MEMORY = 1 << 32
 """Bytes of samples that are kept."""
-
-Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
-"""From pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
 
 
 def repair(
@@ -113,41 +123,55 @@ def repair(
     ...         return 12 * x
     >>> repaired = repair(Home(), [(x * torch.tensor([0.5, 1.0, 1.0]), y)], normalise=nn.Identity())
     >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
-    (('gain and offset a channel',), True)
+    (('gain and offset a feature',), True)
     """
-    model, loader, seed = check_model(network), check_loader(loader), parse_seed(seed)
+    model, loader, seed = check_model(network), parse_loader("loader", loader), parse_seed(seed)
     chosen = _parse_parts(parts)
-    if not (isinstance(temperature, int | float) and temperature > 0 and math.isfinite(temperature)):
-        raise InputError("temperature", "be a positive number", repr(temperature))
+    for name, value in (("temperature", temperature), ("budget", budget)):
+        if not (isinstance(value, int | float) and value > 0) or (name == "temperature" and math.isinf(value)):
+            raise InputError(name, "be a positive number", repr(value))
     if labels not in ("loader", None):
         raise InputError("labels", 'be "loader" or None', repr(labels), "labels come with the batches of the loader")
     if last not in METHODS:
         raise InputError("last", "be the name of a method", repr(last), "trueup.METHODS lists them")
-    batches, with_labels = _labelled_batches(loader, labels)
-    given = {"reference": reference, "labelled": labelled, "entropy": entropy or None}
-    for name, value in given.items():
-        if with_labels and value is not None:
-            hint = "labels=None leaves the labels of the loader alone"
-            raise InputError(name, "be left out where the samples have labels", type(value).__name__, hint)
-    if last != "temperature" and not with_labels:
-        raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
     inner = unwrap(model)
+    training = any(module.training and isinstance(module, _BatchNorm | _DropoutNd) for module in inner.modules())
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
+        # A loader may draw from the global generator as soon as it is read, so nothing is read before this.
+        batches, with_labels = labelled_batches(loader, labels)
+        home = None if temperature == 1 else temperature
+        asked = {"reference": reference, "labelled": labelled, "entropy": entropy or None, "temperature": home}
+        for name, given in asked.items():
+            if with_labels and given is not None:
+                hint = "labels=None leaves the labels of the loader alone"
+                got = f"{given}" if isinstance(given, int | float) else type(given).__name__
+                raise InputError(name, "be left out where the samples have labels", got, hint)
+        if last != "temperature" and not with_labels:
+            raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
         samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
-        low, high = _pixel_range(samples, normalise)
+        low, high = pixel_range(samples, normalise)
         families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
         augmentation = _augmentation(augment, samples.shape, low)
         job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
+        if normalise is not None:
+            job.notes.extend(outside_remark(samples, low, high))
+        job.notes.extend(_untested(families, samples))
+        if training:
+            job.notes.append("the network came in training mode, and what comes back is in it too: call eval() first")
         if with_labels:
-            return _with_labels(job, model)
-        others = [
-            None if loader is None else Network(inner, CalibrationSet.read(loader, device=target, limit=MEMORY))
-            for loader in (None if reference is None else _unlabelled(check_loader(reference)), labelled)
-        ]
-        return repair_without_labels(
-            job, model, float(temperature), reference=others[0], labelled=others[1], entropy=entropy
-        )
+            repaired = _with_labels(job, model)
+        else:
+            others = None if reference is None else without_labels(parse_loader("reference", reference))
+            few = None if labelled is None else parse_loader("labelled", labelled)
+            repaired = repair_without_labels(
+                job, model, float(temperature), reference=_others("reference", others, samples),
+                labelled=_others("labelled", few, samples), entropy=entropy,
+            )  # fmt: skip
+    if repaired.changed:
+        copy_modes(inner, repaired.model)
+    repaired.training = repaired.model.training
+    return repaired
 
 
 @dataclass(frozen=True)
@@ -161,6 +185,13 @@ class _FoldLogits:
 
 def _with_labels(job: Job, model: nn.Module) -> Repaired:
     network, labels = job.network, job.network.labels
+    if len(labels) < 2:
+        raise InputError("loader", "give at least 2 samples with labels", "1")
+    missing = network.plain_logits().shape[1] - len(torch.unique(labels))
+    if missing:
+        job.notes.append(
+            f"no sample is of {missing} of the {network.plain_logits().shape[1]} classes, so nothing is known of these"
+        )
     few = f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
     if len(labels) < FEWEST:
         job.notes.append(few)
@@ -186,7 +217,8 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
     if weight:
         changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed)
     if before is None and not changed and ridge is None:
-        temperature = Loss().temperature(network.plain_logits(), labels)
+        logits = network.plain_logits()
+        temperature = Loss().temperature(logits, labels)
     else:
         logits, features = forward(job, before, changed, head if ridge is not None else None)
         temperature = Loss().temperature(logits, labels)
@@ -197,7 +229,9 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
             assert isinstance(layer, nn.Linear)
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(layer)
             # The last layer is sure of itself on the samples that it was fitted to; those left out say how much too.
-            temperature = Loss().temperature(torch.from_numpy(ladder.rungs[ladder.current].logits), labels)
+            logits = torch.from_numpy(ladder.rungs[ladder.current].logits)
+            temperature = Loss().temperature(logits, labels)
+    warn_at_a_bound(logits, labels, temperature, stacklevel=4)
     after = _last_rung(job, ladder)
     return assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True, last=after)
 
@@ -233,7 +267,11 @@ def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:
 
 
 def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[_FoldLogits] | None, float]:
-    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them."""
+    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them.
+
+    That inputs have moved can be seen without labels as well. Where they still have behind the map, few labels need
+    only say that the statistics do not harm: they could hardly show a gain that is there.
+    """
     network, labels = job.network, job.network.labels
     if "batch_norm" not in job.parts:
         return None, 0.0
@@ -241,6 +279,8 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
     if reason:
         job.notes.append(reason)
         return None, 0.0
+    moved = len(labels) < MANY and _have_moved(job, average_folds(ladder))
+    wanted = 0.0 if moved else STANDARD_ERRORS
     for weight in WEIGHTS:
         job.progress(f"batch-norm statistics, weight {weight:g}")
         states = _fold_logits(job, ladder.folds, head, weight)
@@ -248,12 +288,25 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
         name = f"{ladder.rungs[ladder.current].name} + batch_norm"
         title = f"batch-norm statistics, weight {weight:g}"
         size = ladder.rungs[ladder.current].size
-        rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels)
+        rung = judge(ladder.rungs, ladder.current, name, title, size, logits, labels, wanted=wanted)
         ladder.rungs.append(rung)
         if rung.kept:
             ladder.current = len(ladder.rungs) - 1
             return states, weight
     return None, 0.0
+
+
+def _have_moved(job: Job, composition: Composition) -> bool:
+    """Whether what comes into batch norm behind a map is not what it was at home.
+
+    How inputs were shifted about in training is not known for certain, so it must be seen with and without that.
+    """
+    job.progress("have the inputs moved?")
+    before = job.space(composition)
+    return all(
+        moved_test(job.network, before, augment=augment, seed=job.seed).p_value < MOVED
+        for augment in dict.fromkeys([job.augment, None])
+    )
 
 
 def _taught_rung(job: Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
@@ -334,7 +387,11 @@ def _head_name(job: Job) -> str | None:
     if "head" not in job.parts:
         return None
     network = job.network
-    model = share_copy(network.model, {})
+    try:
+        model = share_copy(network.model, {})
+    except Exception as error:
+        job.notes.append(f"the last layer is left as it is: the network cannot be copied ({type(error).__name__})")
+        return None
     batch = next(iter(network.inputs), None)
     if batch is None:
         return None
@@ -353,7 +410,7 @@ def _augmentation(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
 
 
 def _parse_parts(parts: Any) -> tuple[str, ...]:
-    given = (parts,) if isinstance(parts, str) else tuple(parts)
+    given = (parts,) if isinstance(parts, str) else tuple(parts) if isinstance(parts, Iterable) else (parts,)
     for part in given:
         if part not in PARTS:
             raise InputError("parts", f"be some of {', '.join(PARTS)}", repr(part))
@@ -378,91 +435,22 @@ def _parse_maps(maps: Sequence[str] | None, shape: Shape, *, known: bool) -> tup
     )
 
 
-def _pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
-    """What pixels of 0 and 1 are to the network; without a rule, the extremes of each channel or feature."""
-    shape = network.shape
-    if normalise is None:
-        low, high = extent(network, 0.0)
-        if len(shape) > 1:
-            low, high = (
-                end.reshape(shape[0], -1).amin(dim=1) if end is low else end.reshape(shape[0], -1).amax(dim=1)
-                for end in (low, high)
-            )
-            low, high = (end.reshape(-1, *(1 for _ in shape[1:])) for end in (low, high))
-        high = torch.where(high > low, high, low + 1)
-    elif callable(normalise):
-        low, high = (normalise(torch.full((1, *shape), value))[0].detach() for value in (0.0, 1.0))
-        if low.shape != shape or not bool((high != low).all()):
-            raise InputError("normalise", "map pixels to the network's inputs one by one", f"{normalise!r}")
-    else:
-        try:
-            mean, std = (
-                torch.tensor([float(v) for v in values]).reshape(-1, *(1 for _ in shape[1:])) for values in normalise
-            )
-        except (TypeError, ValueError):
-            raise InputError("normalise", "be a function or (mean, std)", repr(normalise)) from None
-        if len(mean) not in (1, shape[0]) or len(std) != len(mean) or not bool((std > 0).all()):
-            raise InputError("normalise", f"have a mean and a positive std for {shape[0]} channels", repr(normalise))
-        low, high = -mean / std, (1 - mean) / std
-    return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
+def _untested(families: Sequence[str], network: Network) -> list[str]:
+    """A remark on families of which a score test of so few samples says nothing."""
+    sizes = {name: FAMILIES[name].size(network.shape) for name in families}
+    large = [f"{name} ({size})" for name, size in sizes.items() if len(network.labels) <= 2 * size]
+    if not large or len(network.labels) < FEWEST:
+        return []
+    return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
 
 
-def _labelled_batches(loader: Iterable[Any], labels: Any) -> tuple[Iterable[Any], bool]:
-    """The loader, with labels that mean nothing where it has none; and whether it has."""
-    if labels is None:
-        return _Unlabelled(loader, drop=True), False
-    iterator = iter(loader)
-    first = next(iterator, None)
-    rest = _Chained(first, iterator) if iterator is loader and first is not None else loader
-    if first is None or _has_labels(first):
-        return rest, True
-    return _Unlabelled(rest, drop=False), False
-
-
-def _unlabelled(loader: Iterable[Any]) -> Iterable[Any]:
-    """The loader without its labels, if it has any."""
-    batches, with_labels = _labelled_batches(loader, "loader")
-    return _Unlabelled(batches, drop=True) if with_labels else batches
-
-
-def _has_labels(batch: Any) -> bool:
-    if isinstance(batch, Tensor | np.ndarray):
-        return False
-    if isinstance(batch, Mapping):
-        return any(name in batch for name in LABELS)
-    return not (isinstance(batch, tuple | list) and len(batch) == 1)
-
-
-class _Chained:
-    """An iterator whose first item was taken."""
-
-    def __init__(self, first: Any, rest: Iterator[Any]) -> None:
-        self.first, self.rest = first, rest
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self.first
-        yield from self.rest
-
-
-class _Unlabelled:
-    """Batches with the label 0, for what reads batches with labels."""
-
-    def __init__(self, loader: Iterable[Any], *, drop: bool) -> None:
-        self.loader, self.drop = loader, drop
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            if isinstance(batch, Mapping):
-                inputs: Any = {name: value for name, value in batch.items() if name not in LABELS}
-                yield {**inputs, "labels": torch.zeros(_rows(inputs.values()), dtype=torch.int64)}
-                continue
-            values = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-            if isinstance(batch, Batch):
-                values = batch.args
-            elif self.drop and len(values) > 1:
-                values = values[:-1]
-            yield (*values, torch.zeros(_rows(values), dtype=torch.int64))
-
-
-def _rows(values: Iterable[Any]) -> int:
-    return next((len(value) for value in values if isinstance(value, Tensor | np.ndarray) and value.ndim), 0)
+def _others(name: str, loader: Iterable[Any] | None, samples: Network) -> Network | None:
+    """More samples of the same network."""
+    if loader is None:
+        return None
+    others = Network(samples.model, CalibrationSet.read(loader, device=samples.device, limit=MEMORY))
+    if others.shape != samples.shape:
+        raise InputError(name, f"have inputs of shape {samples.shape}, as the loader has", f"{others.shape}")
+    if len(others.labels) < FEWEST:
+        raise InputError(name, f"have at least {FEWEST} samples", f"{len(others.labels)}")
+    return others

@@ -3,8 +3,9 @@
 A rung extends the map by the family whose score test promises most; it is fitted with each fold left out in turn, and
 kept only if the paired gain on the samples left out exceeds 1.64 standard errors half way to the fit. Half the way is
 three quarters of what a step in the right direction gains, at half of its noise: with few labels it can be told from
-nothing where the whole cannot. Where it is kept, the whole way is taken if it is better still. The gradients of samples
-left out, at the map that was kept, choose the next family. Temperature alone is the lowest rung.
+nothing where the whole cannot. Where it is kept, the whole way is taken if it is better still and its own gain is as
+certain; a useless rung that chance lets through then does a quarter of the harm. The gradients of samples left out, at
+the map that was kept, choose the next family. Temperature alone is the lowest rung.
 """
 
 from __future__ import annotations
@@ -91,7 +92,21 @@ class Rung:
     p_value: float | None = None
     """Of the score test by which the family was chosen."""
     wanted: float = STANDARD_ERRORS
-    """Standard errors that the gain had to exceed: none where only the length of a step that helps is in question."""
+    """Standard errors that the gain had to exceed."""
+    since: int | None = None
+    """A rung before the parent over which the gain must be certain as well, be it over the parent or not."""
+
+    def helps(self, rungs: Sequence[Rung], rows: np.ndarray | slice = slice(None), share: float = 1.0) -> bool:
+        """Whether some of the samples, a share of all, show the gains that are wanted.
+
+        A share s of the samples shows √s of the standard errors that all of them show, and so many are asked of it.
+        """
+        asked = [(self.parent, self.wanted), *([] if self.since is None else [(self.since, STANDARD_ERRORS)])]
+        for number, wanted in asked:
+            gain, error = paired_gain(rungs[number].losses[rows], self.losses[rows])
+            if not gain > wanted * math.sqrt(share) * error:
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -219,12 +234,12 @@ def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_val
 
     One test decides, so that a useless rung is kept no more often than its level says.
     """
-    current = ladder.rungs[ladder.current]
+    start, current = ladder.current, ladder.rungs[ladder.current]
     halves, ends, logits = list[FoldState](), list[FoldState](), current.logits.copy()
     for number, fold in enumerate(ladder.folds):
-        start, end = _fit_fold(problem, fold, families, number)
+        before, end = _fit_fold(problem, fold, families, number)
         ends.append(end)
-        halves.append(start.part_way(end, HALF))
+        halves.append(before.part_way(end, HALF))
         held, losses = _judge_fold(problem, halves[-1], logits)
         # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
         if held.sum() >= MANY and losses.mean() >= current.losses[held].mean():
@@ -241,7 +256,10 @@ def _try_families(problem: Climb, ladder: Ladder, families: Sequence[str], p_val
     logits = rung.logits.copy()
     for end in ends:
         _judge_fold(problem, end, logits)
-    whole = judge(ladder.rungs, ladder.current, name, title, size, logits, problem.targets, p_value=p_value, wanted=0.0)
+    whole = judge(
+        ladder.rungs, ladder.current, name, title, size, logits, problem.targets, p_value=p_value, wanted=0.0,
+        since=start,
+    )  # fmt: skip
     ladder.rungs.append(whole)
     if not whole.kept:
         return halves
@@ -282,12 +300,13 @@ def judge(
     *,
     p_value: float | None = None,
     wanted: float = STANDARD_ERRORS,
+    since: int | None = None,
 ) -> Rung:
     """A rung beside the one it would replace: kept if the paired gain exceeds so many standard errors."""
     losses = row_losses(logits, targets)
     gain, error = paired_gain(rungs[parent].losses, losses)
-    kept = bool(gain > wanted * error)
-    return Rung(name, title, size, parent, logits, losses, gain, error, kept, p_value, wanted)
+    rung = Rung(name, title, size, parent, logits, losses, gain, error, False, p_value, wanted, since)
+    return replace(rung, kept=rung.helps(rungs))
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
@@ -304,18 +323,14 @@ def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
 
 
 def nested_rows(rungs: Sequence[Rung], groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and logits of each sample at the rung that other samples choose, so that those who chose do not judge.
-
-    A share s of the samples shows √s of the standard errors that all of them show, and so many are asked of it.
-    """
+    """Losses and logits of each sample at the rung that other samples choose, so that those who chose do not judge."""
     losses, logits = rungs[0].losses.copy(), rungs[0].logits.copy()
     for group in range(groups):
         out, current = np.arange(len(losses)) % groups == group, 0
         for number, rung in enumerate(rungs[1:], start=1):
             if rung.parent != current:
                 continue
-            gain, error = paired_gain(rungs[current].losses[~out], rung.losses[~out])
-            current = number if gain > rung.wanted * math.sqrt(1 - out.mean()) * error else current
+            current = number if rung.helps(rungs, ~out, 1 - out.mean()) else current
         losses[out], logits[out] = rungs[current].losses[out], rungs[current].logits[out]
     return losses, logits
 

@@ -22,6 +22,10 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.distributed import all_gather_rows
 from trueup.models.calibrated import Calibrated, device_of
 
+FEWEST = 50
+"""Samples below which, with labels, nothing but a temperature is fitted, and without labels nothing is done: statistics
+of so few are noise."""
+
 
 @dataclass(frozen=True)
 class RungRecord:
@@ -50,7 +54,10 @@ class RepairRecord:
     verdict: str
     """In words."""
     causes: tuple[str, ...]
-    """What was wrong with the inputs, such as "white balance"."""
+    """What the map is a remedy for, such as "white balance"; for inputs that are no images, what it is.
+
+    That it helps is measured. That just this was wrong is not: what helps may make up for something else.
+    """
     words: tuple[str, ...]
     """What the input map does, such as "red gain 0.82"."""
     parts: tuple[str, ...]
@@ -155,8 +162,9 @@ def assemble(
     labelled: bool,
     moved: float | None = None,
     last: Calibrator | None = None,
+    also: Sequence[str] = (),
 ) -> Repaired:
-    """The repaired network and its record."""
+    """The repaired network and its record; `also` says what was done beside the parts."""
     inside = share_copy(job.network.model, changed) if changed else model
     device = device_of(job.network.model)
     after: Calibrator = Temperature(temperature)
@@ -173,8 +181,10 @@ def assemble(
     parts = tuple(name for name, was in found if was)
     causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
     words = tuple(before.words()) if before is not None else ()
+    done = _done(parts, causes, words, is_image=len(composition.shape) == 3)
+    also = [*also, *([] if last is None else [f"{job.last} after the temperature"])]
     repaired.repair_record = RepairRecord(
-        verdict=_verdict(ladder, parts, causes, words, (float(rungs[0].losses.mean()), gain, error), labelled),
+        verdict=_verdict(ladder, done, also, (float(rungs[0].losses.mean()), gain, error), labelled=labelled),
         causes=causes,
         words=words,
         parts=parts,
@@ -203,34 +213,42 @@ def assemble(
     return repaired
 
 
-def _verdict(
-    ladder: Ladder,
-    parts: Sequence[str],
-    causes: Sequence[str],
-    words: Sequence[str],
-    gained: tuple[float, float, float],
-    labelled: bool,
-) -> str:
-    if not parts:
-        first = "No: the network stays as it is"
-        if ladder.rungs[0].name == "temperature":
-            tried = ladder.p_values or len(ladder.rungs) > 1
-            first = "No: temperature is enough" if tried else "No: temperature alone"
-        return f"{first}; {ladder.stopped or 'nothing was asked for'}."
+def _done(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], *, is_image: bool) -> list[str]:
+    """What was done to the network, part by part."""
     done = []
     if "input" in parts:
-        done.append(f"{', '.join(words) or 'an input map too small to see'} ({_listed(causes)})")
+        kind = f"a remedy for {_listed(causes)}" if is_image else _listed(causes)
+        done.append(f"{', '.join(words) or 'an input map too small to see'} ({kind})")
     if "batch_norm" in parts:
         done.append("new batch-norm statistics")
     if "head" in parts:
         done.append("a corrected last layer")
+    return done
+
+
+def _verdict(
+    ladder: Ladder, done: Sequence[str], also: Sequence[str], gained: tuple[float, float, float], *, labelled: bool
+) -> str:
     before, gain, error = gained
-    if not labelled:
-        return f"Repaired without labels: {'; '.join(done)}. What it gained cannot be known without labels."
-    return (
-        f"Yes: {'; '.join(done)} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
-        f"(standard error of the gain {error:.4f})."
+    whole = "; ".join([*done, *also])
+    if not labelled and done:
+        return f"Repaired without labels: {whole}. What it gained cannot be known without labels."
+    lowered = (
+        f"{whole} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
+        f"(standard error of the gain {error:.4f})"
     )
+    if done:
+        # Each step was certain; all of it together, chosen by some samples and judged by others, may be less so.
+        return f"{'Yes' if gain > STANDARD_ERRORS * error else 'Probably'}: {lowered}."
+    reason = ladder.stopped or "nothing was asked for"
+    if also:
+        return f"No: the network itself stays as it is; {reason}. But {lowered}."
+    first = "No: the network stays as it is"
+    if ladder.rungs[0].name == "temperature":
+        if len(ladder.rungs) > 1 and not ladder.p_values:
+            reason = "nothing that was tried helped samples left out"
+        first = "No: temperature is enough" if ladder.p_values or len(ladder.rungs) > 1 else "No: temperature alone"
+    return f"{first}; {reason}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -240,7 +258,7 @@ def _listed(names: Sequence[str]) -> str:
 def no_batch_norm(model: nn.Module) -> str:
     """Why batch norm cannot be repaired, or nothing."""
     if not batch_norms(model):
-        return "batch norm is left as it is: the network has no layers with running statistics"
+        return "batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"
     try:
         share_copy(model, {})
     except Exception as error:

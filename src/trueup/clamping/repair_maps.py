@@ -78,7 +78,7 @@ class Composition(InputMap):
     @property
     def title(self) -> str:  # type: ignore[override]
         """Of all of them, in words."""
-        return " + ".join(part.title for part in self.parts) or "temperature alone"
+        return " + ".join(part.label() for part in self.parts) or "temperature alone"
 
     @property
     def theta(self) -> Tensor:  # type: ignore[override]

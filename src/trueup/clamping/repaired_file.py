@@ -1,17 +1,20 @@
 """A repaired network's own part in a file: the input map, the tensors that changed, T and the record, in safetensors.
 
 The header is JSON, under the schema of calibrators' files: {"schema": 1, "repaired": {"maps": {name: shape}, "record":
-…, "model": …}, "versions": …}. Tensors are `map.NAME` (θ of each family), `low`, `high`, `temperature`, and, for
-batch-norm statistics and the last layer, `model.NAME`. The weights that stay are not in it.
+…, "model": {name: shape}, "weights": numbers by which the network is known again}, "versions": …}. Tensors are
+`map.NAME` (θ of each family), `low`, `high`, `temperature`, and, for batch-norm statistics and the last layer,
+`model.NAME`. The weights that stay are not in it.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +32,10 @@ from trueup.models.freezing import unwrap
 _ENTRIES = {"maps", "record", "model"}
 _LAST = "last"
 """An entry of files whose network ends in more than a temperature."""
+_WEIGHTS = "weights"
+"""An entry that files of former versions do not have."""
+_PROJECTIONS = 4
+_ALIKE = 0.02  # of projections that differ by about 1 where weights do; half precision moves them by 0.001
 
 
 def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
@@ -66,6 +73,7 @@ def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
         "maps": maps,
         "record": pack(asdict(repaired.repair_record), "record", None),
         "model": {name: shape for name, shape in shapes.items() if name not in repaired.changed},
+        _WEIGHTS: project_weights(repaired.model, repaired.changed),
     }
     if last:
         inside[_LAST] = pack(last[0], _LAST, tensors)
@@ -74,10 +82,14 @@ def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
 
 
 def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
-    """Put what `save_repaired` wrote around a network, which stays as it is; another network raises an error."""
+    """Put what `save_repaired` wrote around a network, which stays as it is; another network raises an error.
+
+    Another one is a network with tensors of other names or shapes, or with other weights in them; rounding to half
+    precision does not count.
+    """
     with open_artifact(path, "repaired") as artifact:
         inside = artifact.content.get("repaired")
-        if not isinstance(inside, dict) or set(inside) - {_LAST} != _ENTRIES:
+        if not isinstance(inside, dict) or set(inside) - {_LAST, _WEIGHTS} != _ENTRIES:
             raise ValueError(f"the header must tell of {', '.join(sorted(_ENTRIES))}")
         tensors = artifact.tensors()
         for name, tensor in tensors.items():
@@ -88,6 +100,8 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
         }
         shapes = model_shapes(network)
         compare_shapes(inside["model"], {n: s for n, s in shapes.items() if n not in changed}, "repaired")
+        if _WEIGHTS in inside:
+            _compare_weights(inside[_WEIGHTS], project_weights(network, changed))
         device = device_of(network)
         before = _map(inside["maps"], tensors)
         own = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _LAST}
@@ -95,7 +109,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
             raise ValueError(
                 f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides"
             )
-        model = share_copy(unwrap(network), {n: t.to(device) for n, t in changed.items()}) if changed else network
+        model = share_copy(unwrap(network), _as_in(network, changed)) if changed else network
         after: Calibrator = Temperature(tensors["temperature"])
         if _LAST in inside:
             after = Chain([after, unpack(inside[_LAST], own)])
@@ -103,6 +117,39 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
         repaired.changed = changed
         repaired.repair_record = _record(unpack(inside["record"], {}))
     return repaired
+
+
+def _compare_weights(wanted: Any, found: Sequence[float]) -> None:
+    if not isinstance(wanted, list) or len(wanted) != len(found) or not all(isinstance(w, float) for w in wanted):
+        raise ValueError(f"the header must have {len(found)} numbers for the weights")
+    if not all(abs(a - b) <= _ALIKE for a, b in zip(wanted, found, strict=True)):
+        raise ValueError("model must be the one that was repaired, got one of the same shapes but other weights")
+
+
+def _as_in(network: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New tensors on the device and in the precision of those that they replace, or of the weight beside a new bias."""
+    state = unwrap(network).state_dict()
+    beside = {name: name if name in state else f"{name.rpartition('.')[0]}.weight" for name in changed}
+    return {name: tensor.to(state[beside[name]]) for name, tensor in changed.items()}
+
+
+def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[float]:
+    """A few numbers by which a network's weights are known again: Σ_t r·w_t/‖w_t‖ over √t, r being random signs.
+
+    >>> one, other = nn.Linear(3, 4), nn.Linear(3, 4)
+    >>> project_weights(one) == project_weights(one), project_weights(one) == project_weights(other)
+    (True, False)
+    """
+    rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS), 0
+    for name, tensor in unwrap(network).state_dict().items():
+        if name in without or not tensor.is_floating_point():
+            continue
+        values = tensor.detach().double().cpu().flatten().numpy()
+        signs = (2 * rng.integers(0, 2, size=len(values), dtype=np.int8) - 1 for _ in range(_PROJECTIONS))
+        size = max(float(np.linalg.norm(values)), 1e-300)
+        sums += [float(values @ row) / size for row in signs]
+        tensors += 1
+    return [float(total) for total in sums / math.sqrt(max(tensors, 1))]
 
 
 def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | None:

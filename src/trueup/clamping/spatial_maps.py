@@ -271,6 +271,7 @@ class PixelOffset(InputMap):
     """Add a constant to each pixel: x + δ (scale 0.05); with so many numbers the prior does most of the work."""
 
     name, title = "pixel_offset", "an offset a pixel"
+    feature_title = "an offset a feature"
     cause = "a fixed pattern"
     scale = 0.05
 
@@ -291,7 +292,8 @@ class PixelOffset(InputMap):
     def words(self) -> list[str]:
         """The largest."""
         most = self.scale * float(self.theta.abs().max())
-        return [f"pixel offsets up to {most:.2f}"] if most >= VISIBLE else []
+        what = "pixel" if len(self.shape) == 3 else "feature" if len(self.shape) == 1 else "position"
+        return [f"{what} offsets up to {most:.2f}"] if most >= VISIBLE else []
 
 
 def _pad(x: Tensor, by: int) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from trueup.clamping.batch_norm import MovedTest, estimate, moved_test
 from trueup.clamping.entropy import lower_entropy
+from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.ladder import FOLDS, FoldState, Ladder, Rung, fit_to_teacher, judge, row_losses
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss
-from trueup.clamping.repair_job import Job, Repaired, assemble, forward, no_batch_norm
+from trueup.clamping.repair_job import FEWEST, Job, Repaired, assemble, forward, no_batch_norm
 from trueup.clamping.repair_maps import Composition, PixelSpace
 
 MOVED = 0.01
@@ -31,6 +32,8 @@ class _Candidate(NamedTuple):
     before: PixelSpace | None
     changed: dict[str, Tensor]
     weight: float
+    also: tuple[str, ...] = ()
+    """What was done beside the map and the statistics."""
 
 
 def repair_without_labels(
@@ -50,6 +53,8 @@ def repair_without_labels(
     if reason or "batch_norm" not in job.parts:
         stopped = "without labels nothing but new batch-norm statistics can teach"
         job.notes.append(reason or "batch_norm is not among the parts")
+    elif len(network.labels) < FEWEST:
+        stopped = f"{len(network.labels)} inputs are too few to take statistics of; {FEWEST} are needed"
     else:
         job.progress("have the inputs moved?")
         moved = moved_test(network, augment=job.augment, seed=job.seed, reference=reference)
@@ -60,8 +65,8 @@ def repair_without_labels(
         )
         if moved.p_value >= MOVED:
             stopped = (
-                f"nothing says that the inputs have moved: statistics of batch norm differ from {home}, no more than "
-                f"chance would have it (p = {moved.p_value:.2g})"
+                "nothing says that the inputs have moved: statistics of batch norm differ no more than chance would "
+                f"have it from {home} (p = {moved.p_value:.2g})"
             )
         else:
             job.notes.append(_assumption(moved, home))
@@ -73,7 +78,7 @@ def repair_without_labels(
     last = candidates[-1]
     return assemble(
         job, model, ladder, last.before, last.changed, temperature, last.weight, None, labelled=False,
-        moved=None if moved is None else moved.p_value,
+        moved=None if moved is None else moved.p_value, also=last.also,
     )  # fmt: skip
 
 
@@ -101,8 +106,8 @@ def _teach(job: Job, temperature: float, *, entropy: bool) -> list[_Candidate]:
         if lower.refused:
             job.notes.append(f"entropy was not lowered: {lower.refused}")
         else:
-            title = "entropy lowered by batch norm's scales"
-            found.append(_Candidate(f"{found[-1].name} + entropy", title, before, {**changed, **lower.tensors}, 1.0))
+            name, title = f"{found[-1].name} + entropy", "entropy of the answers lowered by batch norm's scales"
+            found.append(_Candidate(name, title, before, {**changed, **lower.tensors}, 1.0, (title,)))
     return found
 
 
@@ -145,14 +150,17 @@ def _choose_by_labels(
         current.size, logits, labels,
     )  # fmt: skip
     ladder.rungs.append(rung)
+    also = list(chosen.also)
     if rung.kept:
         ladder.current, temperature = len(ladder.rungs) - 1, Loss().temperature(z, labels)
+        warn_at_a_bound(z, labels, temperature, stacklevel=5)
+        also.append("a temperature fitted to the labelled samples")
     job.notes.append(f"{len(labels)} labelled samples chose among what was made without labels")
     network = job.network
     network.count(forward=round(labelled.cost().forwards * labelled.inputs.n))
     return assemble(
         job, model, ladder, chosen.before, chosen.changed, temperature, chosen.weight, None, labelled=True,
-        moved=None if moved is None else moved.p_value,
+        moved=None if moved is None else moved.p_value, also=also,
     )  # fmt: skip
 
 

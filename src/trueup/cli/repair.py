@@ -30,10 +30,19 @@ def repair(
     ] = None,
     maps: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="NAME", help="Try only this family of input maps; may be repeated."),
+        typer.Option(
+            "--map",
+            metavar="NAME",
+            help="Try only this family of input maps, such as affine, gamma, colour or kernel; may be repeated. "
+            "A name that is none lists them all.",
+        ),
     ] = None,
     no_labels: Annotated[
-        bool, typer.Option("--no-labels", help="Do not use the labels, but the network as its own teacher.")
+        bool,
+        typer.Option(
+            "--no-labels",
+            help="Do not use the labels, but the network as its own teacher; the file may then have none.",
+        ),
     ] = False,
     temperature: Annotated[
         float | None,
@@ -47,6 +56,10 @@ def repair(
     strip: Annotated[
         Path | None,
         typer.Option("--strip", metavar="FILE", help="Draw some images before and after the map: .png, .pdf or .svg."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE", help="Write a page of verdict, images and ladder, .html."),
     ] = None,
     entropy: Annotated[
         bool, typer.Option("--entropy", help="Without labels: also lower the entropy of the answers.")
@@ -67,14 +80,22 @@ def repair(
     The weights on disk do not change. The fit is to the validation part of the data, and the table shows its test part.
     The network takes images as pixels in [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels,
     or images and labels, which are halved at random; `inputs` instead of `images` go to the network as they are.
+    In Python, trueup.load_repaired(network, FILE) puts what was written around the same network.
     """
     require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
     for drawing in (figure, strip):
         if drawing is not None:
             require_output(drawing, ".png", ".pdf", ".svg")
+    if page is not None:
+        require_output(page, ".html")
+    for option, given in (("--temperature", temperature is not None), ("--entropy", entropy)):
+        if given and not no_labels:
+            raise InputError(option, "come with --no-labels", "labels that are used")
+    if figure is not None and no_labels:
+        raise InputError("--figure", "be left out with --no-labels", str(figure), "there is no held-out loss to draw")
     resolve.require_data(model, data)
     network, loaders, data = resolve.load_network_and_data(
-        model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size
+        model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size, labels=not no_labels
     )
     from trueup import clamping
 
@@ -96,20 +117,27 @@ def repair(
             from trueup.report.repair_figures import save_inputs
 
             save_inputs(repaired, next(iter(loaders[0]))[0], strip)
-        scores = compare_networks(network, {"repair": repaired}, loaders, not quiet)
+        tested = len(loaders) > 1  # where there are no labels, nothing can be scored
+        scores = compare_networks(network, {"repair": repaired}, loaders, not quiet) if tested else None
+        if page is not None:
+            from trueup.report.repair_page import report_repair
+
+            images, title = next(iter(loaders[0]))[0], f"Repair of {model}"
+            report_repair(repaired, images=images, scores=scores, title=title).save(page)
     record = repaired.repair_record
     if as_json:
         print_json(
             "repair", model=model, data=data, output=out, verdict=record.verdict, record=asdict(record),
-            scores=scores.to_dict(),
+            scores=None if scores is None else scores.to_dict(),
         )  # fmt: skip
         return
     if quiet:
         return
-    print_scores(scores)
+    if scores is not None:
+        print_scores(scores)
     notes = tuple(f"{note[:1].upper()}{note[1:]}." for note in record.notes)
     cost = f"T = {record.temperature:.4f}; it took as long as {record.equivalents:.0f} forward passes."
-    drawn = tuple(f"Written: {file}" for file in (figure, strip) if file is not None)
+    drawn = tuple(f"Written: {file}" for file in (figure, strip, page) if file is not None)
     print_remarks(f"Was there anything to repair? {record.verdict}", *notes, cost, *drawn, f"Written: {out}")
 
 
@@ -134,6 +162,6 @@ def register(app: typer.Typer) -> None:
         epilog=o.format_examples(
             "trueup repair mymodels:resnet --weights resnet.safetensors --data new_camera.npz -o repaired.safetensors",
             "trueup repair mymodels:resnet --data new_camera.npz --no-labels --temperature 1.7 -o repaired.safetensors",
-            "trueup repair run --data new_camera.npz --figure ladder.png --strip images.png -o repaired.safetensors",
+            "trueup repair run --data new_camera.npz --page repair.html -o repaired.safetensors",
         ),
     )(repair)

@@ -110,15 +110,20 @@ def load_network_and_data(
     folder: Path | None,
     seed: int | None,
     batch_size: int,
+    labels: bool = True,
 ) -> tuple[nn.Module, list[DataLoader[Any]], str]:
-    """A network with its weights; loaders of the validation and test parts of its data; and the name of these."""
+    """A network with its weights; loaders of the validation and test parts of its data; and the name of these.
+
+    Unless `labels` are needed, a .npz file may have none: then there is one loader, of inputs alone.
+    """
     from torch.utils.data import DataLoader
 
     network = load_model(model)
     if weights is not None:
         network = load_weights(network, weights)
     run: dict[str, Any] = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
-    parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
+    unlabelled = None if labels else _load_unlabelled(Path(run["data"]))
+    parts = (unlabelled,) if unlabelled is not None else load_val_and_test(run["data"], folder, run["seed"] or 0)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     return network if device is None else network.to(device), loaders, run["data"]
 
@@ -151,6 +156,34 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
             x = pixels(x) if inputs == "images" else torch.from_numpy(x)
             datasets.append(TensorDataset(x, torch.from_numpy(y.astype(np.int64))))
     return datasets[0], datasets[1]
+
+
+def _load_unlabelled(path: Path) -> Dataset[Any] | None:
+    """The inputs of a .npz file without labels: `images` or `inputs`, where parts are named those of validation.
+
+    None of a file that has labels, and of a data set.
+    """
+    import numpy as np
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.training.data.images import pixels
+    from trueup.training.data.readers import arrays_in
+
+    if path.suffix.lower() != ".npz":
+        return None
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        if any(name.endswith("labels") for name in arrays):
+            return None
+        names = ("val_images", "images", "val_inputs", "inputs")
+        name = next((name for name in names if name in arrays), None)
+        if name is None:
+            raise ValueError(f"wanted one of the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")
+        x = arrays[name]
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name} must be finite")
+        return TensorDataset(pixels(x) if name.endswith("images") else torch.from_numpy(x))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

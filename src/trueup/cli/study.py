@@ -195,17 +195,24 @@ def _list(data_dir: str | None, as_json: bool) -> None:
         runs = "runs unknown without its files" if preset.cells is None else f"{preset.cells:,} runs"
         option = f" --preset {preset.preset}" if preset.preset else ""
         data = ", ".join(dict.fromkeys(preset.data)) or "files of predictions"
-        hours = "" if preset.gpu_hours is None else f"; {_hours(preset.gpu_hours)} at {GPU_TERAFLOPS} TFLOP/s"
-        hours += " without some networks" if hours and preset.uncounted else ""
+        hours = ""
+        if preset.gpu_hours is not None and preset.machine_hours is not None:
+            gpu, here = _hours(preset.gpu_hours), _hours(preset.machine_hours)
+            hours = f"; networks alone: {gpu} at {GPU_TERAFLOPS} TFLOP/s, {here} on this machine"
+            hours += " without some networks" if preset.uncounted else ""
         print(f"trueup study {preset.study}{option}: {runs}; {data}{hours}{'; files missing' if preset.files else ''}")
-    missing = dict.fromkeys(files for preset in presets for files in preset.files)
-    print(*(["Missing files:"] if missing else []), *(f"  {files}" for files in missing), sep="\n")
-    print(f"Files are looked for in {places(data_dir)}.")
+    for title, field in (("Missing files:", "files"), ("Files found:", "found"), ("Also taken if there:", "optional")):
+        if lines := dict.fromkeys(line for preset in presets for line in getattr(preset, field)):
+            print(title, *(f"  {line}" for line in lines), sep="\n")
+    print(
+        "Reading data, metrics and fits on logits come on top of the networks; with small networks they are most of it."
+    )
+    print(f"Files of data sets are looked for in {places(data_dir)}; other paths are inside the first of these.")
 
 
 def _hours(hours: float) -> str:
     minutes = 60 * hours
-    return f"{hours:,.1f} h" if hours >= 0.1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
+    return f"{hours:,.1f} h" if hours >= 1 else "less than 0.1 min" if minutes < 0.1 else f"{minutes:,.1f} min"
 
 
 def _parse(words: list[str]) -> tuple[bool, str]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping import Clamped, clamp
+from trueup.clamping import Clamped, Repaired, clamp, repair
 from trueup.demo.digits import Digits, Images, loader
 from trueup.metrics.table import Scores, compare
 from trueup.models.calibrated import Calibrated, collect
@@ -20,9 +20,9 @@ METRICS = ("accuracy", "confidence", "nll", "ece")
 LEVEL = 0.95
 """Of the intervals."""
 
-CLEAN, RAW, KEPT, REFITTED, CLAMPED = "clean", "raw", "kept", "temperature", "clamping"
+CLEAN, RAW, KEPT, REFITTED, CLAMPED, REPAIRED = "clean", "raw", "kept", "temperature", "clamping", "repair"
 """Before the shift; after it the uncalibrated network, with the calibrator fitted before, with a temperature fitted to
-shifted images, and clamped, fitted to the same images."""
+shifted images, and clamped and repaired, fitted to the same images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class ShiftResult:
     scores: Scores
     """On the test images; paired changes are from temperature scaling."""
     clamped: Clamped
+    repaired: Repaired
 
     @property
     def setting(self) -> str:
@@ -52,15 +53,18 @@ def evaluate_shift(
     val, test = (apply_shift(part, corruption, severity) for part in (data.val, data.test))
     temperature = Temperature.fit(*collect(network, loader(val), progress=False))
     clamped = clamp(network, loader(val), seed=seed, progress=False)
+    repaired = repair(network, loader(val), normalise=nn.Identity(), seed=seed, progress=False)
     networks = {
         REFITTED: Calibrated(network, after=temperature),
         RAW: network,
         KEPT: Calibrated(network, after=kept),
         CLAMPED: clamped,
+        REPAIRED: repaired,
     }
     pairs = {name: collect(each, loader(test), progress=False) for name, each in networks.items()}
     pairs[CLEAN] = collect(network, loader(data.test), progress=False)
-    return ShiftResult(corruption, severity, compare(pairs, metrics=METRICS, level=LEVEL, seed=seed), clamped)
+    scores = compare(pairs, metrics=METRICS, level=LEVEL, seed=seed)
+    return ShiftResult(corruption, severity, scores, clamped, repaired)
 
 
 def apply_shift(images: Images, corruption: str, severity: int) -> Images:

@@ -22,18 +22,21 @@ ROLES: Mapping[str, str] = {
     camera.KEPT: "calibrator fitted before the shift",
     camera.REFITTED: "temperature scaling, refitted",
     camera.CLAMPED: "Neural Clamping, refitted",
+    camera.REPAIRED: "repair",
 }
 
 
 CAMERA = (
     "The camera changes: calibration digits and test digits are shifted, the network stays the same. Temperature "
-    "scaling and Neural Clamping are refitted to the shifted calibration digits. A star marks a statistically "
-    f"significant difference from temperature scaling: its paired {format_percent(camera.LEVEL)} bootstrap interval "
-    "excludes 0."
+    "scaling and Neural Clamping are refitted to the shifted calibration digits; repair looks there for maps of the "
+    "inputs with few parameters that make up for the change, and corrects the last layer. A star marks a "
+    "statistically significant difference from temperature scaling: its paired "
+    f"{format_percent(camera.LEVEL)} bootstrap interval excludes 0."
 )
 CAPTION = (
-    "The first test digit of each class: clean, through the changed camera, and with δ added. Above each, the "
-    "predicted class and its probability; ≠ marks an error. δ is orange where it darkens and purple where it lightens."
+    "The first test digit of each class: clean, through the changed camera, with δ added, and repaired. Above each, "
+    "the predicted class and its probability; ≠ marks an error. δ is orange where it darkens and purple where it "
+    "lightens."
 )
 
 
@@ -112,8 +115,7 @@ def shift_summary(shift: camera.ShiftResult) -> str:
         [
             paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift)),
             text_table(shift_rows(shift)),
-            paragraph(shift_verdict(shift)),
-            paragraph(clamping_verdict(shift)),
+            *(paragraph(text) for text in shift_verdicts(shift)),
         ]
     )
 
@@ -131,20 +133,24 @@ def shift_rows(shift: camera.ShiftResult) -> list[Row]:
     ]
 
 
-def shift_verdict(shift: camera.ShiftResult) -> str:
-    """What Neural Clamping changes compared with temperature scaling, on the test digits."""
+def shift_verdicts(shift: camera.ShiftResult) -> list[str]:
+    """What Neural Clamping and repair change compared with temperature scaling, and what their own records say."""
+    return [
+        f"{shift_verdict(shift, camera.CLAMPED)} Does the input shift help? {shift.clamped.fit_record.verdict}",
+        f"{shift_verdict(shift, camera.REPAIRED)} Was there anything to repair? {shift.repaired.repair_record.verdict}",
+    ]
+
+
+def shift_verdict(shift: camera.ShiftResult, way: str) -> str:
+    """What a way to calibrate changes compared with temperature scaling, on the test digits."""
     scores, parts = shift.scores, []
     for metric, formatted in (("accuracy", _percent), ("nll", format_number), ("ece", format_number)):
-        before, after = (formatted(scores[name, metric].value) for name in (camera.REFITTED, camera.CLAMPED))
-        significant = _is_significant(scores.changes[camera.CLAMPED][metric])
+        before, after = (formatted(scores[name, metric].value) for name in (camera.REFITTED, way))
+        significant = _is_significant(scores.changes[way][metric])
         name = metric if metric == "accuracy" else metric.upper()
         parts.append(f"{name} goes from {before} to {after}" if significant else f"no significant change of {name}")
-    return f"Neural Clamping instead of temperature scaling: {', '.join(parts)}."
-
-
-def clamping_verdict(shift: camera.ShiftResult) -> str:
-    """Whether the input shift helps, by the fit's own record."""
-    return f"Does the input shift help? {shift.clamped.fit_record.verdict}"
+    title = "Neural Clamping" if way == camera.CLAMPED else "Repair"
+    return f"{title} instead of temperature scaling: {', '.join(parts)}."
 
 
 def _percent(share: float) -> str:

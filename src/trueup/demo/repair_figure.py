@@ -69,6 +69,10 @@ def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult
         inputs, outputs = (torch.stack([getattr(p, name) for p in repaired]) for name in ("shifted", "repaired"))
         rows.append(_image_row(shift.corruption, inputs, inputs, network, labels))
         rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, repaired[0].delta))
+        before = shift.repaired.before
+        with torch.no_grad():
+            mapped = inputs if before is None else before(inputs)
+        rows.append(_image_row("repaired", mapped, inputs, shift.repaired, labels))
     max_delta = max((float(np.abs(row.delta).max()) for row in rows if row.delta is not None), default=0.0)
     return RepairFigure(tuple(rows), max_delta)
 
@@ -134,7 +138,7 @@ def section_html(shifts: Sequence[ShiftResult], record: RepairFigure, png: bytes
         head = [head[0].capitalize(), *map(style.label, camera.METRICS)]
         name = shift.corruption.capitalize()
         parts += [f"<h3>{escape(name)}</h3>", paragraph(messages.shift_setting(shift)), table(name, head, rows)]
-        parts.append(paragraph(f"{messages.shift_verdict(shift)} {messages.clamping_verdict(shift)}"))
+        parts += map(paragraph, messages.shift_verdicts(shift))
     return "".join(parts)
 
 

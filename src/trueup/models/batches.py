@@ -162,7 +162,7 @@ def _like(container: Any, entries: list[Any]) -> Any:
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    named = _named_batch(batch)
+    named = named_batch(batch)
     if named is not None:
         label = next((name for name in LABELS if name in named), None)
         if label is None:
@@ -181,7 +181,8 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     )
 
 
-def _named_batch(batch: Any) -> dict[str, Any] | None:
+def named_batch(batch: Any) -> dict[str, Any] | None:
+    """What a mapping, a dataclass or a named tuple holds, by name; None of any other batch."""
     if isinstance(batch, Mapping):
         return dict(batch)
     if is_dataclass(batch) and not isinstance(batch, type):
@@ -198,6 +199,8 @@ def _labels(labels: Any, any_shape: bool = False) -> Tensor:
         raise ValueError(f"labels must be an array of integers, got {type(labels).__name__}: {error}") from None
     if y.ndim != 1 and not (any_shape and y.ndim):
         hint = "" if y.ndim < 2 else '; tokens and pixels need classes="first" or "last"'
+        if y.ndim == 2 and not y.is_complex() and bool((y.sum(dim=1) == 1).all() & ((y == 0) | (y == 1)).all()):
+            hint = "; one-hot labels become classes by argmax(dim=1)"
         raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}{hint}")
     if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))

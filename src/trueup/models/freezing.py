@@ -49,9 +49,23 @@ def frozen(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             module.training = False  # not .eval(), which some models use to fold weights
         for parameter in model.parameters():
+            if parameter.is_inference():  # it could not be set back, and has no gradient
+                continue
             parameter.requires_grad = False
             parameter.grad = None  # set aside, so that nothing can add to it
         yield
+
+
+def copy_modes(model: nn.Module, to: nn.Module) -> None:
+    """Put every module of a copy of a model into the mode that its own has.
+
+    >>> model, copied = nn.Sequential(nn.Dropout()).eval(), nn.Sequential(nn.Dropout())
+    >>> copy_modes(model, copied)
+    >>> copied.training, copied[0].training
+    (False, False)
+    """
+    for name, module in model.named_modules():
+        to.get_submodule(name).training = module.training
 
 
 def _modes(model: nn.Module) -> Callable[[], None]:
@@ -65,7 +79,7 @@ def _modes(model: nn.Module) -> Callable[[], None]:
 
 
 def _parameters(model: nn.Module) -> Callable[[], None]:
-    states = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    states = [(p, p.requires_grad, p.grad) for p in model.parameters() if not p.is_inference()]
 
     def restore() -> None:
         for parameter, wanted, grad in states:

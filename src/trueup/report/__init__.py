@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from trueup.report.forecast_audit import ForecastAudit, audit_forecasts
     from trueup.report.forecast_page import ForecastReport, report_forecasts
     from trueup.report.page import Report, report
+    from trueup.report.repair_page import RepairReport, report_repair
 
 
 __all__ = [
     "Audit",
     "ForecastAudit",
     "ForecastReport",
+    "RepairReport",
     "Report",
     "audit_forecasts",
     "chart",
@@ -49,6 +51,7 @@ __all__ = [
     "reliability",
     "report",
     "report_forecasts",
+    "report_repair",
     "risk_coverage",
     "summary",
     "temperature_sweep",
@@ -75,5 +78,6 @@ if not TYPE_CHECKING:  # a checker is to find what is misspelt
             "forecast_audit": "ForecastAudit audit_forecasts",
             "forecast_page": "ForecastReport report_forecasts",
             "page": "Report report",
+            "repair_page": "RepairReport report_repair",
         },
     )

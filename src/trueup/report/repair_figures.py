@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trueup.clamping.input_repair import RepairRecord
+from trueup.core.errors import InputError
+from trueup.io.atomic import atomic_write
 from trueup.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _PICTURES = 8
 
@@ -25,6 +29,8 @@ def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | No
     >>> ax.get_xlabel()
     'Held-out log-loss (nats)'
     """
+    if not record.labelled:
+        raise InputError("record", "be of a repair with labels", "one without", "there is no held-out loss to draw")
     ax = style.axes_for(ax, height=max(1.6, 0.9 + 0.3 * len(record.rungs)))
     for number, rung in enumerate(record.rungs):
         colour = style.line_style(0 if rung.kept else 1)["color"]
@@ -36,21 +42,30 @@ def draw_ladder(record: RepairRecord, ax: Axes | None = None, *, title: str | No
     return ax
 
 
-def save_ladder(record: RepairRecord, path: str | os.PathLike[str]) -> None:
-    """Draw the ladder to a file, whose suffix says which format."""
+def ladder_figure(record: RepairRecord) -> Figure:
+    """The ladder in a figure of its own."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, max(1.8, 0.9 + 0.3 * len(record.rungs))), layout="constrained")
     draw_ladder(record, figure.subplots())
-    figure.savefig(os.fspath(path))
+    return figure
+
+
+def save_ladder(record: RepairRecord, path: str | os.PathLike[str]) -> None:
+    """Draw the ladder to a file, whose suffix says which format, and which is complete or not there."""
+    figure = ladder_figure(record)
+    with atomic_write(Path(path)) as (draft,):
+        figure.savefig(draft, format=Path(path).suffix[1:])
 
 
 def save_inputs(repaired: Any, images: torch.Tensor, path: str | os.PathLike[str]) -> None:
-    """Draw some inputs before and after the map to a file, whose suffix says which format."""
-    draw_inputs(repaired, images).savefig(os.fspath(path), dpi=150, bbox_inches="tight")
+    """Draw some inputs before and after the map to a file, as `save_ladder` does."""
+    figure = draw_inputs(repaired, images)
+    with atomic_write(Path(path)) as (draft,):
+        figure.savefig(draft, format=Path(path).suffix[1:], dpi=150, bbox_inches="tight")
 
 
-def draw_inputs(repaired: Any, images: torch.Tensor) -> Any:
+def draw_inputs(repaired: Any, images: torch.Tensor) -> Figure:
     """A strip of a network's inputs as they come, above the same through the input map, in pixels.
 
     `images` are inputs of the network, (n, C, H, W); a few are shown. Returns the figure.

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 from trueup.report.html import TableCell
 from trueup.report.html import table as html_table
 from trueup.study.grid import Options, Rows
+from trueup.study.published import normalize_name
 from trueup.study.statistics import LEVEL
 from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
 
@@ -38,8 +39,21 @@ class Claim:
     """What the numbers of `support` are, with their unit."""
     support: Callable[[Rows, Options], Mapping[str, Sequence[float]]]
     digits: int = 2
-    printed: str = ""
-    """The paper's own number, where it prints one."""
+    printed: str | Mapping[str, str] = ""
+    """The paper's own number, where it prints one: the same for all, or by data set and network as `published_key`
+    names them, under "" for those that the paper has not."""
+
+    def printed_for(self, group: str) -> str:
+        """What the paper prints for a data set and network.
+
+        >>> claim = Claim("Table 2", "a beats b", "ECE", dict, printed={"cifar100, resnet110": "34 %", "": "others"})
+        >>> claim.printed_for("CIFAR-100, resnet110, Dir-ODIR"), claim.printed_for("digits, cnn")
+        ('34 %', 'others')
+        """
+        if isinstance(self.printed, str):
+            return self.printed
+        data, network = [*group.split(", "), ""][:2]
+        return self.printed.get(published_key(data, network), self.printed.get("", ""))
 
 
 class ClaimResult(NamedTuple):
@@ -55,12 +69,17 @@ class ClaimResult(NamedTuple):
     verdict: ClaimVerdict
 
     @property
+    def printed(self) -> str:
+        """What the paper has there."""
+        return self.claim.printed_for(self.group)
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Its texts, in the order of `HEADINGS`."""
         digits = self.claim.digits
         interval = MISSING if math.isnan(self.low) else f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
         ours = f"{self.mean:+.{digits}f} ({self.claim.measured})"
-        text = self.claim.source, self.claim.text, self.group, self.claim.printed or MISSING, ours, interval
+        text = self.claim.source, self.claim.text, self.group, self.printed or MISSING, ours, interval
         return *text, str(self.runs), self.verdict
 
 
@@ -96,7 +115,7 @@ class ClaimTable:
         for result in self.results:
             claim = result.claim
             ends = ["" if math.isnan(end) else end for end in (result.low, result.high)]
-            words = [claim.source, claim.text, result.group, claim.printed, claim.measured]
+            words = [claim.source, claim.text, result.group, result.printed, claim.measured]
             writer.writerow([*words, result.mean, *ends, result.runs, result.verdict])
         return out.getvalue()
 
@@ -140,6 +159,15 @@ def _judge(claim: Claim, group: str, values: np.ndarray) -> ClaimResult:
     return ClaimResult(claim, group, runs, mean, low, high, verdict)
 
 
+def published_key(data: str, network: str) -> str:
+    """A data set and network in the papers' spelling, by which `Claim.printed` has them.
+
+    >>> published_key("newsgroups20", "text_cnn")
+    '20newsgroups, 8layer1dcnn'
+    """
+    return f"{normalize_name(data)}, {normalize_name(network)}"
+
+
 def by_group(rows: Rows, *keys: str) -> dict[str, list[Mapping[str, Any]]]:
     """Rows by the values of these fields, joined to a name.
 
@@ -160,8 +188,9 @@ def by_run(rows: Rows, method: Callable[[Mapping[str, Any]], Hashable], figure: 
     """
     values: dict[Any, dict[Any, float]] = {}
     for row in rows:
-        if row.get(figure) is not None:
-            values.setdefault(method(row), {})[row["seed"]] = float(row[figure])
+        value = row.get(figure)
+        if value is not None and math.isfinite(value):  # what could not be measured says nothing
+            values.setdefault(method(row), {})[row["seed"]] = float(value)
     return values
 
 
@@ -174,9 +203,22 @@ def paired(worse: Mapping[Any, float], better: Mapping[Any, float], *, scale: fl
     return [scale * (worse[run] - better[run]) for run in sorted(worse.keys() & better.keys())]
 
 
-def least_on_average(values: Mapping[Any, Mapping[Any, float]], among: Sequence[Any]) -> Any:
-    """The method of least mean among those that lack no run; None if there is none."""
+def least_on_average(values: Mapping[Any, Mapping[Any, float]], among: Sequence[Any], *, rank: int = 1) -> Any:
+    """The method of least mean among those that lack no run, or that of another rank; None if there is none."""
     present = [name for name in among if name in values]
     most = max((len(values[name]) for name in present), default=0)
     whole = [name for name in present if len(values[name]) == most]
-    return min(whole, key=lambda name: float(np.mean(list(values[name].values()))), default=None)
+    ordered = sorted(whole, key=lambda name: float(np.mean(list(values[name].values()))))
+    return ordered[rank - 1] if len(ordered) >= rank else None
+
+
+def trend(x: Sequence[float], y: Sequence[float]) -> float:
+    """Kendall's τ; 0 where one of the two never changes.
+
+    >>> trend([1, 2, 3], [0.1, 0.3, 0.2]), trend([1, 2, 3], [0.1, 0.1, 0.1])
+    (0.33333333333333337, 0.0)
+    """
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(x, y).statistic)
+    return 0.0 if math.isnan(tau) else tau

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product as combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trueup.registry import Lazy
 
@@ -103,6 +103,20 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+class WantedFile(NamedTuple):
+    """A file, or several by a pattern, of the folder of data."""
+
+    path: str
+    words: str = ""
+    """What it is for; of one that is not needed, what is done without it."""
+    needed: bool = True
+
+
+def no_files(preset: str) -> Sequence[WantedFile]:
+    """None but those of data sets."""
+    return ()
+
+
 def no_local(options: Options) -> Mapping[str, Any]:
     """Nothing that depends on the machine."""
     return {}
@@ -140,12 +154,16 @@ class Study:
     """What of the options tells about the machine, such as where data are: it makes no new cells."""
     presets: Callable[[], Mapping[str, Sequence[str]]] = dict
     """Preset → its data sets, the default first."""
+    files: Callable[[str], Sequence[WantedFile]] = no_files
+    """Preset → files that it wants in the folder of data beside those of its data sets."""
     claims: Callable[[], Sequence[Claim]] = tuple
     """What the paper says, each judged by the rows."""
     flops: Callable[[Sequence[Mapping[str, Any]]], tuple[float, list[str]]] | None = None
     """Settings of cells → the floating-point operations of their networks, and what could not be counted."""
     parts: tuple[str, ...] = ()
     """What may be left out of it."""
+    takes: tuple[str, ...] = ()
+    """Which of the options `network` and `retrain` it knows."""
     chooses: bool = False
     """Whether it chooses something on validation samples, which an oracle would choose on the test's."""
     title: str = ""
@@ -157,6 +175,11 @@ class Study:
         options = options or Options()
         if options.oracle and not self.chooses:
             raise ValueError(f"oracle is of studies that choose among settings, got it with {self.name}")
+        for name in ("network", "retrain"):
+            if getattr(options, name) and name not in self.takes:
+                raise ValueError(f"{name} is no option of {self.name}, got {getattr(options, name)!r}")
+        if options.preset is not None and not self.presets():
+            raise ValueError(f"{self.name} has no presets, got {options.preset!r}")
         if unknown := [part for part in options.without if part not in self.parts]:
             names = ", ".join(self.parts) or "nothing"
             raise ValueError(f"without must be among {names} in {self.name}, got {unknown[0]!r}")

@@ -1,12 +1,13 @@
-"""What there is to run: studies, their presets, how many runs each has, and which files are missing."""
+"""What there is to run: studies, their presets, how many runs each has, what it costs, and which files it wants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trueup.study.cost import GPU_RATE, estimate
-from trueup.study.grid import STUDIES, Options
+from trueup.core.executors import count_cores
+from trueup.study.cost import GPU_RATE, estimate, measure_rate
+from trueup.study.grid import STUDIES, Options, Study
 from trueup.training.data import DATASETS, find_files
 from trueup.training.data.sources import PLACES, folder_of
 
@@ -18,28 +19,34 @@ class Preset(NamedTuple):
     preset: str
     data: tuple[str, ...]
     files: tuple[str, ...]
-    """What of its data is missing, and which files would be wanted."""
+    """What it needs and is missing: data sets with the files they want, and files of weights."""
+    found: tuple[str, ...]
+    """What it wants and is there, with the folder."""
+    optional: tuple[str, ...]
+    """Files that it would take and that are not there, with what it does without them."""
     cells: int | None
     """Runs; None where the files that it depends on are missing."""
     flops: float | None
     """Floating-point operations of its networks; None where they are not counted."""
     gpu_hours: float | None
     """What these take at `cost.GPU_RATE`."""
+    machine_hours: float | None
+    """What they take on the cores of this machine."""
     uncounted: tuple[str, ...]
     """What of its networks could not be counted, and why."""
 
 
 def list_presets(data_dir: str | None = None) -> list[Preset]:
-    """Every preset of every study, with the files that are missing.
+    """Every preset of every study, with the files that it wants and what it costs.
 
     >>> [preset.preset for preset in list_presets("/nowhere") if preset.study == "rethinking"]
     ['digits', 'fashion_mnist', 'cifar10', 'trec', 'paper', 'paper-resnet110']
     """
-    lines = []
+    lines, rate = [], measure_rate() * count_cores()
     for name in STUDIES:
         study = STUDIES[name]
         for preset, data in study.presets().items() or [("", ())]:
-            missing = missing_files(data, data_dir)
+            files, found, optional = _find(study, preset, data, data_dir)
             options = Options(preset=preset or None, data_dir=data_dir)
             try:
                 cells = len(study.cells(options))
@@ -47,10 +54,29 @@ def list_presets(data_dir: str | None = None) -> list[Preset]:
             except (FileNotFoundError, NotADirectoryError, ValueError):
                 cells, counted = None, None
             flops = None if counted is None or not counted.flops else counted.flops
-            hours = None if counted is None or flops is None else counted.hours(GPU_RATE)
+            gpu, here = (None if counted is None or flops is None else counted.hours(r) for r in (GPU_RATE, rate))
             uncounted = () if counted is None else counted.unknown
-            lines.append(Preset(name, preset, tuple(data), tuple(missing), cells, flops, hours, uncounted))
+            lines.append(Preset(name, preset, tuple(data), files, found, optional, cells, flops, gpu, here, uncounted))
     return lines
+
+
+def _find(
+    study: Study, preset: str, data: Sequence[str], data_dir: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What a preset needs and has not, what it has, and what it could use."""
+    folder = folder_of(data_dir)
+    missing = missing_files(data, data_dir)
+    found: list[str] = []
+    optional: list[str] = []
+    for name in (name for name in dict.fromkeys(data) if name in DATASETS):
+        wanted, where = find_files(name, data_dir)
+        found += [f"{name}: {where}"] if where is not None else [f"{name}: comes with scikit-learn"] * (not wanted)
+    for file in study.files(preset):
+        if any(folder.glob(file.path)):
+            found.append(f"{file.path}: {folder}")
+        else:
+            (missing if file.needed else optional).append(f"{file.path}: {file.words}")
+    return tuple(missing), tuple(found), tuple(optional)
 
 
 def missing_files(data: Sequence[str], data_dir: str | None) -> list[str]:

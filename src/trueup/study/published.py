@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -261,6 +262,33 @@ def normalize_name(name: str) -> str:
     return SPELLINGS.get(short, short)
 
 
+def comparison_csv(comparisons: Sequence[PaperComparison]) -> str:
+    """One line a number: ours and the published one in the unit of the paper, and the verdict."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = [
+        "table",
+        "data",
+        "network",
+        "ours on",
+        "method",
+        "figure",
+        "ours",
+        "our std",
+        "paper",
+        "paper std",
+        "verdict",
+    ]
+    writer.writerow(head)
+    for each in comparisons:
+        for figure in each.figures:
+            numbers = [figure.ours, figure.our_std, figure.theirs, figure.their_std]
+            cells = ["" if math.isnan(number) else number for number in numbers]
+            names = [each.table, each.dataset, each.model, each.group, figure.method, figure.heading]
+            writer.writerow([*names, *cells, figure.verdict])
+    return out.getvalue()
+
+
 def comparison_section(paper: str, comparisons: Sequence[PaperComparison], options: Options) -> str:
     """The section of a page with our numbers, the published ones, and what the settings explain of the differences."""
     heading = "Comparison with the paper"
@@ -278,6 +306,7 @@ def comparison_section(paper: str, comparisons: Sequence[PaperComparison], optio
         )
     ]
     parts.append(_summary(same, others, options))
+    parts.append('<p class="files">all numbers: <a href="paper.csv">csv</a></p>')
     parts += map(_comparison_table, same)
     if others:
         inner = "".join(map(_comparison_table, others))

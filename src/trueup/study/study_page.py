@@ -7,6 +7,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study.claims import ClaimTable, judge_claims
 from trueup.study.grid import Options, Study, as_json
-from trueup.study.published import compare_with_paper, comparison_section
+from trueup.study.published import compare_with_paper, comparison_csv, comparison_section
 from trueup.study.store import Outcome, Store
 from trueup.study.tables import Table, save_tables
 
@@ -28,6 +29,8 @@ MANY = 12
 """Values of a setting that are listed; of more, how many there are."""
 SUMMARY = "run.csv"
 """The file that says what was run."""
+COMPARISON = "paper.csv"
+"""The file with our numbers and the published ones."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -35,7 +38,8 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     """Write the page of what a store holds of a study, with its tables and figures in files; return its path.
 
     Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: cells without
-    a result are listed as missing, and every number on the page comes from the store or from a paper.
+    a result are listed as missing, while some are each row says how many runs it is of, and every number on the page
+    comes from the store or from a paper. What the paper prints beside ours is in `paper.csv` too.
 
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.study import STUDIES, run
@@ -52,7 +56,11 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     outcomes = store.outcomes(cells)
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
     rows = [{**outcome.settings, **row} for outcome in finished for row in outcome.rows]
-    tables = dict(study.tables(rows, options)) if rows else {}
+    early = len(finished) < len(cells)
+    tables = {
+        name: replace(table, count_runs=early or table.count_runs)
+        for name, table in (study.tables(rows, options).items() if rows else ())
+    }
     claims = judge_claims(study.claims(), rows, options) if rows and study.claims() else None
     figures = dict(study.figures(rows, options)) if rows else {}
     target = Path(folder)
@@ -61,6 +69,9 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     _save_summary(study, len(cells), outcomes, options, target)
     drawings = [_save_figure(name, figure, target) for name, figure in figures.items()]
     comparisons = compare_with_paper(tables, rows, study.paper) if study.paper and rows else []
+    if comparisons:
+        with atomic_write(target / COMPARISON) as [draft]:
+            draft.write_text(comparison_csv(comparisons), encoding="utf-8")
     body = "".join(
         [
             _header(study, len(cells), outcomes),

@@ -74,6 +74,8 @@ class Table:
     groups: Mapping[str, Mapping[str, Mapping[str, Entry]]]
     """By group, competitor and name of a column. What was not run is not there."""
     notes: tuple[str, ...] = ()
+    count_runs: bool = False
+    """Whether each row says how many runs it is of, also where all are of as many."""
 
     def markdown(self) -> str:
         """A table of GitHub's kind: the best is **bold**, the second *italic*, a mark ↑ or ↓.
@@ -167,15 +169,18 @@ class Table:
         return TableCell(format_mean(entry.mean, entry.std, column.digits), rank=entry.rank, mark=ARROWS[entry.mark])
 
     def _headings(self) -> list[str]:
-        return [*(column.heading for column in self.columns), *([RUNS] if self._uneven else [])]
+        return [*(column.heading for column in self.columns), *([RUNS] if self._counted else [])]
 
     @property
-    def _uneven(self) -> bool:
-        """Whether some rows are of fewer runs than others, as they are before all is run: then each says how many."""
-        return len({_count(entries) for members in self.groups.values() for entries in members.values()} - {0}) > 1
+    def _counted(self) -> bool:
+        """Whether each row says how many runs it is of, as it does where some are of fewer than others."""
+        return (
+            self.count_runs
+            or len({_count(entries) for members in self.groups.values() for entries in members.values()} - {0}) > 1
+        )
 
     def _runs(self, entries: Mapping[str, Entry]) -> list[str]:
-        return [str(_count(entries))] if self._uneven else []
+        return [str(_count(entries))] if self._counted else []
 
     def _text(self, entries: Mapping[str, Entry], column: Column, wraps: Mapping[int, str], signs: Any = str) -> str:
         entry = entries.get(column.name)

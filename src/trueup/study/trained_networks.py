@@ -29,7 +29,7 @@ from trueup.training.augment import flip_and_crop
 from trueup.training.data import load_data
 from trueup.training.data.class_names import THINGS
 from trueup.training.data.dataset import Data
-from trueup.training.data.image_folder import Pictures, decode_once
+from trueup.training.data.image_folder import Pictures, decode_once, squash
 from trueup.training.data.images import IMAGENET, Normalisation, pixels
 from trueup.training.data.readers import npz
 from trueup.training.data.sources import folder_of
@@ -42,6 +42,8 @@ BATCH = 500
 """Images that a trained network is asked about at a time."""
 SHIPPED = "networks"
 """The folder of the package with the small networks of default settings, so that every machine has the same."""
+RESIZES = {"squash": squash}
+"""Name → how a picture is brought to the size that networks take."""
 SETTINGS = ("data", "network", "how", "network_seed")
 """What of a cell's settings its network depends on."""
 
@@ -102,7 +104,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
     file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
     either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
-    `shift`, a corruption and its severity, is of the images that it is calibrated and tested on.
+    `shift`, a corruption and its severity, is of the images that it is calibrated and tested on, and `resize` says how
+    pictures of several sizes are brought to one, if not by their middle.
     What a file of weights was trained on is said by `known_split` or by `how["split"]`.
     Small networks of default settings come with the package, unless `how` says `retrain`.
     `folder` is that of data, `cache` that of weights, `device` where the network is wanted, all of the machine. Of
@@ -119,14 +122,14 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     (torch.Size([100, 1, 8, 8]), True)
     """
     how, seed = dict(settings["how"]), settings["network_seed"]
-    shift = how.pop("shift", None)
+    shift, resize = how.pop("shift", None), how.pop("resize", None)
     settings = {**settings, "how": how}  # a network is the same whatever images it is tried on
     data = _data(settings)
     if how.get("sizes"):
         data = _resplit(data, how["sizes"], seed)
     name, options = settings["network"], {"seed": seed, **how.get("options", {})}
     model = build_network(name, network_options(name, data, **options))
-    normalisation = _own_normalisation(model, options) or data.normalisation
+    normalisation = _own_normalisation(model, how, settings) or data.normalisation
     normalise: nn.Module = nn.Identity() if normalisation is None else Normalise(*normalisation)
     if how.get("weights"):
         path = folder_of(settings.get("folder")) / how["weights"]
@@ -137,6 +140,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     elif "epochs" in how:
         _load_or_train_weights(model, data, normalise, settings)
     parts = {"val": data.val, "test": data.test}
+    parts = {name: _pictures(part, resize) for name, part in parts.items()}
     if any(isinstance(part, Pictures) for part in parts.values()):
         # A daemon, as a worker of Dask is, may have no processes of its own.
         folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
@@ -147,12 +151,31 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     return TrainedNetwork(model.to(settings.get("device") or "cpu").eval(), val, test)
 
 
-def _own_normalisation(model: nn.Module, options: Mapping[str, Any]) -> Normalisation | None:
-    """Mean and standard deviation that a pretrained network of timm names for its inputs."""
+def _pictures(part: Dataset[Any], resize: str | None) -> Dataset[Any]:
+    """Pictures, also some of them, brought to one size as it is wanted; what is none stays as it is."""
+    whole, indices = (part.dataset, part.indices) if isinstance(part, Subset) else (part, None)
+    if not isinstance(whole, Pictures):
+        return part
+    numbers = range(len(whole)) if indices is None else indices
+    transform = whole.transform if resize is None else RESIZES[resize]
+    return Pictures([whole.files[i] for i in numbers], [whole.labels[i] for i in numbers], transform)
+
+
+def _own_normalisation(model: nn.Module, how: Mapping[str, Any], settings: Mapping[str, Any]) -> Normalisation | None:
+    """Mean and standard deviation that a network of timm with published weights names for its inputs.
+
+    Weights for ImageNet from a file are taken for these too, unless what is known of the file says another.
+    """
     config = getattr(model, "pretrained_cfg", None)
-    if not options.get("pretrained") or not config:
-        return None
-    return tuple(config["mean"]), tuple(config["std"])
+    pretrained = how.get("options", {}).get("pretrained")
+    if how.get("weights"):
+        pretrained = settings["data"] == "imagenet" and _split_of(settings).normalisation is None
+    return (tuple(config["mean"]), tuple(config["std"])) if config and pretrained else None
+
+
+def _split_of(settings: Mapping[str, Any]) -> WeightsSplit:
+    how = settings["how"]
+    return KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
 
 
 class WeightsSplit(NamedTuple):
@@ -162,7 +185,9 @@ class WeightsSplit(NamedTuple):
     """"test": all training images were seen, so the test images are halved; "last": the last tenth of the training
     images was held out; "val": the validation part that the data set's files name."""
     normalisation: Normalisation | None = None
-    """Mean and standard deviation of each channel; the data set's own if None."""
+    """Mean and standard deviation of each channel; those of timm's network, or else of the data set, if None."""
+    published: bool = False
+    """Whether these are the paper's own."""
 
 
 KNOWN_WEIGHTS = {
@@ -177,14 +202,18 @@ SPLIT_BY_ORDER = ("cifar10", "cifar100", "svhn")
 
 
 def read_split(path: Path, data: str) -> WeightsSplit:
-    """What the file NAME.json beside weights NAME says: `held_out`, and `mean` and `std` if they are its own."""
+    """What the file NAME.json beside weights NAME says.
+
+    That is `held_out`; `mean` and `std` if they are its own; and `"published": true` of weights that are the paper's.
+    """
     side = path.with_suffix(".json")
     if not side.exists():
         raise ValueError(
             f"{path}: which images these weights were trained on is not known, so none is safe to calibrate on; write "
             f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
-            f'tenth of these was held out ({", ".join(SPLIT_BY_ORDER)}), "val" if the validation part of the files was '
-            f"({', '.join(SPLIT_BY_FILES)})"
+            f"tenth of these was held out ({', '.join(SPLIT_BY_ORDER)}; so it is with the ResNet-110 released with the "
+            f'code of Neural Clamping), "val" if the validation part of the files was '
+            f'({", ".join(SPLIT_BY_FILES)}); and "published": true if they are the paper\'s own'
         )
     with errors_name_file(side):
         said = json.loads(side.read_text(encoding="utf-8"))
@@ -193,7 +222,10 @@ def read_split(path: Path, data: str) -> WeightsSplit:
         if held_out not in known:
             raise ValueError(f"held_out must be one of {', '.join(known)} for {data}, got {held_out!r}")
         normalisation = None if "mean" not in said else (tuple(said["mean"]), tuple(said["std"]))
-    return WeightsSplit(held_out, normalisation)
+        published = said.get("published", False)
+        if not isinstance(published, bool):
+            raise ValueError(f"published must be true or false, got {published!r}")
+    return WeightsSplit(held_out, normalisation, published)
 
 
 def shipped_name(settings: Mapping[str, Any]) -> str:
@@ -243,7 +275,7 @@ def _data(settings: Mapping[str, Any]) -> Data:
     folder, name, how = settings.get("folder"), settings["data"], settings["how"]
     if not how.get("weights"):
         return load_data(name, folder, seed=settings["network_seed"])
-    split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+    split = _split_of(settings)
     if split.held_out == "test":
         fixed = folder_of(folder) / "images" / "cifar10_test_split.npz"
         data = (

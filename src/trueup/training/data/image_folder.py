@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,20 @@ SHORT, CROP = 256, 224
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Pictures that are read when they are asked for."""
+    """Pictures that are read when they are asked for, and brought to one size by `transform`."""
 
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
+    def __init__(
+        self, files: Sequence[Path], labels: Sequence[int], transform: Callable[[np.ndarray], Tensor] | None = None
+    ) -> None:
         self.files = tuple(files)
         self.labels = tuple(labels)
+        self.transform = transform or center_crop
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return center_crop(decode(self.files[index])), self.labels[index]
+        return self.transform(decode(self.files[index])), self.labels[index]
 
 
 class DecodedPictures(Dataset[tuple[Tensor, int]]):
@@ -64,6 +67,7 @@ class DecodedPictures(Dataset[tuple[Tensor, int]]):
 def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPictures:
     """Decode all pictures into a file of the folder, in so many processes, unless it is there from before."""
     known = "\n".join(f"{path} {path.stat().st_size}" for path in part.files)
+    known += "" if part.transform is center_crop else f"\n{part.transform.__name__}"
     path = folder / f"pictures-{hashlib.sha256(known.encode()).hexdigest()[:32]}.bin"
     folder.mkdir(parents=True, exist_ok=True)
     with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
@@ -126,3 +130,14 @@ def center_crop(picture: np.ndarray) -> Tensor:
     x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)
     top, left = ((side - CROP) // 2 for side in size)
     return torch.clone(x[0, :, top : top + CROP, left : left + CROP])
+
+
+def squash(picture: np.ndarray) -> Tensor:
+    """Scale both sides to 224 pixels, whatever they were, (3, 224, 224) in [0, 1].
+
+    >>> squash(np.zeros((300, 400, 3), np.uint8)).shape
+    torch.Size([3, 224, 224])
+    """
+    x = pixels(picture[None])
+    size = (CROP, CROP)
+    return F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)[0]

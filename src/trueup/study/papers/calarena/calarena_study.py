@@ -12,7 +12,7 @@ from trueup.core.arrays import as_tensors
 from trueup.core.errors import record_warnings
 from trueup.core.row_scores import score_rows
 from trueup.registry import METHODS
-from trueup.study.grid import Options, Rows, Study
+from trueup.study.grid import Options, Rows, Study, WantedFile
 from trueup.study.papers.calarena import benchmark_files as files
 from trueup.study.papers.calarena.leaderboard import leaderboard
 from trueup.study.tables import Column, Table, tabulate
@@ -228,5 +228,9 @@ STUDY = Study(
     work="trueup.study.papers.calarena.calarena_study:work",
     tables=tables,
     local=local,
+    files=lambda preset: [
+        WantedFile("calibration_benchmarks/*.h5", "the benchmark's predictions"),
+        WantedFile("results/*/*.csv", "its published results; without them ours stand alone", needed=False),
+    ],
     title="The automatic choice beside the published results of CalArena",
 )

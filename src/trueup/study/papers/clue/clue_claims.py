@@ -17,6 +17,7 @@ from trueup.study.papers.clue.clue_tables import (
     GAUSSIAN,
     PLAIN,
     RIVALS,
+    SHARED,
     choices_of,
     figures_by_data,
     kind_of,
@@ -122,6 +123,7 @@ CLAIMS = (
             PLAIN: "cross-entropy with Monte-Carlo dropout",
             AVERAGED: "cross-entropy of the mean of five passes",
             ENSEMBLE: "an ensemble of five networks",
+            SHARED: "an ensemble of the same compute",
             **RIVALS,
         }.items()
         for claim in _against(other, words)
@@ -150,6 +152,7 @@ CLAIMS = (
         for other, words in {
             PLAIN: "squared error with Monte-Carlo dropout",
             ENSEMBLE: "an ensemble of five networks",
+            SHARED: "an ensemble of the same compute",
             GAUSSIAN: "the Gaussian likelihood with a variance head (both have one)",
         }.items()
     ),
@@ -176,7 +179,8 @@ CLAIMS = (
         for other, words in {
             PLAIN: "cross-entropy",
             AVERAGED: "the mean of five passes",
-            ENSEMBLE: "an ensemble",
+            ENSEMBLE: "an ensemble of five networks",
+            SHARED: "an ensemble of the same compute",
         }.items()
     ),
     *(
@@ -196,7 +200,8 @@ CLAIMS = (
         for other, words in {
             PLAIN: "cross-entropy",
             AVERAGED: "the mean of five passes",
-            ENSEMBLE: "an ensemble",
+            ENSEMBLE: "an ensemble of five networks",
+            SHARED: "an ensemble of the same compute",
         }.items()
     ),
     Claim(

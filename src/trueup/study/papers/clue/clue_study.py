@@ -37,6 +37,8 @@ from trueup.study.papers.clue.clue_tables import (
     PASSES_IN_TRAINING,
     REGRESSORS,
     RIVALS,
+    SHARED,
+    share_epochs,
 )
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import folder_of
@@ -121,7 +123,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ramp = max(1, epochs * -(-len(train[1]) // batch) // settings.get("warmup", RAMP))
     task = mc.make_task(data.kind, head=head)
 
-    members = MEMBERS if method == ENSEMBLE else 1
+    members, epochs = _members(method, epochs)
     rival = method if method in RIVALS else "cross_entropy"
 
     def network_and_loss(member: int) -> tuple[nn.Module, Any]:
@@ -129,7 +131,10 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp, name=rival)
 
     network, loss = network_and_loss(0)
-    operations = members * mc.count_flops(network, (train[0][:batch], train[1][:batch]), loss, task)
+    # Of a step of one network; members that share its epochs take no more together.
+    operations = (1 if method == SHARED else members) * mc.count_flops(
+        network, (train[0][:batch], train[1][:batch]), loss, task
+    )
     how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
@@ -149,6 +154,11 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
     ]
     return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
+
+
+def _members(method: str, epochs: int) -> tuple[int, int]:
+    """Networks of a method, and the epochs of each."""
+    return share_epochs(epochs) if method == SHARED else (MEMBERS if method == ENSEMBLE else 1, epochs)
 
 
 def _images(networks: Sequence[nn.Module], data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
@@ -195,9 +205,9 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
         size = cost.SIZES[data]
         named = mc.NETWORK[size.kind], data, as_json(settings["network"])
         whole, head = cost.forward_flops(*named), cost.head_flops(*named)
-        members = MEMBERS if method == ENSEMBLE else 1
+        members, epochs = _members(method, settings["epochs"])
         heads = training if method == AVERAGED or method.removesuffix(HEAD) in CLUES else 1
-        steps = settings["epochs"] * size.train * (1 + cost.BACKWARD)
+        steps = epochs * size.train * (1 + cost.BACKWARD)
         evaluated = size.val + size.test
         if size.kind == "image":  # shifted ones, and once more as they are beside three kinds of foreign ones
             shifts = len(corruptions_for(size.shape[0])) * (len(SEVERITIES) - 1) + 1

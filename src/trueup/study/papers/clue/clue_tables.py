@@ -19,15 +19,17 @@ CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group
 PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
 """The loss of one pass; that of the mean of several, which is CLUE with α = 1; the Gaussian; of a variance head."""
 ENSEMBLE, MEMBERS = "ensemble", 5
-"""Networks of the plain loss from other starts: as many as CLUE has passes, so that it costs no less to train."""
+"""Networks of the plain loss from other starts: as many as CLUE has passes, each trained as long as its network."""
+SHARED = "ensemble_shared"
+"""An ensemble whose members share the epochs of one network, so that it costs no more to train than the plain loss."""
 RIVALS = {"focal": "focal loss", "avuc": "AvUC", "mmce": "MMCE"}
 """Other losses that train for calibration, of classes alone."""
 CHOSEN = "chosen"
 LANGUAGES = ("descriptions", "tinyshakespeare")
 """Data sets whose rows are characters, each foretold from those before it."""
-CLASSIFIERS = (PLAIN, AVERAGED, ENSEMBLE, *RIVALS, *CLUES)
-REGRESSORS = (PLAIN, AVERAGED, ENSEMBLE, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
-BASELINES = (PLAIN, AVERAGED, ENSEMBLE, *RIVALS, GAUSSIAN)
+CLASSIFIERS = (PLAIN, AVERAGED, ENSEMBLE, SHARED, *RIVALS, *CLUES)
+REGRESSORS = (PLAIN, AVERAGED, ENSEMBLE, SHARED, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
+BASELINES = (PLAIN, AVERAGED, ENSEMBLE, SHARED, *RIVALS, GAUSSIAN)
 ALIGNED = (
     Column("gap", "|mean e − mean u|"),
     Column("alignment", "alignment error"),
@@ -83,7 +85,20 @@ def title(method: str, kind: str = "classification") -> str:
     names = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
     names |= {name: f"CLUE {each['level']}, α {each['alpha']:g}" for name, each in CLUES.items()}
     names |= {CHOSEN: "CLUE, chosen on validation", ENSEMBLE: f"{task}, ensemble of {MEMBERS}", **RIVALS}
+    names[SHARED] = f"{task}, ensemble of the same compute"
     return names[method.removesuffix(HEAD)] + head
+
+
+def share_epochs(epochs: int) -> tuple[int, int]:
+    """How many members an ensemble has that share so many epochs, up to five, and the epochs of each.
+
+    As many as leave the fewest epochs over.
+
+    >>> [share_epochs(epochs) for epochs in (20, 8, 3)]
+    [(5, 4), (4, 2), (3, 1)]
+    """
+    members = max(range(1, MEMBERS + 1), key=lambda m: (m * (epochs // m), m))
+    return members, epochs // members
 
 
 def kind_of(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.clamping.ablation import GAMMAS
-from trueup.study.grid import Options, digest
+from trueup.study.grid import Options, WantedFile, digest
 from trueup.study.trained_networks import KNOWN_WEIGHTS, read_split
 from trueup.training.data.sources import folder_of
 
@@ -20,6 +20,8 @@ class Preset:
     """Each `data`, `network` and `how`; a file of weights in the folder of data goes before training."""
     batch: int
     """Of the descent over the calibration set."""
+    code_batch: int | None = None
+    """Of the released code's; twice as many if None, which is half as many steps as there."""
     epochs: int = 100
     gammas: Sequence[float] = GAMMAS
     penalties: Sequence[float] = ()
@@ -44,7 +46,9 @@ SHIFTS = (("colour_cast", 3), ("gaussian_blur", 3))
 
 
 def _pretrained(name: str) -> dict[str, Any]:
-    return {"data": "imagenet", "network": f"timm:{name}", "how": {"options": {"pretrained": True}}}
+    """With pictures as the released code has them: both sides scaled to 224 pixels, where others take the middle."""
+    how = {"options": {"pretrained": True}, "resize": "squash"}
+    return {"data": "imagenet", "network": f"timm:{name}", "how": how}
 
 
 _RESNETS: list[dict[str, Any]] = [
@@ -92,6 +96,7 @@ PRESETS = {
         ],
         penalties=(0.001, 0.01, 0.1),
         batch=512,
+        code_batch=1000,
     ),
 }
 """By name; without one, that which has the data set asked for."""
@@ -121,15 +126,37 @@ def networks_of(preset: Preset, options: Options) -> list[Mapping[str, Any]]:
     return networks
 
 
+def weights_file(net: Mapping[str, Any]) -> str:
+    """The file of a network's weights in the folder of data."""
+    return str(net["how"].get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th"))
+
+
+def weights_files(preset: str) -> list[WantedFile]:
+    """The files of weights that a preset needs, or takes in the place of training."""
+    files = {}
+    for net in PRESETS[preset].networks:
+        path, how = weights_file(net), net["how"]
+        side = f"with {path.removesuffix('.th')}.json, which says what they were trained on"
+        if "weights" in how:
+            files[path] = WantedFile(path, f"published weights, or others {side}")
+        elif net["data"] != "digits":
+            without = "timm fetches its own" if how.get("options", {}).get("pretrained") else "it is trained"
+            files[path] = WantedFile(path, f"{side}; without it {without}", needed=False)
+    return list(files.values())
+
+
 def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """How a network is obtained: from a file of weights, identified by its content, or else by training."""
     how, folder = net["how"], folder_of(options.data_dir)
-    file = how.get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th")
+    file = weights_file(net)
     if (folder / file).exists():
         known = {"options": {}, "weights": file, "digest": digest((folder / file).read_bytes())}
-        known |= {"shift": how["shift"]} if "shift" in how else {}
-        split = {} if known["digest"] in KNOWN_WEIGHTS else {"split": read_split(folder / file, net["data"])}
-        return {**known, **split}
+        known |= {name: how[name] for name in ("shift", "resize") if name in how}
+        if known["digest"] in KNOWN_WEIGHTS:
+            return known
+        split = read_split(folder / file, net["data"])
+        # Cells from before there was a word for the paper's weights keep their names.
+        return {**known, "split": split if split.published else split[:2]}
     if "weights" in how:
         raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")
     return {**how, "retrain": True} if options.retrain else dict(how)

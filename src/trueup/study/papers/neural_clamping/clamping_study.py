@@ -33,6 +33,7 @@ from trueup.study.papers.neural_clamping.clamping_presets import (
     networks_of,
     preset_of,
     training_settings,
+    weights_files,
 )
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
@@ -54,9 +55,9 @@ LOGITS = (
 )
 """Methods that see nothing of a network but its logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"]), "loss": "focal"},
+    "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=_code_batch(s)), "loss": "focal"},
     "nc_code_augmented": lambda s: {
-        "recipe": partial(code, epochs=s["epochs"], batch_size=2 * s["batch"], augment=True, cutout=s["cutout"]),
+        "recipe": partial(code, epochs=s["epochs"], batch_size=_code_batch(s), augment=True, cutout=s["cutout"]),
         "loss": "focal",
     },
     "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch_size=s["batch"])},
@@ -66,7 +67,7 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "ours": lambda s: {},
 }
 """Options of `clamp`, from the cell's settings."""
-AUGMENTED = "nc_code_augmented"
+CODE, AUGMENTED = "nc_code", "nc_code_augmented"
 CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
 """The side of the square that the released code blanks in images of each data set."""
 PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
@@ -94,7 +95,9 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
 
         methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
         for method, seed in ((m, s) for m in methods for s in runs):
-            own = descent if method in ("nc_code", AUGMENTED, "nc_short") else {}
+            own = descent if method in (CODE, AUGMENTED, "nc_short") else {}
+            if preset.code_batch and method in (CODE, AUGMENTED):
+                own = {**own, "code_batch": preset.code_batch}
             own = {**own, "cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else own
             yield {**run(seed), "part": "method", "method": method, **own}
         if set(SWEPT) & set(wanted):
@@ -130,6 +133,10 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     with record_warnings() as messages:  # how the fit ended is part of the result
         rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
     return [{**row, "fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)} for row in rows]
+
+
+def _code_batch(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("code_batch") or 2 * settings["batch"])
 
 
 def measure(pair: Predictions) -> dict[str, Any]:
@@ -247,7 +254,9 @@ STUDY = Study(
     presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
     claims=lambda: CLAIMS,
     flops=flops,
+    files=weights_files,
     parts=("starts",),
+    takes=("network", "retrain"),
     chooses=True,
     title="Neural Clamping",
     paper="neural-clamping",

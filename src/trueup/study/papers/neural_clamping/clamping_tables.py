@@ -13,6 +13,7 @@ from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import draw, gamma_sweep, panels, starts
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.neural_clamping.clamping_presets import preset_of
+from trueup.study.published import normalize_name, published_values
 from trueup.study.tables import Column, Table, tabulate
 from trueup.study.trained_networks import KNOWN_WEIGHTS, WeightsSplit
 
@@ -94,6 +95,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             columns=(*FIGURES, TEMPERATURE),
             order=order,
             titles=TITLES,
+            title="Tables 1–3: methods",
             notes=[_sizes_note(shown, "method", options), *fits],
             **group,
         ),
@@ -103,6 +105,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             columns=bins,
             order=order,
             titles=TITLES,
+            title="Appendix D: ECE with other numbers of bins",
             notes=[_sizes_note(shown, "method", options)],
             **group,
         ),
@@ -115,6 +118,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             columns=passes,
             order=order,
             titles=COSTS,
+            title="Appendix F: what a fit costs",
             notes=[cost, _sizes_note(paid, "method", options)],
             **group,
         )
@@ -125,15 +129,18 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             columns=(*FIGURES, TEMPERATURE),
             order=list(ABLATION),
             titles=ABLATION,
+            title="Table 4: ablation",
             notes=[_sizes_note(best, "method", options), *fits],
             **group,
         )
     both = [{**row, "γ": f"{row['exponent']:g}"} for row in by_rule(swept) if row["method"] == "both"]
     if both:
-        tables["gamma"] = tabulate(both, by="γ", columns=along, notes=[_sizes_note(both, "γ", options)], **group)
+        notes, title = [_sizes_note(both, "γ", options)], "Figure 2: exponents of the focal loss"
+        tables["gamma"] = tabulate(both, by="γ", columns=along, title=title, notes=notes, **group)
     if start_rows:
         note = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
-        tables["starts"] = tabulate(start_rows, by="start", columns=along, notes=[note], **group)
+        title = "Figure 3: starts of δ"
+        tables["starts"] = tabulate(start_rows, by="start", columns=along, title=title, notes=[note], **group)
     return tables
 
 
@@ -186,7 +193,7 @@ def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) 
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
-    """The exponents, the starts, and a reliability diagram of each method in the first run."""
+    """The paper's figures 2 and 3, and 4 to 6: a reliability diagram of each method in the first run."""
     drawings: dict[str, Any] = {}
     rows = name_shifts(rows)
     for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
@@ -194,12 +201,12 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         name = f"{data.replace(', ', '-').replace(' ', '-')}-{network.replace(':', '-')}"
         swept = [row for row in net_rows if row["part"] == "sweep"]
         if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
-            drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"{data}, {network}").figure
+            drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"Figure 2: {data}, {network}").figure
         if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
             figure, axes = panels(1, len(COMPARED))
             for ax, metric in zip(axes, COMPARED, strict=True):
                 draw(starts(start_rows, metric), ax, title="")
-            figure.suptitle(f"{data}, {network}", fontsize="small")
+            figure.suptitle(f"Figure 3: {data}, {network}", fontsize="small")
             drawings[f"starts-{name}"] = figure
         shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
         shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
@@ -243,7 +250,20 @@ def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
         )
     if any("shift" in row["how"] for row in rows):
         notes.append("Shifted images, by corruption and severity, both to calibrate on and to test on.")
-    for name, how in {row["network"]: row["how"] for row in rows if row["how"].get("weights")}.items():
-        split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
-        notes.append(f"{name}: other weights than the paper's, {how['weights']}; {HELD_OUT[split.held_out]}.")
+    if any(row["how"].get("resize") == "squash" for row in rows):
+        notes.append("Pictures are scaled to 224 × 224 pixels whatever their shape, as the released code does.")
+    if any(row["data"] == "imagenet" and row.get("method") == "nc_code_augmented" for row in rows):
+        notes.append("Augmented: crops out of the scaled picture with a margin of zeros, where the released code takes "
+                     "them out of one of 256 pixels.")  # fmt: skip
+    for name, data, how in {row["network"]: (row["network"], row["data"], row["how"]) for row in rows}.values():
+        if how.get("weights"):
+            split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+            whose = "the paper's weights" if split.published else "other weights than the paper's"
+            notes.append(f"{name}: {whose}, {how['weights']}; {HELD_OUT[split.held_out]}.")
+        elif "epochs" in how and normalize_name(data) in _published_data():
+            notes.append(f"{name}: trained here, so other weights than the paper's.")
     return notes
+
+
+def _published_data() -> set[str]:
+    return {normalize_name(value.dataset) for value in published_values("neural-clamping")}

@@ -17,7 +17,7 @@ from trueup.core.arrays import as_tensors
 from trueup.core.errors import record_warnings
 from trueup.core.row_scores import score_rows as row_scores
 from trueup.registry import METHODS
-from trueup.study.grid import Options, Rows, Study
+from trueup.study.grid import Options, Rows, Study, WantedFile
 from trueup.study.papers.post_hoc import logit_files as logits
 from trueup.study.statistics import Ranking, ranking
 from trueup.study.tables import Column, Table, tabulate
@@ -205,5 +205,6 @@ STUDY = Study(
     work="trueup.study.papers.post_hoc.post_hoc_study:work",
     tables=tables,
     local=local,
+    files=lambda preset: [WantedFile("logits/*.npz", "predictions; without --data-dir some are drawn", False)],
     title="Post-hoc methods on files of logits",
 )

@@ -11,7 +11,15 @@ from trueup.report import style
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Growth, Plan, plans
+from trueup.study.papers.rethinking.rethinking_presets import (
+    DATA_TITLES,
+    REFERENCE,
+    SWEEP,
+    TITLES,
+    Growth,
+    Plan,
+    plans,
+)
 from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -40,7 +48,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
             "figure_6": sweep(ours),
         }
         for name, figure in drawn.items():
-            figure.suptitle(title, fontsize="small")
+            figure.suptitle(f"{name.replace('_', ' ').capitalize()}: {title}", fontsize="small")
             drawings[f"{name}_{plan.data}"] = figure
     return drawings
 

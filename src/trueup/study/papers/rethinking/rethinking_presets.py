@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trueup.registry import NETWORKS
 from trueup.study.grid import Options
 
 TITLES = {
@@ -132,4 +133,12 @@ def plans(options: Options) -> list[Plan]:
     if not plans:
         names = ", ".join(plan.data for plan in PRESETS[preset])
         raise ValueError(f"data must be one of {names} with preset {preset!r}, got {options.data!r}")
-    return plans if options.network is None else [replace(plan, network=options.network) for plan in plans]
+    if options.network is None:
+        return plans
+    if options.network not in NETWORKS:
+        raise ValueError(f"network must be one of {', '.join(NETWORKS)}, or timm:NAME, got {options.network!r}")
+    # The options are those of the preset's own network.
+    return [
+        plan if plan.network == options.network else replace(plan, network=options.network, options={})
+        for plan in plans
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -40,16 +41,22 @@ OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
 """Loss → what its coefficient is called, and its other options: the paper's code lets no gradient through weights."""
 
 
+UNBOUNDED = "has no lower bound: training may fail"
+
+
 class NegativePenalty(nn.Module):
     """Label smoothing or the L1 norm with a negative coefficient, for the study alone: neither has a lower bound.
 
-    >>> NegativePenalty("norm", -0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
-    tensor(-0.0731)
+    >>> with record_warnings() as messages:
+    ...     loss = NegativePenalty("norm", -0.1)
+    >>> loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0])), messages
+    (tensor(-0.0731), ['norm with a coefficient of -0.1 has no lower bound: training may fail'])
     """
 
     def __init__(self, loss: str, coefficient: float) -> None:
         super().__init__()
         self.loss, self.coefficient = loss, coefficient
+        warnings.warn(f"{loss} with a coefficient of {coefficient:g} {UNBOUNDED}", stacklevel=2)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch."""
@@ -77,10 +84,11 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     coefficient = float(settings["coefficient"])
     options = {**others, **({} if name is None else {name: coefficient})}
     loss: nn.Module
-    if coefficient < 0:
-        loss = NegativePenalty(settings["loss"], coefficient)
-    else:
-        loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
+    with record_warnings() as messages:
+        if coefficient < 0:
+            loss = NegativePenalty(settings["loss"], coefficient)
+        else:
+            loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
     how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
     try:
         fabric = make_fabric(settings.get("device"))
@@ -92,10 +100,11 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise
         # A loss without a lower bound: that training fails is the result.
         chance = 1 / len(data.classes)
-        return [{"accuracy": chance, "val_accuracy": chance, "warning": f"training failed: {error}"}]
-    with record_warnings() as messages:  # how the fits ended is part of the result
+        failure = f"training failed: {error}"
+        return [{"accuracy": chance, "val_accuracy": chance, "warning": "; ".join([*messages, failure])}]
+    with record_warnings() as more:  # how the fits ended is part of the result
         row = measure(settings, data, result)
-    return [{**row, "warning": "; ".join(messages)}]
+    return [{**row, "warning": "; ".join([*messages, *more])}]
 
 
 def measure(settings: Mapping[str, Any], data: Data, result: TrainingResult) -> dict[str, Any]:
