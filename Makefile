@@ -78,7 +78,7 @@ bench-monitor: $(VENV)/.ready
 bench-clamping: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/clamping.py $(OPTIONS)
 
-# TRUEUP_DATA as above; rows are kept in repair-rows.jsonl, so that a run can be stopped and taken up again.
+# TRUEUP_DATA as above; rows are kept in benchmarks/repair-rows.jsonl, so that a run can be stopped and taken up again.
 bench-repair: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/repair.py --out docs $(OPTIONS)
 

@@ -432,6 +432,12 @@ def read(path: Path) -> list[Row]:
     return list({(row.network, row.shift, row.method, row.labels, row.draw): row for row in rows}.values())
 
 
+def forget(path: Path, network: str) -> None:
+    """Drop the rows of a network that is about to be trained anew: it will be another one."""
+    kept = [row for row in read(path) if row.network != network]
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in kept), encoding="utf-8")
+
+
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
     text, rows = [INTRODUCTION], [row for row in rows if row.draw >= FIRST_DRAW]
@@ -546,10 +552,10 @@ def main() -> None:
     if options.small:
         subjects, sizes, shifts, first, draws = drawn_subjects(), [100], ["none", "gamma"], FIRST_DRAW, 1
     else:
-        subjects, sizes = (
-            real_subjects(options.networks, options.tests, options.store.with_name("repair-vit.pt")),
-            options.labels,
-        )
+        weights = options.store.with_name("repair-vit.pt")
+        if "vit" in options.networks and not weights.is_file():
+            forget(options.store, "vit")
+        subjects, sizes = real_subjects(options.networks, options.tests, weights), options.labels
         shifts, first, draws = options.shifts, options.first_draw, options.draws
     rows = [] if options.small else read(options.store)
     done = {(row.network, row.shift, row.method, row.labels, row.draw) for row in rows}
