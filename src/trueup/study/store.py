@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trueup.io.atomic import atomic_write, errors_name_file
 from trueup.study.grid import Cell, as_json, plain
 
 SCHEMA = 2
@@ -164,6 +163,8 @@ class Store:
             if outcome.status == "finished":
                 known = outcome._asdict() | outcome.place._asdict()
                 lines.append(as_json({name: known[name] for name in LINE}) + "\n")
+        from trueup.io.atomic import atomic_write  # it needs numpy, which a list of studies does not
+
         with atomic_write(Path(path)) as [draft]:
             draft.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
@@ -180,6 +181,8 @@ class Store:
         (1, 0)
         """
         new = 0
+        from trueup.io.atomic import errors_name_file
+
         with errors_name_file(Path(path)), gzip.open(path, "rt", encoding="utf-8") as file:
             lines = [_mapping(line) for line in file]
         for line in lines:
