@@ -158,13 +158,13 @@ class Store:
         The same results make the same bytes, in whatever order they were run. What failed is left out: another machine
         tries it again.
         """
+        from trueup.io.atomic import atomic_write  # it needs numpy, which a list of studies does not
+
         lines = []
         for outcome in self.known(study):
             if outcome.status == "finished":
                 known = outcome._asdict() | outcome.place._asdict()
                 lines.append(as_json({name: known[name] for name in LINE}) + "\n")
-        from trueup.io.atomic import atomic_write  # it needs numpy, which a list of studies does not
-
         with atomic_write(Path(path)) as [draft]:
             draft.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
@@ -180,9 +180,9 @@ class Store:
         True
         (1, 0)
         """
-        new = 0
         from trueup.io.atomic import errors_name_file
 
+        new = 0
         with errors_name_file(Path(path)), gzip.open(path, "rt", encoding="utf-8") as file:
             lines = [_mapping(line) for line in file]
         for line in lines:
