@@ -139,6 +139,14 @@ def test_batch_norm_statistics_are_those_of_the_inputs() -> None:
     assert all(torch.equal(tensor, trained().state_dict()[name]) for name, tensor in untouched.items())
 
 
+def test_few_labels_need_only_say_that_statistics_do_not_harm_where_inputs_have_moved() -> None:
+    x, y = images(600, 8)
+    few, many = slice(0, 200), slice(None)
+    for pixels, rows, wanted in ((x + 0.3, few, 0.0), (x + 0.3, many, 1.64), (x, few, 1.64)):
+        rung = fit(pixels[rows], y[rows], parts=("batch_norm",)).repair_record.rungs[1]
+        assert (rung.name, rung.wanted) == ("temperature + batch_norm", wanted)
+
+
 def test_a_copy_shares_all_but_what_changed() -> None:
     other = share_copy(trained(), {"8.weight": torch.zeros(4, 16)})
     mine, theirs = dict(other.named_parameters()), dict(trained().named_parameters())
