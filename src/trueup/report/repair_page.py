@@ -82,8 +82,8 @@ class RepairReport:
             return ""
         text = (
             "Each step is fitted without the samples that judge it. It is kept if it lowers their loss by as many "
-            "standard errors as the table says. Bars are one standard error of the gain over the step that it was "
-            "compared with."
+            "standard errors as the table says; the whole way of a map must also be 1.64 of them better than where it "
+            "began. Bars are one standard error of the gain over the step that it was compared with."
         )
         rows = [
             [
