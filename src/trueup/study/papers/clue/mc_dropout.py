@@ -20,6 +20,7 @@ from trueup.metrics import ranking, regression
 from trueup.models.dropout import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
 from trueup.models.networks import Normalise, build_network, network_options
 from trueup.registry import LOSSES
+from trueup.study.trained_networks import channels_last
 from trueup.training.data import load_data
 from trueup.training.data.dataset import Data
 from trueup.training.data.sources import library
@@ -106,7 +107,7 @@ def stack_samples(part: Dataset[Any]) -> Pair:
 def make_network(data: Data, options: Mapping[str, Any], seed: int, *, head: bool = False) -> nn.Module:
     """The small network of a kind of data, with dropout; for a regression with a variance head if wanted."""
     name, outputs = NETWORK[data.kind], len(data.classes) or 1 + head
-    return build_network(name, network_options(name, data, outputs=outputs, **{**options, "seed": seed}))
+    return channels_last(build_network(name, network_options(name, data, outputs=outputs, **{**options, "seed": seed})))
 
 
 class WarmedAvUC(losses.AvUC):

@@ -21,6 +21,7 @@ from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES
 from trueup.report.figures.reliability import reliability
 from trueup.study.figures import max_logits
+from trueup.study.trained_networks import channels_last
 from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
 from trueup.training.data import load_data
@@ -79,7 +80,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     augment = flip_and_crop if how.pop("augment", False) else None
     seed, network = settings["seed"], settings["network"]
     model_options = network_options(network, data, **{"seed": seed, **settings["options"]})
-    model = build_network(network, model_options, normalisation=data.normalisation)
+    model = channels_last(build_network(network, model_options, normalisation=data.normalisation))
     name, others = OPTIONS[settings["loss"]]
     coefficient = float(settings["coefficient"])
     options = {**others, **({} if name is None else {name: coefficient})}
