@@ -123,7 +123,7 @@ def test_inputs_that_can_hardly_be_pixels_are_remarked_on() -> None:
     x, y = images(60, 2)
     for inputs, ends in ((4 * x - 2, "-2 to 2"), (x / 255, "0 to 0.0039")):
         notes = repair(trained(), [(inputs, y)], parts=(), **PIXELS).repair_record.notes
-        assert any(f"they go from {ends}: is it so?" in note for note in notes), notes
+        assert any(f"the pixels go from {ends}, which is seldom so" in note for note in notes), notes
 
 
 def test_maps_that_samples_are_too_few_for_are_named() -> None:

@@ -5,9 +5,11 @@ from trueup.clamping.fit import RECIPES, clamp
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.input_repair import Repaired, RepairRecord, repair
 from trueup.clamping.maps import Affine, Shift
+from trueup.clamping.repair_maps import FAMILIES
 from trueup.clamping.repaired_file import load_repaired, save_repaired
 
 __all__ = [
+    "FAMILIES",
     "RECIPES",
     "Affine",
     "Clamped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from trueup.core.optimize import FitError, lbfgs
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
 """Penalties λ‖(ΔW, Δb)‖² of the mean loss that are tried, from a small correction to a large one."""
+LEAST_SPREAD = 0.25
+"""Of the root mean square over features: one that varies less is measured by this. A unit that is active in one sample
+of hundreds would get a weight of thousands for it, and the next sample in which it is active would pay."""
 MOST_PARAMETERS = 200_000
 """Numbers in a last layer that a few hundred labels can still be asked about."""
 
@@ -58,7 +62,9 @@ def fit_correction(
     """
     n, classes = logits.shape
     centre, spread = features.mean(axis=0), features.std(axis=0)
-    spread = np.where(spread > 1e-6 * max(1e-300, float(spread.max(initial=0.0))), spread, np.inf)
+    typical = math.sqrt(float((spread**2).mean())) if spread.size else 0.0
+    dead = spread <= 1e-6 * max(1e-300, typical)
+    spread = np.where(dead, np.inf, np.maximum(spread, LEAST_SPREAD * typical))
     design = np.column_stack([(features - centre) / spread, np.ones(n)])
     onehot = np.eye(classes)[labels]
     size = float(np.abs(logits).mean()) or 1.0

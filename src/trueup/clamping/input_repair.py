@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from trueup.calibrators.base import Calibrator
-from trueup.clamping.batch_norm import Augment, Crop, estimate, moved_test, share_copy
+from trueup.clamping.batch_norm import Augment, Crop, share_copy, surely_moved
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_model, parse_seed, progress_line, warn_at_a_bound
 from trueup.clamping.head import cross_fit_head, find_head, fit_correction
@@ -39,7 +39,6 @@ from trueup.clamping.repair_job import (
     RepairRecord,
     RungRecord,
     assemble,
-    forward,
     no_batch_norm,
 )
 from trueup.clamping.repair_loaders import labelled_batches, parse_loader, without_labels
@@ -66,8 +65,6 @@ WEIGHTS = (1.0, 0.5)
 """Of new batch-norm statistics beside the old ones; the second is tried where the first does not help."""
 BUDGET = 70.0
 """No further input map is begun once so many forward passes are spent; what follows takes at most 45 more."""
-TAUGHT_BUDGET = 90.0
-"""Nor is a map taught by new batch-norm statistics once so many are."""
 FEW = 150
 """Samples with labels below which the gain must also be certain where choosing is left to other samples."""
 MANY = 500
@@ -100,8 +97,12 @@ def repair(
     A few hundred labelled inputs of the new place are enough. Families of input maps with few parameters (gain and
     offset, gamma, colours, kernels, uneven light, stripes) are screened by score tests and fitted by natural gradient;
     each step must lower the loss on samples left out by 1.64 standard errors, so that what comes back is temperature
-    scaling where nothing else is certain to help. The caller's network is left as it was; what comes back is called
+    scaling where nothing else is certain to help. With fewer than 500 labels new batch-norm statistics need only not
+    raise it, where the inputs are seen to have moved. The caller's network is left as it was; what comes back is called
     the same way, and its `repair_record` says what was wrong, what it gained on held-out samples, and what it cost.
+
+    `parts` are those that may be repaired, `maps` the families of input maps that are tried, by the names of
+    `trueup.clamping.FAMILIES`, and no further map is begun once `budget` forward passes over the samples are spent.
 
     `normalise` says how pixels in [0, 1] become the network's inputs, (mean, std) or a function; `nn.Identity()` where
     the network takes pixels. Without it maps act on inputs scaled to [0, 1] by their extremes, and there is no gamma.
@@ -201,7 +202,7 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
         ladder.stopped = few
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
-    afford = job.network.cost().equivalents <= TAUGHT_BUDGET
+    afford = job.network.cost().equivalents <= job.budget
     taught = _taught_rung(job, ladder, head) if weight and job.families and afford else None
     states, weight = (states, weight) if taught is None else (taught, 1.0)
     ridge = _head_rung(job, ladder, head, states)
@@ -212,15 +213,15 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
         first, *others = ladder.rungs
         ladder.rungs, ladder.current, ladder.folds = [first, *(replace(r, kept=False) for r in others)], 0, identity
         weight, ridge, taught = 0.0, None, None
-    before = job.space(average_folds(ladder))
+    composition = average_folds(ladder)
+    before = job.space(composition)
     changed: dict[str, Tensor] = {}
-    if weight:
-        changed |= estimate(network, before, weight, augment=job.augment, seed=job.seed)
-    if before is None and not changed and ridge is None:
+    if before is None and not weight and ridge is None:
         logits = network.plain_logits()
         temperature = Loss().temperature(logits, labels)
     else:
-        logits, features = forward(job, before, changed, head if ridge is not None else None)
+        statistics, logits, features = job.answers(composition, weight, head)
+        changed |= statistics
         temperature = Loss().temperature(logits, labels)
         if ridge is not None and features is not None and head is not None:
             z, y = logits.double().numpy(), labels.numpy()
@@ -279,8 +280,11 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
     if reason:
         job.notes.append(reason)
         return None, 0.0
-    moved = len(labels) < MANY and _have_moved(job, average_folds(ladder))
-    wanted = 0.0 if moved else STANDARD_ERRORS
+    wanted = STANDARD_ERRORS
+    if len(labels) < MANY:
+        job.progress("have the inputs moved?")
+        moved = surely_moved(network, job.space(average_folds(ladder)), augment=job.augment, seed=job.seed)
+        wanted = 0.0 if moved.p_value < MOVED else wanted
     for weight in WEIGHTS:
         job.progress(f"batch-norm statistics, weight {weight:g}")
         states = _fold_logits(job, ladder.folds, head, weight)
@@ -296,28 +300,14 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
     return None, 0.0
 
 
-def _have_moved(job: Job, composition: Composition) -> bool:
-    """Whether what comes into batch norm behind a map is not what it was at home.
-
-    How inputs were shifted about in training is not known for certain, so it must be seen with and without that.
-    """
-    job.progress("have the inputs moved?")
-    before = job.space(composition)
-    return all(
-        moved_test(job.network, before, augment=augment, seed=job.seed).p_value < MOVED
-        for augment in dict.fromkeys([job.augment, None])
-    )
-
-
 def _taught_rung(job: Job, ladder: Ladder, head: str | None) -> list[_FoldLogits] | None:
     """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
 
     Its answers say more than labels do, so that a map of many parameters can be had of them. The statistics are then
     estimated again behind the map.
     """
-    network, labels = job.network, job.network.labels
-    taught = estimate(network, None, 1.0, augment=job.augment, seed=job.seed)
-    answers = forward(job, None, taught, None)[0]
+    labels = job.network.labels
+    answers = job.answers(Composition([]), 1.0, head).logits
     temperature = Loss().temperature(answers, labels)
     targets = torch.softmax(answers.double() / temperature, dim=1)
     composition = fit_to_teacher(job.climb(targets, temperature))
@@ -352,9 +342,8 @@ def _fold_logits(job: Job, folds: Sequence[FoldState], head: str | None, weight:
         if states and (not len(fold.composition.theta) or fold.composition is folds[0].composition):  # folds are alike
             states.append(replace(states[0], out=fold.out.numpy()))
             continue
-        before = job.space(fold.composition)
-        changed = estimate(job.network, before, weight, augment=job.augment, seed=job.seed) if weight else {}
-        states.append(_FoldLogits(fold.out.numpy(), *forward(job, before, changed, head)))
+        answers = job.answers(fold.composition, weight, head)
+        states.append(_FoldLogits(fold.out.numpy(), answers.logits, answers.features))
     return states
 
 

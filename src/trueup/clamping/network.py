@@ -48,7 +48,7 @@ class Cost(NamedTuple):
     backwards: float
     """Backward passes to the input."""
     backward: float
-    """What one of these took, in forward passes, as measured.
+    """What one of these took, in forward passes: as measured, or 1.5 where none was timed.
 
     It is kept between one and two, within which the arithmetic lies: for tiny networks the clock shows overheads.
     """

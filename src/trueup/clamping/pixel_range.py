@@ -46,7 +46,10 @@ def outside_remark(network: Network, low: Tensor, high: Tensor) -> list[str]:
     least, most = float(torch.minimum(*ends).min()), float(torch.maximum(*ends).max())
     if least >= -OUTSIDE and most <= 1 + OUTSIDE and most - least > NARROW:
         return []
-    return [f"by normalise, which says what pixels of 0 and 1 are, they go from {least:.2g} to {most:.2g}: is it so?"]
+    return [
+        f"by normalise, which says what pixels of 0 and 1 are, the pixels go from {least:.2g} to {most:.2g}, which is "
+        "seldom so"
+    ]
 
 
 def _ends_of(normalise: Callable[[Tensor], Tensor], network: Network) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.batch_norm import Augment, batch_norms, share_copy
+from trueup.clamping.batch_norm import Augment, batch_norms, estimate, share_copy
 from trueup.clamping.head import features_noted
 from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
 from trueup.clamping.natural_gradient import ChannelsLast
@@ -25,6 +26,8 @@ from trueup.models.calibrated import Calibrated, device_of
 FEWEST = 50
 """Samples below which, with labels, nothing but a temperature is fitted, and without labels nothing is done: statistics
 of so few are noise."""
+KEPT = 3
+"""Networks with new statistics whose answers are kept."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,16 @@ class Repaired(Calibrated):
     changed: dict[str, Tensor]
 
 
+class Answers(NamedTuple):
+    """What a network says of all samples behind a map, with new batch-norm statistics or the old ones."""
+
+    changed: dict[str, Tensor]
+    """The new statistics."""
+    logits: Tensor
+    features: np.ndarray | None
+    """What goes into the last layer, if that was asked for."""
+
+
 @dataclass(frozen=True)
 class Job:
     """The samples, what may be repaired, and how."""
@@ -120,6 +133,7 @@ class Job:
     progress: Callable[[str], None]
     last: str = "temperature"
     notes: list[str] = field(default_factory=list)
+    _known: dict[tuple[str, bytes, float, str | None], Answers] = field(default_factory=dict)
 
     def climb(self, targets: Tensor, temperature: float | None = None) -> Climb:
         """A ladder for these targets."""
@@ -131,6 +145,20 @@ class Job:
     def space(self, composition: Composition) -> PixelSpace | None:
         """A map before the network, if it is one."""
         return PixelSpace(composition, self.low, self.high) if len(composition.theta) else None
+
+    def answers(self, composition: Composition, weight: float, head: str | None) -> Answers:
+        """Logits behind a map and statistics renewed by this weight, and what goes into the last layer.
+
+        The last few are kept: where there is no map, several parts ask for the same.
+        """
+        key = composition.name, composition.theta.cpu().numpy().tobytes(), weight, head
+        if key not in self._known:
+            before = self.space(composition)
+            changed = estimate(self.network, before, weight, augment=self.augment, seed=self.seed) if weight else {}
+            while len(self._known) >= KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = Answers(changed, *forward(self, before, changed, head))
+        return self._known[key]
 
 
 def forward(
@@ -181,7 +209,7 @@ def assemble(
     parts = tuple(name for name, was in found if was)
     causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
     words = tuple(before.words()) if before is not None else ()
-    done = _done(parts, causes, words, is_image=len(composition.shape) == 3)
+    done = _done(parts, causes if labelled else (), words, is_image=len(composition.shape) == 3)
     also = [*also, *([] if last is None else [f"{job.last} after the temperature"])]
     repaired.repair_record = RepairRecord(
         verdict=_verdict(ladder, done, also, (float(rungs[0].losses.mean()), gain, error), labelled=labelled),
@@ -214,11 +242,11 @@ def assemble(
 
 
 def _done(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], *, is_image: bool) -> list[str]:
-    """What was done to the network, part by part."""
+    """What was done to the network, part by part; causes are named where labels say that the map helps."""
     done = []
     if "input" in parts:
-        kind = f"a remedy for {_listed(causes)}" if is_image else _listed(causes)
-        done.append(f"{', '.join(words) or 'an input map too small to see'} ({kind})")
+        kind = f"a remedy for {_listed(causes)}" if is_image and causes else _listed(causes)
+        done.append(f"{', '.join(words) or 'an input map too small to see'}{f' ({kind})' if kind else ''}")
     if "batch_norm" in parts:
         done.append("new batch-norm statistics")
     if "head" in parts:

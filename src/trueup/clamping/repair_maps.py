@@ -116,8 +116,12 @@ class Composition(InputMap):
         >>> start.extend("colour", (3, 4, 4)).words()
         ['red gain 1.35']
         """
-        new = FAMILIES[family](shape)
-        inside = [part for part in self.parts if part.name in CONTAINS.get(family, ())]
+        new, names = FAMILIES[family](shape), list(FAMILIES)
+        inside: list[InputMap] = []
+        for part in reversed([part for part in self.parts if names.index(part.name) < names.index(family)]):
+            if part.name not in CONTAINS.get(family, ()):
+                break  # what lies before it cannot be moved past it
+            inside.insert(0, part)
         kept = [part for part in self.parts if part not in inside]
         if inside:
             new = new.with_theta(_absorb(new, inside))

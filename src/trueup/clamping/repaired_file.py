@@ -141,8 +141,9 @@ def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[f
     (True, False)
     """
     rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS), 0
+    skipped = _all_names(network, without)
     for name, tensor in unwrap(network).state_dict().items():
-        if name in without or not tensor.is_floating_point():
+        if name in skipped or not tensor.is_floating_point():
             continue
         values = tensor.detach().double().cpu().flatten().numpy()
         signs = (2 * rng.integers(0, 2, size=len(values), dtype=np.int8) - 1 for _ in range(_PROJECTIONS))
@@ -150,6 +151,23 @@ def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[f
         sums += [float(values @ row) / size for row in signs]
         tensors += 1
     return [float(total) for total in sums / math.sqrt(max(tensors, 1))]
+
+
+def _all_names(network: nn.Module, names: Collection[str]) -> set[str]:
+    """These tensors by every name that they have, since a network may hold a module twice.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> sorted(_all_names(nn.Sequential(norm, nn.ReLU(), norm), ["0.running_mean"]))
+    ['0.running_mean', '2.running_mean']
+    """
+    modules = dict(unwrap(network).named_modules(remove_duplicate=False))
+    wanted = [name.rpartition(".") for name in names]
+    return {
+        f"{path}.{leaf}" if path else leaf
+        for own, _, leaf in wanted
+        for path, module in modules.items()
+        if module is modules.get(own)
+    }
 
 
 def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | None:

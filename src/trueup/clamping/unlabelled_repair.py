@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.batch_norm import MovedTest, estimate, moved_test
+from trueup.clamping.batch_norm import MovedTest, estimate, surely_moved
 from trueup.clamping.entropy import lower_entropy
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.ladder import FOLDS, FoldState, Ladder, Rung, fit_to_teacher, judge, row_losses
@@ -57,7 +57,7 @@ def repair_without_labels(
         stopped = f"{len(network.labels)} inputs are too few to take statistics of; {FEWEST} are needed"
     else:
         job.progress("have the inputs moved?")
-        moved = moved_test(network, augment=job.augment, seed=job.seed, reference=reference)
+        moved = surely_moved(network, augment=job.augment, seed=job.seed, reference=reference)
         home = (
             f"those of {moved.against:.0f} inputs of home"
             if reference is not None

@@ -134,13 +134,12 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     from torch.utils.data import TensorDataset
 
     from trueup.core.splits import split_indices
-    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.io.atomic import errors_name_file
     from trueup.training.data.dataset import select
     from trueup.training.data.images import pixels
     from trueup.training.data.readers import npz
 
-    with errors_name_file(require_file(path)), np.load(path, allow_pickle=False) as file:
-        inputs = next((name for name in ("images", "inputs") if any(k.endswith(name) for k in file.files)), "images")
+    inputs = inputs_of(path)
     parts = npz(path, inputs)
     with errors_name_file(path):
         if not {"val", "test"} <= set(parts):
@@ -158,11 +157,29 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     return datasets[0], datasets[1]
 
 
-def _load_unlabelled(path: Path) -> Dataset[Any] | None:
-    """The inputs of a .npz file without labels: `images` or `inputs`, where parts are named those of validation.
+def inputs_of(path: Path) -> str:
+    """What a .npz file calls its inputs: `images`, which become pixels in [0, 1], or `inputs`."""
+    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.training.data.readers import arrays_in
 
-    None of a file that has labels, and of a data set.
-    """
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        return next((name for name in ("images", "inputs") if any(k.endswith(name) for k in arrays)), "images")
+
+
+def _load_unlabelled(path: Path) -> Dataset[Any] | None:
+    """The inputs of a .npz file without labels; None of a file that has some, and of a data set."""
+    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.training.data.readers import arrays_in
+
+    if path.suffix.lower() != ".npz":
+        return None
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        labelled = any(name.endswith("labels") for name in arrays)
+    return None if labelled else load_inputs(path)
+
+
+def load_inputs(path: Path) -> Dataset[Any]:
+    """The inputs alone of a .npz file: `images` or `inputs`, where parts are named those of validation."""
     import numpy as np
     import torch
     from torch.utils.data import TensorDataset
@@ -171,11 +188,7 @@ def _load_unlabelled(path: Path) -> Dataset[Any] | None:
     from trueup.training.data.images import pixels
     from trueup.training.data.readers import arrays_in
 
-    if path.suffix.lower() != ".npz":
-        return None
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
-        if any(name.endswith("labels") for name in arrays):
-            return None
         names = ("val_images", "images", "val_inputs", "inputs")
         name = next((name for name in names if name in arrays), None)
         if name is None:
@@ -184,6 +197,19 @@ def _load_unlabelled(path: Path) -> Dataset[Any] | None:
         if not np.isfinite(x).all():
             raise ValueError(f"{name} must be finite")
         return TensorDataset(pixels(x) if name.endswith("images") else torch.from_numpy(x))
+
+
+def load_labelled(path: Path) -> Dataset[Any]:
+    """All samples of a .npz file with labels, where parts are named those of validation."""
+    import numpy as np
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from trueup.training.data.readers import npz
+
+    parts = npz(path, inputs_of(path))
+    labels = parts["val" if "val" in parts else next(iter(parts))].labels
+    return TensorDataset(*load_inputs(path).tensors, torch.from_numpy(labels.astype(np.int64)))  # type: ignore[attr-defined]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

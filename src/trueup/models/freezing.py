@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-WRAPPERS = ("DistributedDataParallel", "_FabricModule", "AveragedModel")  # pass on to the network under .module
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule", "AveragedModel")
+"""Modules that pass on to the network under .module."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
 from base64 import b64encode
@@ -38,10 +39,12 @@ class RepairReport:
     images: Tensor | None
     scores: Scores | None
     title: str
+    file: str
+    """Of what changed."""
 
     def html(self) -> str:
         """The whole page, which loads nothing."""
-        sections = [self._inputs(), self._ladder(), self._scores(), _usage(), self._details()]
+        sections = [self._inputs(), self._ladder(), self._scores(), _usage(self.file), self._details()]
         body = f"{self._header()}<main>{''.join(sections)}</main>{markup.footer()}"
         return markup.document(self.title, body, policy=_POLICY)
 
@@ -128,11 +131,17 @@ class RepairReport:
 
 
 def report_repair(
-    repaired: Repaired, *, images: Tensor | None = None, scores: Scores | None = None, title: str | None = None
+    repaired: Repaired,
+    *,
+    images: Tensor | None = None,
+    scores: Scores | None = None,
+    title: str | None = None,
+    file: str = "repaired.safetensors",
 ) -> RepairReport:
     """Make the page about a repair; `.save("repair.html")` writes it.
 
-    `images` are some inputs of the network, shown before and after the map; `scores` are of `compare` on test samples.
+    `images` are some inputs of the network, shown before and after the map; `scores` are of `compare` on test samples;
+    `file` is the name of what `save_repaired` wrote.
 
     >>> import torch
     >>> from trueup.clamping import repair
@@ -140,13 +149,13 @@ def report_repair(
     >>> report_repair(repair(torch.nn.Identity(), [(x, y)])).html()[:15]
     '<!doctype html>'
     """
-    return RepairReport(repaired, images, scores, DEFAULT_TITLE if title is None else title)
+    return RepairReport(repaired, images, scores, DEFAULT_TITLE if title is None else title, file)
 
 
-def _usage() -> str:
+def _usage(file: str) -> str:
     lines = [
         "import trueup",
-        'repaired = trueup.load_repaired(network, "repaired.safetensors")   # your own network, which stays as it is',
+        f"repaired = trueup.load_repaired(network, {json.dumps(file)})   # your own network, which stays as it is",
         "logits = repaired.eval()(inputs)",
     ]
     text = "The file holds what changed and nothing else. These lines put it around the network that was repaired:"
