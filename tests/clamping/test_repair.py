@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import trueup
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.batch_norm import batch_norms, estimate, share_copy
+from trueup.clamping.batch_norm import Crop, batch_norms, estimate, moved_test, share_copy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.head import fit_correction
 from trueup.clamping.input_repair import Repaired, repair
@@ -167,6 +167,27 @@ def test_the_last_layer_is_the_correction_of_its_logits() -> None:
     assert float(F.cross_entropy(torch.from_numpy(expected), y)) < before
 
 
+def test_a_unit_that_is_hardly_ever_active_gets_no_huge_weight() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    features = rng.normal(size=(300, 5)) + 0.5 * np.eye(3, 5)[y]
+    features[:, 4] = 0.0
+    features[7, 4] = 1e-4
+    found = fit_correction(np.zeros((300, 3)), features, y, 0.01)
+    weight, _ = found.layer(nn.Linear(5, 3))
+    assert float(weight.abs().max()) < 10
+    features[:, 4] = 0.0
+    weight, _ = fit_correction(np.zeros((300, 3)), features, y, 0.01).layer(nn.Linear(5, 3))
+    assert torch.isfinite(weight).all()
+
+
+def test_statistics_that_several_parts_ask_for_are_estimated_once() -> None:
+    x, y = images(600, 8)
+    record = fit(x + 0.3, y, maps=()).repair_record
+    assert record.parts[0] == "batch_norm"
+    assert record.forwards == 3  # as it is, for the statistics, and with them
+
+
 def test_a_rung_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_those_who_chose() -> None:
     rng = np.random.default_rng(0)
     labels = torch.zeros(90, dtype=torch.int64)
@@ -256,6 +277,23 @@ def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:
     assert nll(dark, xt**2, yt) < 0.9 * nll(trained(), xt**2, yt)
 
 
+def test_home_data_is_left_alone_if_training_had_no_crops() -> None:
+    x, _ = images(300, 9)
+    cropped = repair(trained(), [x], normalise=nn.Identity(), maps=())
+    assert moved_test(samples(x), augment=Crop(torch.zeros(1, 1, 1))).p_value < 0.01
+    assert cropped.repair_record.parts == ()
+
+    class Shift(dict[str, int]):  # which has no hash
+        def __call__(self, batch: Tensor) -> Tensor:
+            return batch.roll(1, dims=3)
+
+    assert repair(trained(), [x], normalise=nn.Identity(), maps=(), augment=Shift()).repair_record.moved is not None
+
+
+def samples(x: Tensor) -> Network:
+    return Network(trained(), CalibrationSet.read([(x, torch.zeros(len(x), dtype=torch.int64))], device="cpu"))
+
+
 def test_networks_without_batch_norm_or_linear_head_skip_those_parts() -> None:
     class Plain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -293,6 +331,18 @@ def test_a_file_holds_what_changed_and_no_more(balanced: Repaired, tmp_path: Pat
     assert torch.isfinite(trueup.load_repaired(deepcopy(trained()).half(), path)(x.half())).all()
     with pytest.raises(ValueError, match=r"hold a clamped network, got a repaired network; load_repaired"):
         trueup.load_clamped(trained(), path)
+
+
+def test_a_file_goes_around_a_network_with_a_layer_of_two_names_or_out_of_its_wrapper(tmp_path: Path) -> None:
+    x, y = images(200, 11)
+    norm = nn.BatchNorm2d(3).eval()
+    twice = nn.Sequential(norm, norm, deepcopy(trained()))
+    for given, plain in ((twice, twice), (nn.DataParallel(trained()), trained())):
+        repaired = repair(given, loader(x**0.4, y), normalise=nn.Identity(), augment=None, parts=("batch_norm",))
+        assert repaired.changed
+        trueup.save_repaired(repaired, tmp_path / "one.safetensors")
+        again = trueup.load_repaired(plain, tmp_path / "one.safetensors")
+        torch.testing.assert_close(again(x), repaired(x))
 
 
 def test_every_kind_of_map_agrees_in_torch_export_and_onnx() -> None:

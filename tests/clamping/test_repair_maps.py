@@ -69,6 +69,12 @@ def test_a_kernel_takes_over_colours_and_sharpness_together() -> None:
     torch.testing.assert_close(start.extend("kernel", SHAPE)(pixels()), start(pixels()), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("between", ["radial_gain", "grey_kernel"])
+def test_an_offset_is_not_moved_past_another_map(between: str) -> None:
+    start = Composition([drawn("offset"), drawn(between, seed=3)])
+    torch.testing.assert_close(start.extend("smooth_offset", SHAPE)(pixels()), start(pixels()), rtol=0, atol=1e-5)
+
+
 def test_a_composition_applies_gamma_first() -> None:
     both = Composition([drawn("affine"), drawn("gamma")])
     assert both.name == "gamma + affine"

@@ -111,6 +111,10 @@ def test_repair_takes_data_without_labels_and_writes_a_page(models, command, ask
     [
         (("--temperature", "2"), "--temperature must come with --no-labels"),
         (("--entropy",), "--entropy must come with --no-labels"),
+        (("--reference", "own.npz"), "--reference must come with --no-labels"),
+        (("--labelled", "own.npz"), "--labelled must come with --no-labels"),
+        (("--mean", "0.5"), "--mean must come with --std"),
+        (("--mean", "0.5", "--std", "x"), "--std must be numbers with commas between them"),
         (("--no-labels", "--figure", "f.png"), "--figure must be left out with --no-labels"),
         (("--page", "page.pdf"), "page.pdf: the suffix must be .html"),
     ],
@@ -119,6 +123,39 @@ def test_options_of_repair_that_do_not_go_together_are_refused(models, command, 
     found = command("repair", "own_models:make", "--data", "own.npz", "-o", "r.safetensors", *option, code=2)
     assert message in found.stderr
     assert not (models / "r.safetensors").exists()
+
+
+CAMERA = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)).eval()
+"""
+
+
+def test_repair_knows_what_pixels_are_and_takes_inputs_of_home_and_a_few_labels(folder, asked, monkeypatch):
+    (folder / "camera_models.py").write_text(CAMERA, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    x = np.random.default_rng(0).random((240, 3, 8, 8)).astype(np.float32)
+    network = load_model("camera_models:make")
+    y = network(torch.from_numpy(x)).argmax(dim=1).numpy()
+    inputs = (x - 0.5) / 0.25
+    np.savez("inputs.npz", inputs=inputs, labels=y)
+    np.savez("images.npz", images=(255 * x).astype(np.uint8).transpose(0, 2, 3, 1), labels=y)
+    words = ("repair", "camera_models:make", "-o", "r.safetensors", "--data")
+    assert "gamma" not in asked(*words, "inputs.npz")["record"]["p_values"]
+    assert "gamma" in asked(*words, "images.npz")["record"]["p_values"]
+    said = asked(*words, "inputs.npz", "--mean", "0.5", "--std", "0.25,0.25,0.25")["record"]
+    assert "gamma" in said["p_values"]
+    assert not any("seldom" in note for note in said["notes"])
+    moved = ("--no-labels", "--no-crop", "--reference", "inputs.npz", "--labelled", "inputs.npz", "--budget", "5")
+    np.savez("moved.npz", inputs=inputs + 2)
+    record = asked(*words, "moved.npz", *moved)["record"]
+    assert record["labelled"]
+    assert any("those of 240 inputs of home" in note for note in record["notes"])
+    assert "240 labelled samples chose among what was made without labels" in record["notes"]
 
 
 def test_clamp_passes_its_options_on(models, asked):
