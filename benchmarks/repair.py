@@ -460,12 +460,21 @@ def _section(network: str, n: int, rows: Sequence[Row]) -> list[str]:
         passes, seconds = zip(*costs, strict=True) if costs else ((), ())
         cost = f"{np.mean(passes):.0f} (most {max(passes):.0f}), {np.mean(seconds):.0f} s" if costs else "–"
         text.append(f"| {shift} | " + " | ".join(cells) + f" | {_regained(rows, shift)} | {cost} |")
-    text += ["", *_differences(rows, methods)]
+    text += ["", *_costs(rows, methods), *_differences(rows, methods)]
     said = {r.shift: (r.draw, r.words) for r in sorted(rows, key=lambda r: r.draw) if r.method == "repair"}
     if said:
         text += ["", "What repair did:", ""]
     text += [f"- {name}, draw {draw}: {words or 'nothing but the temperature'}" for name, (draw, words) in said.items()]
     return [*text, ""]
+
+
+def _costs(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
+    """What each method took, over its cells."""
+    parts = []
+    for method in methods:
+        passes, seconds = zip(*((r.equivalents, r.seconds) for r in rows if r.method == method), strict=True)
+        parts.append(f"{method} {np.mean(passes):.0f} ({np.mean(seconds):.0f} s)")
+    return [f"- forward passes over the samples (and seconds), mean over cells: {'; '.join(parts)}"]
 
 
 def _by_draw(rows: Sequence[Row], shift: str, method: str) -> dict[int, float]:
