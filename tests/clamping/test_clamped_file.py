@@ -64,6 +64,13 @@ def test_another_model_is_refused_by_what_differs(tmp_path):
         load_clamped(network(classes=7), path)
     with pytest.raises(ValueError, match=r"0\.weight missing instead of \(8, 4\).* and \d+ more"):
         load_clamped(nn.Identity(), path)
+    other = network()
+    with torch.no_grad():
+        other[0].weight.mul_(-1)
+    with pytest.raises(
+        ValueError, match="must be the one that was clamped, got one of the same shapes but other weights"
+    ):
+        load_clamped(other, path)
 
 
 def test_files_that_hold_something_else(tmp_path):

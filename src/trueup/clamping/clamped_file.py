@@ -1,8 +1,8 @@
 """A clamped network's own part in a file: δ, T and the record of the fit in safetensors, never the network itself.
 
 The header is JSON, under the schema of calibrators' files: {"schema": 1, "clamped": {"before": "Shift", "record": …,
-"model": …}, "versions": …}. `model` holds the shape of every parameter and buffer of the network that was clamped, so
-that a file is not put before another one.
+"model": …, "weights": …}, "versions": …}. `model` holds the shape of every parameter and buffer of the network that was
+clamped, and `weights` a few sums of them, so that a file is not put before another one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.fit_record import Clamped, FitRecord
+from trueup.clamping.known_network import compare_shapes, compare_weights, model_shapes, project_weights
 from trueup.clamping.maps import Affine, Shift
 from trueup.io.artifacts import (
     Artifact,
@@ -28,11 +29,11 @@ from trueup.io.artifacts import (
     write_artifact,
 )
 from trueup.models.calibrated import device_of
-from trueup.models.freezing import unwrap
 
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
-_SHOWN = 4
+_WEIGHTS = "weights"
+"""An entry that files of former versions do not have."""
 
 
 def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
@@ -66,6 +67,7 @@ def save_clamped(clamped: Clamped, path: str | os.PathLike[str]) -> None:
             "before": type(before).__name__,
             "record": pack(record, "record", None),
             "model": model_shapes(clamped.model),
+            _WEIGHTS: project_weights(clamped.model),
         },
         "versions": versions(),
     }
@@ -76,7 +78,9 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     """Put what `save_clamped` wrote around a model; if it was written for another one, an error names what differs."""
     with open_artifact(path, "clamped") as artifact:
         inside = _inside(artifact)
-        compare_shapes(inside["model"], model_shapes(model))
+        compare_shapes(inside["model"], model_shapes(model), "clamped")
+        if _WEIGHTS in inside:
+            compare_weights(inside[_WEIGHTS], project_weights(model), "clamped")
         before, after = _parts(inside["before"], artifact.tensors())
         record = unpack(inside["record"], {})
         if "lam" in record:  # the penalty's name in older files
@@ -91,34 +95,11 @@ def load_clamped(model: nn.Module, path: str | os.PathLike[str]) -> Clamped:
     return clamped
 
 
-def model_shapes(model: nn.Module) -> dict[str, list[int]]:
-    """The shape of every parameter and buffer of a network, by name."""
-    return {name: list(tensor.shape) for name, tensor in unwrap(model).state_dict().items()}
-
-
 def _inside(artifact: Artifact) -> dict[str, Any]:
     inside = artifact.content.get("clamped")
-    if not isinstance(inside, dict) or set(inside) != {"before", "record", "model"}:
+    if not isinstance(inside, dict) or set(inside) - {_WEIGHTS} != {"before", "record", "model"}:
         raise ValueError("the header must tell of before, record and model")
     return inside
-
-
-def compare_shapes(
-    wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], participle: str = "clamped"
-) -> None:
-    """Refuse a model whose parameters have other names or shapes than those of the one that was fitted to."""
-    differing = [
-        f"{name} {_shape(found, name)} instead of {_shape(wanted, name)}"
-        for name in {**wanted, **found}
-        if wanted.get(name) != found.get(name)
-    ]
-    if differing:
-        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise ValueError(f"model must be the one that was {participle}, got {'; '.join(differing[:_SHOWN])}{more}")
-
-
-def _shape(shapes: Mapping[str, list[int]], name: str) -> str:
-    return f"{tuple(shapes[name])}" if name in shapes else "missing"
 
 
 def _parts(kind: str, tensors: dict[str, Tensor]) -> tuple[Shift, Temperature]:

@@ -75,7 +75,10 @@ class RepairRecord:
     baseline: float
     """Held-out loss of temperature alone; 0, as all that follows, where there are no labels to tell."""
     held_out: float
-    """Held-out loss of the repaired network, chosen without the samples it is judged on."""
+    """Held-out loss of the repaired network, each step kept or refused without the samples it is judged on.
+
+    Which steps are proposed, and the penalty of the last layer, all samples have a say in.
+    """
     gain: float
     error: float
     """Standard error of the gain."""

@@ -8,13 +8,11 @@ The header is JSON, under the schema of calibrators' files: {"schema": 1, "repai
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.batch_norm import share_copy
-from trueup.clamping.clamped_file import compare_shapes, model_shapes
+from trueup.clamping.known_network import compare_shapes, compare_weights, model_shapes, project_weights
 from trueup.clamping.repair_job import Repaired, RepairRecord, RungRecord
 from trueup.clamping.repair_maps import FAMILIES, Composition, PixelSpace
 from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
@@ -34,8 +32,6 @@ _LAST = "last"
 """An entry of files whose network ends in more than a temperature."""
 _WEIGHTS = "weights"
 """An entry that files of former versions do not have."""
-_PROJECTIONS = 4
-_ALIKE = 0.02  # of projections that differ by about 1 where weights do; half precision moves them by 0.001
 
 
 def save_repaired(repaired: Repaired, path: str | os.PathLike[str]) -> None:
@@ -101,7 +97,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
         shapes = model_shapes(network)
         compare_shapes(inside["model"], {n: s for n, s in shapes.items() if n not in changed}, "repaired")
         if _WEIGHTS in inside:
-            _compare_weights(inside[_WEIGHTS], project_weights(network, changed))
+            compare_weights(inside[_WEIGHTS], project_weights(network, changed), "repaired")
         device = device_of(network)
         before = _map(inside["maps"], tensors)
         own = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _LAST}
@@ -119,55 +115,11 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
     return repaired
 
 
-def _compare_weights(wanted: Any, found: Sequence[float]) -> None:
-    if not isinstance(wanted, list) or len(wanted) != len(found) or not all(isinstance(w, float) for w in wanted):
-        raise ValueError(f"the header must have {len(found)} numbers for the weights")
-    if not all(abs(a - b) <= _ALIKE for a, b in zip(wanted, found, strict=True)):
-        raise ValueError("model must be the one that was repaired, got one of the same shapes but other weights")
-
-
 def _as_in(network: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """New tensors on the device and in the precision of those that they replace, or of the weight beside a new bias."""
     state = unwrap(network).state_dict()
     beside = {name: name if name in state else f"{name.rpartition('.')[0]}.weight" for name in changed}
     return {name: tensor.to(state[beside[name]]) for name, tensor in changed.items()}
-
-
-def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[float]:
-    """A few numbers by which a network's weights are known again: Σ_t r·w_t/‖w_t‖ over √t, r being random signs.
-
-    >>> one, other = nn.Linear(3, 4), nn.Linear(3, 4)
-    >>> project_weights(one) == project_weights(one), project_weights(one) == project_weights(other)
-    (True, False)
-    """
-    rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS), 0
-    skipped = _all_names(network, without)
-    for name, tensor in unwrap(network).state_dict().items():
-        if name in skipped or not tensor.is_floating_point():
-            continue
-        values = tensor.detach().double().cpu().flatten().numpy()
-        signs = (2 * rng.integers(0, 2, size=len(values), dtype=np.int8) - 1 for _ in range(_PROJECTIONS))
-        size = max(float(np.linalg.norm(values)), 1e-300)
-        sums += [float(values @ row) / size for row in signs]
-        tensors += 1
-    return [float(total) for total in sums / math.sqrt(max(tensors, 1))]
-
-
-def _all_names(network: nn.Module, names: Collection[str]) -> set[str]:
-    """These tensors by every name that they have, since a network may hold a module twice.
-
-    >>> norm = nn.BatchNorm1d(2)
-    >>> sorted(_all_names(nn.Sequential(norm, nn.ReLU(), norm), ["0.running_mean"]))
-    ['0.running_mean', '2.running_mean']
-    """
-    modules = dict(unwrap(network).named_modules(remove_duplicate=False))
-    wanted = [name.rpartition(".") for name in names]
-    return {
-        f"{path}.{leaf}" if path else leaf
-        for own, _, leaf in wanted
-        for path, module in modules.items()
-        if module is modules.get(own)
-    }
 
 
 def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | None:

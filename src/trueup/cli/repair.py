@@ -121,6 +121,8 @@ def repair(
     if figure is not None and no_labels:
         raise InputError("--figure", "be left out with --no-labels", str(figure), "there is no held-out loss to draw")
     resolve.require_data(model, data)
+    if not no_labels and data is not None and resolve.lacks_labels(Path(data)):
+        raise InputError("--data", "have labels, or come with --no-labels", data)
     network, loaders, data = resolve.load_network_and_data(
         model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size, labels=not no_labels
     )

@@ -122,8 +122,11 @@ def load_network_and_data(
     if weights is not None:
         network = load_weights(network, weights)
     run: dict[str, Any] = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
-    unlabelled = None if labels else _load_unlabelled(Path(run["data"]))
-    parts = (unlabelled,) if unlabelled is not None else load_val_and_test(run["data"], folder, run["seed"] or 0)
+    parts: tuple[Dataset[Any], ...]
+    if not labels and lacks_labels(Path(run["data"])):
+        parts = (load_inputs(Path(run["data"])),)
+    else:
+        parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     return network if device is None else network.to(device), loaders, run["data"]
 
@@ -166,16 +169,15 @@ def inputs_of(path: Path) -> str:
         return next((name for name in ("images", "inputs") if any(k.endswith(name) for k in arrays)), "images")
 
 
-def _load_unlabelled(path: Path) -> Dataset[Any] | None:
-    """The inputs of a .npz file without labels; None of a file that has some, and of a data set."""
+def lacks_labels(path: Path) -> bool:
+    """Whether this is a .npz file without labels."""
     from trueup.io.atomic import errors_name_file, require_file
     from trueup.training.data.readers import arrays_in
 
     if path.suffix.lower() != ".npz":
-        return None
+        return False
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
-        labelled = any(name.endswith("labels") for name in arrays)
-    return None if labelled else load_inputs(path)
+        return not any(name.endswith("labels") for name in arrays)
 
 
 def load_inputs(path: Path) -> Dataset[Any]:

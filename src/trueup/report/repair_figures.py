@@ -68,7 +68,8 @@ def save_inputs(repaired: Any, images: torch.Tensor, path: str | os.PathLike[str
 def draw_inputs(repaired: Any, images: torch.Tensor) -> Figure:
     """A strip of a network's inputs as they come, above the same through the input map, in pixels.
 
-    `images` are inputs of the network, (n, C, H, W); a few are shown. Returns the figure.
+    `images` are inputs of the network, (n, C, H, W); a few are shown. Where there is no map, there is one row. Returns
+    the figure.
     """
     from matplotlib.figure import Figure
 
@@ -79,9 +80,10 @@ def draw_inputs(repaired: Any, images: torch.Tensor) -> Figure:
     if before is not None:
         low, width = before.low.cpu(), (before.high - before.low).cpu()
         shown, after = (shown - low) / width, (after - low) / width
-    figure = Figure(figsize=(0.8 * len(shown), 1.9))
-    axes = figure.subplots(2, len(shown), squeeze=False)
-    for row, (name, pictures) in enumerate((("as they come", shown), ("repaired", after))):
+    rows = [("as they come", shown), *([] if before is None else [("repaired", after)])]
+    figure = Figure(figsize=(0.8 * len(shown), 0.95 * len(rows)))
+    axes = figure.subplots(len(rows), len(shown), squeeze=False)
+    for row, (name, pictures) in enumerate(rows):
         for column, picture in enumerate(pictures):
             pixels = picture.clamp(0, 1).movedim(0, -1).numpy()
             ax = axes[row, column]
