@@ -140,6 +140,7 @@ CLAIMS = (
             kinds=("classification", "language"),
             plus=100 * KEPT,
         ),
+        discrete=True,
     ),
     *(
         Claim(
@@ -209,5 +210,6 @@ CLAIMS = (
         f"no significant computational overhead (below {CHEAP:g} steps of the plain loss)",
         f"{CHEAP:g} less the cost of a training step, in steps of the plain loss",
         _cost,
+        discrete=True,
     ),
 )

@@ -204,6 +204,7 @@ CLAIMS = (
         f"accuracy is kept (no more than {100 * KEPT:g} points lower)",
         f"change of accuracy plus {100 * KEPT:g} points",
         _accuracy_kept,
+        discrete=True,
     ),
     Claim(
         "Tables 1–3",
@@ -254,7 +255,13 @@ CLAIMS = (
         partial(_ablation, other="output only", figure="entropy", scale=-1),
         4,
     ),
-    Claim("Figure 2", "entropy rises with γ", "Kendall's τ of γ and entropy", partial(_sweep, of_run=_entropy_trend)),
+    Claim(
+        "Figure 2",
+        "entropy rises with γ",
+        "Kendall's τ of γ and entropy",
+        partial(_sweep, of_run=_entropy_trend),
+        discrete=True,
+    ),
     Claim(
         "Figure 2",
         "ECE is least at a γ inside",
@@ -292,5 +299,6 @@ CLAIMS = (
         "the number of bins hardly changes the order of methods (τ above ½)",
         "mean Kendall's τ with the order at 15 bins, less ½",
         _order_by_bins,
+        discrete=True,
     ),
 )

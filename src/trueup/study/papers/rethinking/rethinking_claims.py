@@ -286,8 +286,16 @@ def _negative(rows: Rows, options: Options, *, loss: str, which: Callable[..., f
     return support
 
 
-def _claim(source: str, text: str, measured: str, of_set: Any, printed: str | Mapping[str, str] = "") -> Claim:
-    return Claim(source, text, measured, partial(_of_each_set, of_set=of_set), printed=printed)
+def _claim(
+    source: str,
+    text: str,
+    measured: str,
+    of_set: Any,
+    printed: str | Mapping[str, str] = "",
+    *,
+    discrete: bool = False,
+) -> Claim:
+    return Claim(source, text, measured, partial(_of_each_set, of_set=of_set), printed=printed, discrete=discrete)
 
 
 def _in_text(title: str) -> str:
@@ -324,6 +332,7 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
             f"{title}: a stronger coefficient ends at a greater optimal ECE",
             "Kendall's τ of coefficient and optimal ECE",
             partial(_stronger_is_worse, loss=name),
+            discrete=True,
         ),
     ]
     if name != "label_smoothing":
@@ -342,6 +351,7 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
             f"{title}: it rises more with a stronger coefficient",
             "Kendall's τ of coefficient and rise",
             partial(_stronger_rises_more, loss=name),
+            discrete=True,
         ),
     ]
 
@@ -411,6 +421,7 @@ def _per_loss(name: str) -> list[Claim]:
             f"{title}: the best coefficient shrinks as the training set grows",
             "minus Kendall's τ of size and best coefficient",
             partial(_shrinks_with_data, loss=name),
+            discrete=True,
         ),
         _claim(
             "Figure 3",
@@ -475,6 +486,7 @@ CLAIMS = (
         "the temperature rises from focal over cross-entropy to inverse focal",
         "Kendall's τ along the sweep",
         _temperatures,
+        discrete=True,
     ),
     _claim(
         "Figure 6(e)",
@@ -529,5 +541,6 @@ CLAIMS = (
             gain + 0.5
             for gain in _beside_reference(rows, plan, options, loss=INVERSE, figure="accuracy", repaired=True)
         ],
+        discrete=True,
     ),
 )
