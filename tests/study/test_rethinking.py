@@ -9,6 +9,7 @@ import pytest
 from trueup.study import STUDIES, Cell, Options, Store, run
 from trueup.study.claims import judge_claims
 from trueup.study.grid import as_json
+from trueup.study.papers.rethinking import rethinking_figures
 from trueup.study.papers.rethinking import rethinking_study as rethinking
 from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, SWEEP, TITLES, Growth, Plan, plans
 from trueup.study.papers.rethinking.rethinking_runs import load_parts, work
@@ -183,23 +184,98 @@ def test_the_optimal_ece_along_the_epochs():
     assert "Focal Loss: a large coefficient keeps the optimal ECE high" in texts
 
 
-def test_the_worst_coefficient_is_that_of_the_other_seeds(tiny):
+def test_the_worst_and_the_best_coefficient_are_those_of_the_other_seeds(tiny):
     """Else noise alone would make a coefficient that costs nothing look dear."""
     options, rows = tiny
-    ece = {
-        ("label_smoothing", 0.01): (0.3, 0.1),
-        ("label_smoothing", 0.09): (0.2, 0.4),
-        ("cross_entropy", 0): (0.1, 0.01),
-    }
+    ece = {("label_smoothing", 0.01): (0.3, 0.1), ("label_smoothing", 0.09): (0.2, 0.5), ("cross_entropy", 0): (0.1, 0)}
     changed = [
         {**row, "ece": ece[row["loss"], row["coefficient"]][row["seed"]]}
         for row in rows
         if (row["loss"], row["coefficient"]) in ece and row["sizes"][0] == 60
     ]
     text = "Label Smoothing: a wrong coefficient costs much raw ECE"
-    [result] = [r for r in judge_claims(STUDY.claims(), changed, options).results if r.claim.text == text]
-    # Seed 0 takes what was worst in seed 1, 0.09, and the other way round.
-    assert (result.runs, result.mean) == (2, pytest.approx(100 * np.mean([0.2 - 0.1, 0.1 - 0.01])))
+    # Seed 0 takes what was worst and best in seed 1, 0.09 and 0.01, and seed 1 the other way round.
+    result = judged(changed, options, "Figure 1")[text]
+    assert (result.runs, result.mean) == (2, pytest.approx(100 * np.mean([0.2 - 0.3, 0.1 - 0.5])))
+    one = [row for row in changed if row["coefficient"] != 0.09]
+    assert text not in judged(one, options, "Figure 1")  # of one coefficient there is no worst
+
+
+def smoothing_curves(coefficients=(0.01, 0.03, 0.05, 0.07, 0.09), seeds=3):
+    """Rows whose optimal ECE rises more, and earlier, with a stronger coefficient."""
+    rows = written("digits", {("label_smoothing", c): {} for c in coefficients}, network="mlp", sizes=200, seeds=seeds)
+    for row in rows:
+        row["ece"] = row["coefficient"] * (1 + row["seed"])
+        begins = 10 - int(100 * row["coefficient"])
+        row["optimal_ece"] = [abs(e - begins) * row["coefficient"] * (1 + 0.1 * row["seed"]) for e in range(30)]
+    return rows
+
+
+def test_a_coefficient_that_lacks_a_seed_takes_no_claim_away():
+    options = Options(preset="digits")
+    rows = smoothing_curves()
+    whole, raw = judged(rows, options, "Figure 4"), judged(rows, options, "Figure 1")
+    assert (len(whole), len(raw)) == (4, 1)
+    lacking = [row for row in rows if (row["coefficient"], row["seed"]) != (0.09, 1)]
+    failed = [
+        {name: row[name] for name in ("data", "network", "sizes", "loss", "coefficient", "seed")}
+        | {"accuracy": 0.1, "val_accuracy": 0.1, "warning": "training failed: the loss is not finite"}
+        for row in rows
+        if row not in lacking
+    ]
+    dumb = [{**row, "val_accuracy": 0.1 if row["coefficient"] == 0.09 else 0.9} for row in rows]
+    without = [row for row in rows if row["coefficient"] != 0.09]
+    for fewer in (lacking, lacking + failed, dumb):  # missing, failed, or learned nothing
+        for source in ("Figure 4", "Figure 1"):
+            seen, wanted = (judged(r, options, source) for r in (fewer, without))
+            assert {text: result[2:] for text, result in seen.items()} == {
+                text: result[2:] for text, result in wanted.items()
+            }
+    two = judged([row for row in rows if row["coefficient"] < 0.05], options, "Figure 4")
+    assert set(two) < set(whole)
+    assert not any("stronger" in text for text in two)  # two coefficients are no trend
+
+
+def test_rows_of_failed_trainings_are_no_obstacle(tiny):
+    options, rows = tiny
+    failed = [
+        {**{name: row[name] for name in ("data", "network", "sizes", "loss", "coefficient", "seed")}, "accuracy": 0.1}
+        | {"val_accuracy": 0.1, "warning": "training failed: the loss is not finite"}
+        if (row["loss"], row["coefficient"], row["seed"]) == ("label_smoothing", 0.09, 1)
+        else row
+        for row in rows
+    ]
+    before, after = (judge_claims(STUDY.claims(), r, options).results for r in (rows, failed))
+    assert {r.claim.text for r in before} - {r.claim.text for r in after} == {
+        "Label Smoothing: a wrong coefficient costs much raw ECE"  # one coefficient is left
+    }
+    assert len(STUDY.figures(failed, options)) == 6
+
+
+def test_the_best_coefficient_of_a_size_has_learned_in_claim_and_figure():
+    """A network of chance accuracy may have the least ECE of all."""
+    growth = Growth((50, 100, 200), {"norm": (0.01, 0.05, 0.1)}, 3)
+    best = {50: 0.1, 100: 0.05, 200: 0.01}
+    rows = [
+        {"data": "digits", "network": "mlp", "sizes": [size, 50, 100], "loss": "norm", "coefficient": value}
+        | {"seed": seed, "val_accuracy": 0.9, "val_ece": 0.1 if value == best[size] else 0.2}
+        for size in growth.sizes
+        for value in growth.coefficients["norm"]
+        for seed in range(3)
+    ]
+    for row in rows:
+        if row["sizes"][0] == 200 and row["coefficient"] == 0.1:
+            row |= {"val_accuracy": 0.1, "val_ece": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "tiny", (replace(TINY, sizes=(200, 50, 100), growth=growth),))
+        [result] = judged(rows, Options(preset="tiny"), "Figure 1(d)").values()
+    assert (result.mean, result.runs, result.verdict) == (pytest.approx(1.0), 3, "held")
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    rethinking_figures._best_by_size(ax, rows, growth, "val_ece")
+    norm = next(line for line in ax.lines if line.get_label() == "α")
+    assert list(norm.get_ydata()) == list(best.values())
 
 
 def test_a_training_that_fails_is_a_result_of_negative_coefficients_alone():

@@ -13,7 +13,15 @@ import numpy as np
 
 from trueup.study.claims import Claim, by_run, least_on_average, paired, published_key, trend
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, SWEEP, TITLES, Plan, plans
+from trueup.study.papers.rethinking.rethinking_presets import (
+    DATA_TITLES,
+    REFERENCE,
+    SWEEP,
+    TITLES,
+    Growth,
+    Plan,
+    plans,
+)
 from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors, whole_rows
 from trueup.study.published import PublishedValue, normalize_name, published_values
 
@@ -32,9 +40,44 @@ def _of_each_set(rows: Rows, options: Options, *, of_set: Callable[[Rows, Plan, 
     """A number of each seed, by data set and network."""
     support = {}
     for plan in plans(options):
-        if own := main_rows(rows, plan):
+        if own := learned_rows(main_rows(rows, plan)):
             support[f"{DATA_TITLES.get(plan.data, plan.data)}, {plan.network}"] = of_set(own, plan, options)
     return support
+
+
+def measured_rows(rows: Rows) -> list[Mapping[str, Any]]:
+    """Those of trainings that ended: of one that failed there is an accuracy and no more."""
+    return [row for row in rows if "val_ece" in row]
+
+
+def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
+    """Those of losses and coefficients of which the tables could choose: the others' ECE says nothing.
+
+    >>> seen = (0.01, 0.9), (0.1, 0.1)
+    >>> rows = [{"loss": "norm", "coefficient": c, "val_ece": 0.1, "val_accuracy": a} for c, a in seen]
+    >>> [row["coefficient"] for row in learned_rows(rows)]
+    [0.01]
+    """
+    known = measured_rows(rows)
+    pairs = dict.fromkeys((row["loss"], row["coefficient"]) for row in known)
+    learned = {(loss, value) for loss, value in pairs if choose_coefficients(known, "val_accuracy", {loss: (value,)})}
+    return [row for row in known if (row["loss"], row["coefficient"]) in learned]
+
+
+def best_coefficient(rows: Rows, growth: Growth, loss: str, by: str) -> float | None:
+    """The best coefficient of a loss, of rows of one size of the training set; None if some were not tried.
+
+    The best of some coefficients is not the best.
+    """
+    tried = {row["coefficient"] for row in rows if row["loss"] == loss}
+    best = choose_coefficients(measured_rows(rows), by, growth.coefficients).get(loss)
+    return float(best[0]["coefficient"]) if best and tried >= {*growth.coefficients[loss]} else None
+
+
+def _without_gaps(values: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
+    """Those that lack no run: one training that failed must not take the seed from all others."""
+    most = max(map(len, values.values()), default=0)
+    return {name: by for name, by in values.items() if len(by) == most}
 
 
 def _beside_reference(
@@ -68,13 +111,14 @@ def _fewest(row: Mapping[str, Any], figure: str) -> float:
 
 
 def _curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
-    """Coefficient → the optimal ECE of each seed (rows) after each epoch (columns), of the seeds that all have."""
+    """Coefficient → the optimal ECE of each seed (rows) after each epoch (columns), of coefficients without gaps."""
     runs: dict[float, dict[int, list[float]]] = {value: {} for value in plan.candidates[loss]}
     for row in rows:
         if row["loss"] == loss and row["coefficient"] in runs:
             runs[row["coefficient"]][row["seed"]] = row["optimal_ece"]
-    seeds = sorted(set.intersection(*(set(by) for by in runs.values())))
-    return {value: np.array([by[seed] for seed in seeds]) for value, by in runs.items()} if len(seeds) > 1 else {}
+    whole = _without_gaps(runs)
+    seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
+    return {value: np.array([by[seed] for seed in seeds]) for value, by in whole.items()} if len(seeds) > 1 else {}
 
 
 def _least_epochs(table: np.ndarray) -> np.ndarray:
@@ -116,8 +160,8 @@ def _stronger_rises_more(rows: Rows, plan: Plan, options: Options, *, loss: str)
 def _stays_high(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     """The optimal ECE of the strongest coefficient less that of cross-entropy, after the last epoch."""
     last = [{**row, "last": row["optimal_ece"][-1]} for row in rows]
-    values = by_run(last, lambda row: (row["loss"], row["coefficient"]), "last")
-    strongest = loss, max(plan.candidates[loss])
+    values = _without_gaps(by_run(last, lambda row: (row["loss"], row["coefficient"]), "last"))
+    strongest = loss, max((value for value in plan.candidates[loss] if (loss, value) in values), default=0)
     if not {strongest, (REFERENCE, 0)} <= values.keys():
         return []
     return paired(values[strongest], values[REFERENCE, 0], scale=100)
@@ -132,11 +176,12 @@ def _stronger_is_worse(rows: Rows, plan: Plan, options: Options, *, loss: str) -
 
 
 def _trend(values: Mapping[Any, Mapping[Any, float]], order: Sequence[Any]) -> list[float]:
-    """Kendall's τ of each seed's numbers with an order."""
-    if len(order) < 3:
+    """Kendall's τ of each seed's numbers with an order, without what lacks a run."""
+    whole = _without_gaps({name: values[name] for name in order})
+    if len(whole) < 3:
         return []
-    seeds = sorted(set.intersection(*(set(values[name]) for name in order)))
-    return [trend(range(len(order)), [values[name][s] for name in order]) for s in seeds]
+    seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
+    return [trend(range(len(whole)), [by[s] for by in whole.values()]) for s in seeds]
 
 
 def _temperatures(rows: Rows, plan: Plan, options: Options) -> list[float]:
@@ -151,19 +196,18 @@ def _logits(rows: Rows, plan: Plan, options: Options, *, loss: str, what: str) -
 
 
 def _sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The raw ECE of the worst coefficient less that of cross-entropy, the worst by the other seeds.
+    """The raw ECE of the worst coefficient less that of the best, both by the other seeds.
 
-    The worst of a seed's own noisy figures would lie above cross-entropy whether or not the coefficient matters.
+    The worst of a seed's own noisy figures would lie above the best whether or not the coefficient matters.
     """
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece")
-    own = [(loss, value) for value in plan.candidates[loss] if (loss, value) in values]
-    if not own or (REFERENCE, 0) not in values:
-        return []
-    seeds = sorted(set.intersection(*(set(values[pair]) for pair in (*own, (REFERENCE, 0)))))
+    values = by_run([row for row in rows if row["loss"] == loss], lambda row: row["coefficient"], "ece")
+    own = _without_gaps({value: values[value] for value in plan.candidates[loss] if value in values})
+    seeds = sorted(set.intersection(*(set(by) for by in own.values()))) if len(own) > 1 else []
     costs = []
     for seed in seeds if len(seeds) > 1 else []:
-        worst = max(own, key=lambda pair: sum(values[pair][other] for other in seeds if other != seed))
-        costs.append(100 * (values[worst][seed] - values[REFERENCE, 0][seed]))
+        others = {value: sum(by[other] for other in seeds if other != seed) for value, by in own.items()}
+        best, worst = (end(others, key=others.__getitem__) for end in (min, max))
+        costs.append(100 * (own[worst][seed] - own[best][seed]))
     return costs
 
 
@@ -181,12 +225,14 @@ def _descends_then_ascends(rows: Rows, plan: Plan, options: Options) -> list[flo
 
     The best inside is that of the other seeds.
     """
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
-    if not set(SWEEP) <= values.keys():
+    known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
+    values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
+    between = [pair for pair in SWEEP[1:-1] if pair in values]
+    if not between or not {SWEEP[0], SWEEP[-1]} <= values.keys():
         return []
     differences = []
-    for seed in sorted(set.intersection(*(set(values[pair]) for pair in SWEEP))):
-        others = {pair: [v for s, v in values[pair].items() if s != seed] for pair in SWEEP[1:-1]}
+    for seed in sorted(set.intersection(*(set(by) for by in values.values()))):
+        others = {pair: [v for s, v in values[pair].items() if s != seed] for pair in between}
         if all(others.values()):
             inside = min(others, key=lambda pair: float(np.mean(others[pair])))
             ends = min(values[SWEEP[0]][seed], values[SWEEP[-1]][seed])
@@ -256,18 +302,14 @@ def _shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:
     support = {}
     for plan in (plan for plan in plans(options) if plan.growth and loss in plan.growth.coefficients):
         growth: Any = plan.growth
-        wanted = {*growth.coefficients[loss]}
-        own = [row for row in rows if row["data"] == plan.data and row["loss"] == loss]
+        own = [row for row in rows if row["data"] == plan.data]
         taus = []
         for seed in range(growth.seeds):
-            best = []
-            for size in growth.sizes:
-                alike = [row for row in own if row["seed"] == seed and row["sizes"][0] == size]
-                alike = [row for row in alike if row["coefficient"] in wanted]
-                if len({row["coefficient"] for row in alike}) == len(wanted):
-                    best.append(min(alike, key=lambda row: row[selectors(options)[0]])["coefficient"])
-            if len(best) == len(growth.sizes):
-                taus.append(-trend(growth.sizes, best))
+            of_size = [[row for row in own if row["seed"] == seed and row["sizes"][0] == size] for size in growth.sizes]
+            best = [best_coefficient(alike, growth, loss, selectors(options)[0]) for alike in of_size]
+            known = [value for value in best if value is not None]
+            if len(known) == len(growth.sizes):
+                taus.append(-trend(growth.sizes, known))
         support[f"{DATA_TITLES.get(plan.data, plan.data)}, {plan.network}"] = taus
     return support
 
@@ -413,7 +455,7 @@ def _per_loss(name: str) -> list[Claim]:
         _claim(
             "Figure 1",
             f"{title}: a wrong coefficient costs much raw ECE",
-            f"{more}, worst coefficient",
+            f"ECE of the worst coefficient of {_in_text(title)} less that of the best, points",
             partial(_sensitivity, loss=name),
         ),
         Claim(
