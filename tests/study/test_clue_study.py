@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from trueup import losses, metrics
 from trueup.models.dropout import mc_dropout
 from trueup.study import STUDIES, Options, Store, cost, run
+from trueup.study.claims import judge_claims
 from trueup.study.papers.clue import clue_study as clue
 from trueup.study.papers.clue import clue_tables
 from trueup.study.papers.clue import mc_dropout as mc
@@ -198,6 +199,29 @@ def test_an_ensemble_of_the_same_compute_shares_the_epochs_of_one_network(monkey
                for members, epochs in [clue_tables.share_epochs(how["epochs"])])  # fmt: skip
     texts = {claim.text for claim in STUDY.claims()}
     assert "lower ECE than an ensemble of the same compute" in texts
+
+
+@pytest.mark.parametrize("kept", ["batch_0.5", "batch_0.5_head"])
+def test_a_variance_head_is_compared_with_a_variance_head(kept):
+    """Where one of the two CLUEs was not run, the other does not stand in for it."""
+    nlls = {"plain": 0.5, "gaussian": 0.3, "batch_0.5": 0.1, "batch_0.5_head": 0.2}
+    rows = [
+        {"part": "figures", "data": "diabetes", "method": method, "seed": s, "rmse": 1.0, "coverage": 0.9}
+        | {"nll": nll + 0.001 * s * nll, "val_nll": nll, "operations": 1.0}
+        for method, nll in nlls.items()
+        if method in ("plain", "gaussian", kept)
+        for s in range(3)
+    ]
+    found = {r.claim.text: r for r in judge_claims(STUDY.claims(), rows, Options()).results}
+    texts = [text for text in found if "regression: lower NLL" in text]
+    head = kept.endswith("_head")
+    assert texts == [
+        "regression: lower NLL than the Gaussian likelihood with a variance head (both have one)"
+        if head
+        else "regression: lower NLL than squared error with Monte-Carlo dropout"
+    ]
+    assert found[texts[0]].mean == pytest.approx((0.1 if head else 0.4) * 1.001)
+    assert any("overhead" in text for text in found) != head
 
 
 def test_avuc_comes_in_after_a_warmup_with_a_threshold_of_its_own():

@@ -20,6 +20,8 @@ from trueup.study.statistics import LEVEL
 from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
 
 ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
+ROUNDING = 1e-9
+"""Of the greatest difference: what differs by less is the same."""
 HEADINGS = ("source", "claim", "data", "paper", "ours", "95 % interval", "runs", "verdict")
 
 
@@ -42,6 +44,8 @@ class Claim:
     printed: str | Mapping[str, str] = ""
     """The paper's own number, where it prints one: the same for all, or by data set and network as `published_key`
     names them, under "" for those that the paper has not."""
+    discrete: bool = False
+    """Whether the numbers have few values, as rank correlations and counts: several runs may then well agree."""
 
     def printed_for(self, group: str) -> str:
         """What the paper prints for a data set and network.
@@ -62,6 +66,7 @@ class ClaimResult(NamedTuple):
     claim: Claim
     group: str
     runs: int
+    """Differences that are the same in every run are those of one run."""
     mean: float
     low: float
     """The interval of the mean, by Student's t over runs; NaN of one run."""
@@ -90,9 +95,10 @@ class ClaimTable:
     results: tuple[ClaimResult, ...]
     title: str = "Claims"
     notes: tuple[str, ...] = (
-        "Each number is a difference paired by run, positive where it speaks for the claim. Held: the 95 % interval "
-        "of its mean (Student's t over runs) lies above zero. Did not hold: below zero. Nothing is corrected for the "
-        "number of claims, and runs that share data are not independent.",
+        "Each number is a difference of runs with the same seed, positive where it speaks for the claim. Held: the "
+        "95 % interval of its mean (Student's t over runs) lies above zero. Did not hold: below zero. A difference "
+        "that is the same in every run was measured once and has no interval. Nothing is corrected for the number of "
+        "claims, and runs that share data are not independent.",
     )
 
     def markdown(self) -> str:
@@ -151,6 +157,9 @@ def judge_claims(claims: Sequence[Claim], rows: Rows, options: Options) -> Claim
 
 def _judge(claim: Claim, group: str, values: np.ndarray) -> ClaimResult:
     runs, mean = len(values), float(values.mean())
+    # What draws nothing says the same with every seed: repeated, it would seem certain.
+    if not claim.discrete and np.ptp(values) <= ROUNDING * np.abs(values).max():
+        runs = 1
     if runs < 2:
         return ClaimResult(claim, group, runs, mean, math.nan, math.nan, "not distinguishable")
     half = float(stdtrit(runs - 1, 1 - LEVEL / 2)) * float(values.std(ddof=1)) / math.sqrt(runs)

@@ -11,6 +11,7 @@ from trueup.report import style
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
+from trueup.study.papers.rethinking.rethinking_claims import best_coefficient, measured_rows
 from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     REFERENCE,
@@ -33,7 +34,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Every figure that the rows are enough for, by the name of its file."""
     drawings = {}
     for plan in plans(options):
-        ours = main_rows(rows, plan)
+        ours = measured_rows(main_rows(rows, plan))
         chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
             continue
@@ -77,10 +78,8 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
         best = []
         for size in growth.sizes:
             alike = [row for row in rows if row["sizes"][0] == size and row["seed"] < growth.seeds]
-            tried = {row["coefficient"] for row in alike if row["loss"] == loss}
-            best_rows = choose_coefficients(alike, by, growth.coefficients).get(loss)
-            # The best of some coefficients is not the best.
-            best.append(best_rows[0]["coefficient"] if best_rows and tried >= {*growth.coefficients[loss]} else np.nan)
+            value = best_coefficient(alike, growth, loss, by)
+            best.append(np.nan if value is None else value)
         side = other if loss == "focal" else ax
         side.plot(growth.sizes, best, **style.line_style(index), label=letter)
     _log_sizes(ax, growth.sizes)
