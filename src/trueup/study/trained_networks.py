@@ -158,7 +158,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
 
 def channels_last(model: nn.Module) -> nn.Module:
     """The same network, its convolutions' weights laid out as they are fastest: a third less time on CPUs."""
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _pictures(part: Dataset[Any], resize: str | None) -> Dataset[Any]:
