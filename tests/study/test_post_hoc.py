@@ -89,7 +89,8 @@ def test_what_is_asked_for_must_be_there(tmp_path, monkeypatch):
         STUDY.cells(Options(methods=("x",)))
 
 
-def test_every_method_on_every_drawn_problem_by_default():
+def test_every_method_on_every_drawn_problem_by_default(monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
     cells = STUDY.cells()
     assert len(cells) == len(source.SYNTHETIC) * source.SPLITS * len(METHODS)
 

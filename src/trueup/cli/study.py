@@ -114,7 +114,8 @@ def study(
     if not report_only:
         _require_data(cells, options)
         _require_device(options, cluster)
-        _require_timm(cells)
+        if cluster is None:
+            _require_timm(cells)
     folder.mkdir(parents=True, exist_ok=True)
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
