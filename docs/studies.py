@@ -47,9 +47,10 @@ $ trueup study report post-hoc --data overconfident --seeds 1 -m identity -m tem
 | `calarena` | win rate, rank and excess loss of ours beside the published results of a public benchmark |
 
 `trueup study list` shows every preset with the files it wants. `--preset` takes larger settings (`cifar10`,
-`fashion_mnist`, `paper` …), `--data-dir` their files, `--network` another network, `--device cuda` a GPU (several
-processes are dealt to several), `--workers` and `--cluster` more hands, `--without` leaves a part out, and `--oracle`
-chooses coefficients on the test half as some papers did. A run that would take more than a day asks first.
+`fashion_mnist`, `paper` …), `--data-dir` their files, `--network` another network, `--device cpu` leaves a GPU alone
+(else it is used, and several processes are dealt to several), `--workers` and `--cluster` bring more hands, `--without`
+leaves a part out, and `--oracle` chooses coefficients on the test half as some papers did. A run that would take more
+than a day, or nobody knows how long, asks first, and a long training that was killed goes on from its last epoch.
 
 This page is assembled by `python docs/studies.py` from the tables that the commands below have written. They are kept
 in `docs/studies`, most with the rows that they were made of: `python docs/studies.py --restore clue-trec
@@ -114,7 +115,7 @@ SECTIONS = (
                 "neural-clamping-cifar10-5000",
                 "CIFAR-10, all of the calibration images",
                 "The baselines alone; Neural Clamping itself was not run with so many. Nothing is drawn, so that one "
-                "run is all there is of a baseline.",
+                "run is all there is of a baseline; more seeds repeat it.",
                 _CLAMPING,
             ),
             Run(
@@ -141,16 +142,17 @@ SECTIONS = (
                 "is hardly overconfident, so that there is little for the other losses to hold down.",
                 _LOSSES,
             ),
-            Run("rethinking-cifar10", "CIFAR-10", "A small ResNet.", _LOSSES),
+            Run("rethinking-cifar10", "CIFAR-10", "A small ResNet on few images, without augmentation.", _LOSSES),
         ),
     ),
     Section(
         "clue",
         "CLUE",
         "Mendes, Romano & Garlan (2025). Uncertainty that equals the error, by a loss that aligns the two. The paper's "
-        "sizes and tables are not published, so there is no preset of the paper; same network, dropout and Monte-Carlo "
-        "passes for all methods, level and α chosen by NLL on validation. The coefficients of focal loss, MMCE and "
-        "AvUC are our defaults and not chosen: what holds against them here says little of them tuned.",
+        "sizes and tables are not published, so there is no preset of the paper; same network and dropout for all "
+        "methods, and the same Monte-Carlo passes, which the members of an ensemble share (where they cannot be shared "
+        "evenly, the few left over are not done); level and α chosen by NLL on validation. The coefficients of focal "
+        "loss, MMCE and AvUC are our defaults and not chosen: what holds against them here says little of them tuned.",
         (
             Run(
                 "clue-digits",
@@ -193,7 +195,8 @@ SECTIONS = (
             Run(
                 "post-hoc-cifar10",
                 "Networks of CIFAR-10, more methods",
-                "Files with ten classes alone, so that matrix scaling, Dirichlet calibration and ODIR are among them. "
+                "Files with ten classes alone, so that matrix scaling, Dirichlet calibration and ODIR are among them; "
+                "FOLDER holds the files of these networks and no others. "
                 "Of probabilities, which most files hold, MS-ODIR and Dirichlet calibration with ODIR are one method.",
                 ("regret", "ranks"),
             ),
@@ -265,7 +268,7 @@ def _run(run: Run, folder: Path) -> str:
     failed = "" if facts["failed"] == "0" else f", {facts['failed']} failed"
     lines.append(
         f"Data: {facts['data']}. Seeds or splits: {facts['seeds']}. Runs: {facts['runs']}{failed}{missing}; "
-        f"{facts['hours']} hours by the clock, shared with other work, on {facts['machine']}."
+        f"{facts['hours']} hours summed over runs, by a clock that other work shared, on {facts['machine']}."
     )
     if (folder / "claims.csv").exists():
         lines += ["", "#### Claims", "", *_claims(_read(folder / "claims.csv"))]

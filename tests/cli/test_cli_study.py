@@ -2,12 +2,13 @@
 
 import json
 import re
+import sys
 
 import pytest
 
 from trueup.cli.study import NAMES, _confirm
 from trueup.study import STUDIES, Options, Store
-from trueup.study.cost import estimate
+from trueup.study.cost import Unknown, estimate
 
 SMALL = ("--data", "overconfident", "--seeds", "1", "-m", "identity", "-m", "temperature", "-j", "1")
 
@@ -47,6 +48,10 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
         (("post-hoc", "--preset", "paper"), "post-hoc has no presets, got 'paper'"),
         (("rethinking", "--network", "resnet9"), "network must be one of resnet8, resnet20, "),
         (("rethinking", "--network", "text_cnn"), "text_cnn is not for images such as digits"),
+        (
+            ("rethinking", "--preset", "paper", "--network", "resnet110"),
+            "it goes with --data svhn or --data cifar10 or --data cifar100 or --preset paper-resnet110",
+        ),
         (("clue", "--data", "digits", "-m", "gaussian"), 'nothing to run: no cell of clue has data "digits", methods'),
     ],
 )
@@ -58,7 +63,8 @@ def test_what_cannot_be_is_one_line(folder, command, words, message):
 def test_the_list_shows_presets_and_missing_files(command, tmp_path):
     shown = command("study", "list", "--data-dir", str(tmp_path)).stdout
     line = "rethinking --preset trec: 75 runs; trec; networks alone: less than 0.1 min at 10 TFLOP/s, "
-    assert re.search(re.escape(line) + r"[\d.]+ (min|h) on this machine; files missing", shown)
+    assert re.search(re.escape(line) + r"[\d.]+ (min|h) on the cores of this machine; files missing", shown)
+    assert "Hours are for whole data sets" in shown
     assert "  trec: TREC.train.all + TREC.test.all" in shown
     assert "  weights/cifar10_resnet20.th: published weights, or others with weights/cifar10_resnet20.json" in shown
     assert "  calibration_benchmarks/*.h5: the benchmark's predictions" in shown
@@ -110,3 +116,44 @@ def test_hours_are_those_of_what_works_at_the_same_time(device, workers, units, 
     assert whole / 4 > 24
     with pytest.raises(ValueError, match=rf"about {whole / units:,.0f} hours on this machine"):
         _confirm(study, Store(tmp_path / "results.sqlite"), options, workers)
+
+
+def test_a_run_of_unknown_length_is_asked_about(command, tmp_path, monkeypatch):
+    def unknown(*network):
+        raise Unknown(f"{network[0]}: cannot be built")
+
+    monkeypatch.setattr("trueup.study.cost.forward_flops", unknown)
+    small = ["study", "rethinking", "--seeds", "1", "-m", "cross_entropy", "-o", str(tmp_path)]
+    message = command(*small, code=2).stderr
+    assert "about 0 hours on this machine, and how long is not known of mlp: cannot be built; --yes starts" in message
+
+
+def test_networks_of_timm_are_refused_without_it(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    words = ["study", "rethinking", "--network", "timm:resnet18", "-o", str(tmp_path)]
+    assert "networks of timm need it: pip install 'trueup[vision]'" in command(*words, "--yes", code=2).stderr
+    assert not list(tmp_path.glob("*.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "given", "device"),
+    [
+        (True, "clue", (), "cuda"),
+        (False, "clue", (), "cpu"),
+        (True, "clue", ("--device", "cpu"), "cpu"),
+        (True, "post-hoc", (), "cpu"),  # it has no networks
+        (True, "clue", ("--cluster", "tcp://host:1"), None),  # its workers may have others
+    ],
+)
+def test_networks_are_on_a_gpu_where_there_is_one(gpu, name, given, device, command, tmp_path, monkeypatch):
+    seen = []
+
+    def stop(study, store, options, *more):
+        seen.append(options.device)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("trueup.cli.study._require_device", lambda *options: None)
+    monkeypatch.setattr("trueup.cli.study._run", stop)
+    command("study", name, "--seeds", "1", "--yes", *given, "-o", str(tmp_path), code=2)
+    assert seen == [device]

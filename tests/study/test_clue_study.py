@@ -266,3 +266,21 @@ def test_a_study_costs_what_its_cells_count(data, methods, quick):
         # A first layer needs no slope of its input, a variance head has an output more, and torch does not count
         # attention on the CPU.
         assert 0.98 * step < (found - none) / 1000 < (2 if data == "descriptions" else 1.35) * step
+
+
+def test_passes_are_done_where_the_networks_are(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "cpu", None)  # nobody brings a network back
+    data = mc.load_data_set("diabetes", None, 0)
+    train, *_ = mc.normalised_tensors(data)
+    network = mc.make_network(data, {"hidden": [4], "dropout": 0.1}, 0)
+    how = {"seed": 0, "device": "cpu", "epochs": 1, "batch_size": 64, "lr": 0.01}
+    mc.train_network(network, train, mc.make_loss("tabular"), mc.make_task("tabular"), **how)
+    seen = []
+
+    def passes(network, inputs, count, *, seed):
+        seen.append(inputs.device.type)
+        return torch.zeros(count, len(inputs))
+
+    monkeypatch.setattr(mc, "mc_dropout", passes)
+    found = mc.sample([network, torch.nn.Linear(10, 1, device="meta")], train[0][:3], 5)
+    assert (seen, found.device.type, found.shape) == (["cpu", "meta"], "cpu", (4, 3))

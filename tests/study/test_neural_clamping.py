@@ -25,6 +25,7 @@ from trueup.study.run import execute
 from trueup.study.trained_networks import load_or_train, read_split
 from trueup.training.data import load_data
 from trueup.training.data.image_folder import DecodedPictures, decode, squash
+from trueup.training.loop import _Run
 
 STUDY = STUDIES["neural-clamping"]
 HOW = {"options": {"width": 2}, "sizes": [300, 150, 150], "epochs": 2, "batch": 32, "rate": 0.05}
@@ -216,13 +217,13 @@ def cifar100_files(folder, train=20, test=4):
 
 
 def imagenet_files(folder, count=4):
+    """Without images to train on: published networks need none."""
     pillow = pytest.importorskip("PIL.Image")
-    for part, n in (("train", 1), ("val", count)):
-        for name in ("n01440764", "n01443537"):
-            place = folder / part / name
-            place.mkdir(parents=True)
-            for number, image in enumerate(drawn_images(n, 2, 48, seed=len(name + part))[0]):
-                pillow.fromarray(image[:, : 40 + number]).save(place / f"{number}.png")
+    for name in ("n01440764", "n01443537"):
+        place = folder / "val" / name
+        place.mkdir(parents=True)
+        for number, image in enumerate(drawn_images(count, 2, 48, seed=12)[0]):
+            pillow.fromarray(image[:, : 40 + number]).save(place / f"{number}.png")
 
 
 @pytest.fixture
@@ -506,3 +507,25 @@ def test_the_networks_of_the_default_come_with_the_package(monkeypatch):
     assert anew.isdisjoint(cell.key for cell in cells)
     with pytest.raises(pytest.fail.Exception, match="nothing is to be trained"):
         load_or_train({**each, "how": {**each["how"], "retrain": True}})
+
+
+def test_a_training_that_was_killed_goes_on_and_leaves_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("trueup.study.trained_networks.LONG", 100)
+    settings = {"data": "digits", "network": "cnn", "how": {**HOW, "epochs": 3}, "network_seed": 0}
+    whole = load_or_train({**settings, "cache": str(tmp_path / "whole")}).model.state_dict()
+    save, seen = _Run.save_checkpoint, []
+
+    def killed(self, checkpoint, history):
+        save(self, checkpoint, history)
+        seen.append(len(history.epochs))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Run, "save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        load_or_train(settings)
+    assert len(list((tmp_path / "networks").glob("*.ckpt"))) == 1
+    again = load_or_train(settings).model.state_dict()
+    assert seen == [1, 2, 3]
+    assert all(torch.equal(weight, whole[name]) for name, weight in again.items())
+    assert not [path for folder in ("whole", "networks") for path in (tmp_path / folder).glob("*.ckpt")]

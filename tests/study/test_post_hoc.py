@@ -64,7 +64,23 @@ def test_a_result_is_of_the_file_not_of_its_place(tmp_path):
         post_hoc.work({**one.settings, **one.local})
 
 
-def test_what_is_asked_for_must_be_there(tmp_path):
+def test_the_folder_of_data_may_be_named_by_the_environment(tmp_path, monkeypatch):
+    z, y = calibrated(60, 3)
+    (tmp_path / "logits").mkdir()
+    monkeypatch.setenv("TRUEUP_DATA", str(tmp_path))
+    few = {"seeds": 1, "methods": ("identity",)}
+    drawn = [cell.key for cell in STUDY.cells(Options(**few))]  # there is no file yet
+    assert len(drawn) == len(source.SYNTHETIC)
+    np.savez(tmp_path / "logits" / "net.npz", logits=z, labels=y)
+    [found] = STUDY.cells(Options(**few))
+    [named] = STUDY.cells(Options(data_dir=str(tmp_path), **few))
+    assert (found.key, found.local) == (named.key, named.local)
+    assert post_hoc.work({**found.settings, **found.local})
+    assert [cell.key for name in source.SYNTHETIC for cell in STUDY.cells(Options(data=name, **few))] == drawn
+
+
+def test_what_is_asked_for_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
     with pytest.raises(ValueError, match="wanted a folder with .npz files of logits, found none"):
         STUDY.cells(Options(data_dir=str(tmp_path)))
     with pytest.raises(ValueError, match="data must be one of calibrated, overconfident, .*, got 'x'"):
@@ -73,7 +89,8 @@ def test_what_is_asked_for_must_be_there(tmp_path):
         STUDY.cells(Options(methods=("x",)))
 
 
-def test_every_method_on_every_drawn_problem_by_default():
+def test_every_method_on_every_drawn_problem_by_default(monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
     cells = STUDY.cells()
     assert len(cells) == len(source.SYNTHETIC) * source.SPLITS * len(METHODS)
 
@@ -157,7 +174,8 @@ def test_splits_are_averaged_and_a_method_that_misses_one_is_left_out():
     assert found["b"].error == pytest.approx(1.0)  # of b − a: 3, 1 and 0, 2, each with error 1
 
 
-def test_the_tables(tmp_path):
+def test_the_tables(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRUEUP_DATA", raising=False)
     options = Options(seeds=1, methods=("identity", "temperature", "svs", "histogram"))
     rows = results(tmp_path, options)
     tables = STUDY.tables(rows, options)

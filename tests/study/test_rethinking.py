@@ -12,11 +12,11 @@ from trueup.study.grid import as_json
 from trueup.study.papers.rethinking import rethinking_figures
 from trueup.study.papers.rethinking import rethinking_study as rethinking
 from trueup.study.papers.rethinking.rethinking_presets import CANDIDATES, PRESETS, SWEEP, TITLES, Growth, Plan, plans
-from trueup.study.papers.rethinking.rethinking_runs import load_parts, work
+from trueup.study.papers.rethinking.rethinking_runs import CHOSEN_BY, load_parts, work
 from trueup.study.published import published_values
 from trueup.study.store import validate_rows
 from trueup.training.data.class_names import GROUPS
-from trueup.training.loop import TrainingError
+from trueup.training.loop import TrainingError, _Run
 
 STUDY = STUDIES["rethinking"]
 TINY = Plan(
@@ -343,14 +343,62 @@ def test_the_best_coefficient_of_a_size_has_learned_in_claim_and_figure():
     assert list(norm.get_ydata()) == list(best.values())
 
 
-def test_a_training_that_fails_is_a_result_of_negative_coefficients_alone():
+def test_a_training_that_fails_is_a_result_save_for_the_reference(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRUEUP_NETWORKS", str(tmp_path))
+    monkeypatch.setattr("trueup.study.trained_networks.LONG", 1)
     settings = {**POOLED, "sizes": [60, 60, 60], "network": "mlp", "options": {"hidden": [8]}, "epochs": 30, "seed": 0}
     settings |= {"how": {"batch": 60, "rate": 1e8}, "loss": "norm"}
-    [row] = work({**settings, "coefficient": -10.0})
-    assert row["accuracy"] == pytest.approx(0.1)
-    assert "training failed" in row["warning"]
+    for coefficient in (-10.0, 10.0):
+        [row] = work({**settings, "coefficient": coefficient})
+        assert row["accuracy"] == pytest.approx(0.1)
+        assert rethinking.has_failed(row)
+        assert str(tmp_path) not in row["warning"]
     with pytest.raises(TrainingError):
-        work({**settings, "coefficient": 10.0})
+        work({**settings, "loss": "cross_entropy", "coefficient": 0, "how": {"batch": 60, "rate": 1e30}})
+    assert not list(tmp_path.glob("*.ckpt"))  # from there it would only fail again
+
+
+def test_a_coefficient_with_which_training_failed_is_not_chosen(tiny):
+    options, rows = tiny
+    kept = ("data", "network", "sizes", "loss", "coefficient", "seed")
+    worst = {"accuracy": 0.1, "val_accuracy": 0.1, **dict.fromkeys(CHOSEN_BY, math.inf), "warning": "training failed: "}
+    wrong = {("label_smoothing", 0.01, 1), ("norm", 0.05, 0), ("norm", 0.05, 1)}
+    failed = [
+        {**{name: row[name] for name in kept}, **worst}
+        if (row["loss"], row["coefficient"], row["seed"]) in wrong
+        else row
+        for row in rows
+    ]
+    assert sum(map(rethinking.has_failed, failed)) == 3
+    found = STUDY.tables(failed, options)
+    assert "Label Smoothing 0.09" in found["table_1"].notes[0]
+    assert "L1 Norm" not in found["table_1"].groups["digits"]
+    words = "digits: training failed with Label Smoothing 0.01 (1 of 2 runs), L1 Norm 0.05 (2 of 2 runs)."
+    assert found["table_2"].notes[-1] == words
+    assert len(STUDY.figures(failed, options)) == 6
+    assert judge_claims(STUDY.claims(), failed, options).results
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, tiny):
+    options, rows = tiny
+    cell = STUDY.cells(options)[0]
+    monkeypatch.setenv("TRUEUP_NETWORKS", str(tmp_path))
+    monkeypatch.setattr("trueup.study.trained_networks.LONG", 50)
+    save, seen = _Run.save_checkpoint, []
+
+    def killed(self, checkpoint, history):
+        save(self, checkpoint, history)
+        seen.append(len(history.epochs))
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Run, "save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work({**cell.settings, **cell.local})
+    [row] = validate_rows(cell, work({**cell.settings, **cell.local}))
+    assert seen == [1, 2, 3]
+    assert as_json({**cell.settings, **row}) == as_json(rows[0])
+    assert not list(tmp_path.glob("*.ckpt"))
 
 
 def test_the_oracle_looks_at_the_test_samples(tiny):

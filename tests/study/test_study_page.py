@@ -5,10 +5,12 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from trueup.study import Options, Store, Study, product
+from trueup.study.grid import no_figures
 from trueup.study.published import compare_with_paper, normalize_name, published_values
 from trueup.study.store import Place
 from trueup.study.study_page import save_page
@@ -77,6 +79,20 @@ def test_the_files_beside_the_page(tmp_path):
         assert (page.parent / link).stat().st_size > 0
     assert (page.parent / "a_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (page.parent / "a_curve.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_files_of_a_former_page_are_removed_and_nobody_elses(tmp_path):
+    page, _ = shown(tmp_path, study())
+    for name in ("notes.md", "mine.csv", "results.png"):
+        (page.parent / name).write_text("mine")
+    before = {path.name for path in page.parent.iterdir()}
+    later = replace(study(paper=""), tables=lambda r, o: {"some": tables(r, o)["some"]}, figures=no_figures)
+    shown(tmp_path, later)
+    gone = {"paper.csv", "a_curve.pdf", "a_curve.svg", "a_curve.png", "before.md", "before.tex", "before.csv"}
+    assert {path.name for path in page.parent.iterdir()} == before - gone
+    page.write_text('<a href="notes.md">md</a>')  # a page of somebody else
+    shown(tmp_path, later)
+    assert (page.parent / "notes.md").exists()
 
 
 def test_the_page_is_whole_and_safe(tmp_path):

@@ -1,5 +1,6 @@
 import math
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from trueup.core.executors import executor_for
 from trueup.study import STUDIES, Options, Store, Study, cost, product, run
-from trueup.study.run import describe_place
+from trueup.study.run import _processor, describe_place
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -304,6 +305,14 @@ def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
     devices = (None, "cpu", "cuda:1", "cuda:7")
     gpus = [describe_place(device).machine.partition("), ")[2] for device in devices]
     assert gpus == ["GPU cuda", "", "GPU cuda:1", ""]
+
+
+def test_the_machine_has_its_processors_name_where_it_is_told(monkeypatch):
+    assert _processor() in describe_place("cpu").machine
+    monkeypatch.setattr("platform.processor", lambda: "")
+    for text, name in (("processor\t: 0\nmodel name\t: A  Chip\n", "A Chip"), ("processor: 0", platform.machine())):
+        monkeypatch.setattr(Path, "read_text", lambda path, text=text, **how: text)
+        assert _processor.__wrapped__() == name
 
 
 def test_studies_are_listed_without_their_import():

@@ -338,6 +338,24 @@ def test_imagenet_folders(tmp_path, monkeypatch):
         load_data("imagenet", tmp_path)
 
 
+def test_imagenet_without_the_images_to_train_on(tmp_path, monkeypatch):
+    for name in ("n02", "n01"):
+        (tmp_path / "val" / name).mkdir(parents=True)
+        for i in range(4):
+            (tmp_path / "val" / name / f"{i}.png").write_bytes(b"picture")
+    data = load_data("imagenet", tmp_path)
+    assert (split_sizes(data), data.classes) == ([0, 4, 4], ("n01", "n02"))
+    (tmp_path / "train" / "n01").mkdir(parents=True)
+    (tmp_path / "train" / "n02").mkdir()
+    listed = []
+    real = folder._list_files
+    monkeypatch.setattr(folder, "_list_files", lambda place, *more: listed.append(place.name) or real(place, *more))
+    (tmp_path / "train" / "n01" / "x.png").write_bytes(b"picture")
+    data = load_data("imagenet", tmp_path)
+    assert listed == ["val"]  # a million files are listed only for whoever asks for them
+    assert (len(data.train), listed) == (1, ["val", "train"])
+
+
 def test_pictures_without_pillow(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"picture")
     for name in ("PIL", "PIL.Image"):

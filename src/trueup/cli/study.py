@@ -73,7 +73,9 @@ def study(
     folder: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the tables, figures and the page.")
     ] = Path("study"),
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a run of more than a day.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before a run of more than a day, or of unknown length.")
+    ] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -98,6 +100,8 @@ def study(
     from trueup.study.study_page import save_page
 
     selected: Study = STUDIES[name]
+    if device is None and not report_only and not (cluster or "").startswith(("tcp", "tls")):
+        device = _default_device(selected)
     options = Options(
         **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
         **o.drop_unset(network=network, device=device),
@@ -110,6 +114,8 @@ def study(
     if not report_only:
         _require_data(cells, options)
         _require_device(options, cluster)
+        if cluster is None:
+            _require_timm(cells)
     folder.mkdir(parents=True, exist_ok=True)
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
@@ -138,6 +144,30 @@ def _require_data(cells: list[Cell], options: Options) -> None:
         load_data(missing.partition(":")[0], options.data_dir)
 
 
+def _default_device(study: Study) -> str:
+    """A GPU if this machine has one and the study has networks, so that all of its work is there."""
+    if study.flops is None:
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _require_timm(cells: list[Cell]) -> None:
+    """Refuse networks of timm that it does not have, or where it cannot be imported, before the first run."""
+    networks = dict.fromkeys(str(cell.settings.get("network")) for cell in cells)
+    if not any(name.startswith("timm:") for name in networks):
+        return
+    import torch
+
+    from trueup.registry import NETWORKS
+
+    with torch.device("meta"):  # its weights are not wanted yet
+        for name in networks:
+            if name.startswith("timm:"):
+                NETWORKS[name]()
+
+
 def _require_device(options: Options, cluster: str | None) -> None:
     """Refuse a device that this machine does not have; those of a cluster are not this machine's."""
     if options.device is None or cluster is not None:
@@ -152,18 +182,18 @@ def _require_device(options: Options, cluster: str | None) -> None:
 
 
 def _confirm(study: Study, store: Store, options: Options, workers: int | None) -> None:
-    """Ask before a run that will take more than a day of this machine."""
+    """Ask before a run that will take more than a day of this machine, or nobody knows how long."""
     from trueup.study.cost import DAY, SLOWEST, estimate, measure_rate
 
     finished = frozenset(key for key, status in store.statuses(study.cells(options)).items() if status == "finished")
     left = estimate(study, options, done=finished)
-    if left is None or left.hours(SLOWEST) < DAY:
+    if left is None or (left.hours(SLOWEST) < DAY and not left.unknown):
         return
     units = _count_units(options)
     hours = left.hours(measure_rate(options.device) * min(workers or units, units))  # more processes share the units
-    if hours < DAY:
+    if hours < DAY and not left.unknown:
         return
-    more = f" without {'; '.join(left.unknown)}" if left.unknown else ""
+    more = f", and how long is not known of {'; '.join(left.unknown)}" if left.unknown else ""
     words = f"Runs left: {left.cells:,}, about {hours:,.0f} hours on this machine{more}"
     if not sys.stdin.isatty():
         raise ValueError(f"{words}; --yes starts them")
@@ -198,7 +228,7 @@ def _list(data_dir: str | None, as_json: bool) -> None:
         hours = ""
         if preset.gpu_hours is not None and preset.machine_hours is not None:
             gpu, here = _hours(preset.gpu_hours), _hours(preset.machine_hours)
-            hours = f"; networks alone: {gpu} at {GPU_TERAFLOPS} TFLOP/s, {here} on this machine"
+            hours = f"; networks alone: {gpu} at {GPU_TERAFLOPS} TFLOP/s, {here} on the cores of this machine"
             hours += " without some networks" if preset.uncounted else ""
         print(f"trueup study {preset.study}{option}: {runs}; {data}{hours}{'; files missing' if preset.files else ''}")
     for title, field in (("Missing files:", "files"), ("Files found:", "found"), ("Also taken if there:", "optional")):
@@ -207,6 +237,7 @@ def _list(data_dir: str | None, as_json: bool) -> None:
     print(
         "Reading data, metrics and fits on logits come on top of the networks; with small networks they are most of it."
     )
+    print("Hours are for whole data sets; files with fewer samples take less.")
     print(f"Files of data sets are looked for in {places(data_dir)}; other paths are inside the first of these.")
 
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import closing, contextmanager, suppress
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from trueup.core import __version__
@@ -118,13 +119,24 @@ def describe_place(device: str | None = None) -> Place:
     'trueup'
     """
     cores = count_cores()
-    machine = f"{cores} CPU {'core' if cores == 1 else 'cores'} ({platform.machine()})"
+    machine = f"{cores} CPU {'core' if cores == 1 else 'cores'} ({_processor()})"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
         with suppress(RuntimeError, AssertionError):  # a device that is not there: the cell says so
             machine += f", {torch.cuda.get_device_name(device or 'cuda')}"
     software = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
     return Place(machine, f"trueup {__version__}, Python {platform.python_version()}, {software}")
+
+
+@cache
+def _processor() -> str:
+    """The processor by its own name where Linux tells it, else its kind."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.processor() or platform.machine()
 
 
 def _run_locally(work: str, pending: Sequence[Cell], store: Store) -> _Results:

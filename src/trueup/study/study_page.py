@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,11 @@ from trueup.study.published import compare_with_paper, comparison_csv, compariso
 from trueup.study.store import Outcome, Store
 from trueup.study.tables import Table, save_tables
 
+TABLE_FORMATS = ("md", "tex", "csv")
 FORMATS = ("pdf", "svg", "png")
+WRITTEN = (*TABLE_FORMATS, *FORMATS)
+STUDY_MARK = "<span>Study</span>"
+"""By which a page of a study is known."""
 DPI = 200
 WIDE = 5.0
 """Inches from which on a figure has a row for itself."""
@@ -39,7 +45,8 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
 
     Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: cells without
     a result are listed as missing, while some are each row says how many runs it is of, and every number on the page
-    comes from the store or from a paper. What the paper prints beside ours is in `paper.csv` too.
+    comes from the store or from a paper. What the paper prints beside ours is in `paper.csv` too. Files that a former
+    page in the folder links to and this one does not are removed: they are of other options.
 
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.study import STUDIES, run
@@ -86,9 +93,24 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
         ]
     )
     page = target / "index.html"
+    former = _linked_files(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else set()
+    content = document(study.title or study.name, body, policy=POLICY)
     with atomic_write(page) as (draft,):
-        draft.write_text(document(study.title or study.name, body, policy=POLICY), encoding="utf-8")
+        draft.write_text(content, encoding="utf-8")
+    for name in former - _linked_files(content):
+        (target / name).unlink(missing_ok=True)
     return page
+
+
+def _linked_files(page: str) -> set[str]:
+    """The tables and figures beside a page of a study, by its links; none of any other page.
+
+    >>> sorted(_linked_files(f'<header><h1><span>Study</span> x</h1>{_links("scores", ["md", "csv"])}'))
+    ['scores.csv', 'scores.md']
+    """
+    if STUDY_MARK not in page:
+        return set()
+    return {unescape(name) for name in re.findall(rf'<a href="([^"/\\]+\.(?:{"|".join(WRITTEN)}))">', page)}
 
 
 def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options) -> dict[str, str]:
@@ -144,14 +166,14 @@ def _header(study: Study, cells: int, outcomes: Sequence[Outcome]) -> str:
     minutes = sum(outcome.seconds for outcome in outcomes) / 60
     counts = [("Runs", f"{done:,}"), ("Failed", f"{failed:,}"), ("Not run", f"{left:,}")]
     counts.append(("Minutes of work", f"{minutes:,.1f}"))
-    heading = f"<span>Study</span> {escape(study.name)}"
+    heading = f"{STUDY_MARK} {escape(study.name)}"
     words = f"{study.title or study.name}. {progress}"
     return f"<header><h1>{heading}</h1>{paragraph(words, 'verdict')}{definition_list(counts, 'facts')}</header>"
 
 
 def _table_section(name: str, table: Table | ClaimTable) -> str:
     heading = table.title or name.replace("_", " ").replace("-", " ").capitalize()
-    links = _links(name, ("md", "tex", "csv"))
+    links = _links(name, TABLE_FORMATS)
     return section(
         f"table-{escape(name)}", heading, table.html(), *(paragraph(note, "note") for note in table.notes), links
     )
@@ -181,9 +203,8 @@ def _figures_section(drawings: Sequence[str]) -> str:
 
 def _run_section(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options) -> str:
     """Every setting, what failed and why, and with what it was run."""
-    given = {
-        name: value for name, value in vars(options).items() if value not in (None, (), False) and name != "threads"
-    }
+    own = ("threads", "device")  # the machine says what they were
+    given = {n: value for n, value in vars(options).items() if value not in (None, (), False) and n not in own}
     items = [("Options", ", ".join(f"{name} {value}" for name, value in given.items()) or "the study's defaults")]
     items += [(name.replace("_", " ").capitalize(), values) for name, values in _settings(outcomes)]
     items.append(("Machine", _places(outcomes, "machine")))

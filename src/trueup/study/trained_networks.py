@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from multiprocessing import current_process
@@ -18,6 +19,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from trueup.core import __version__
 from trueup.core.executors import count_cores
 from trueup.core.splits import random_order, split_by_sizes, split_indices
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
@@ -33,13 +35,15 @@ from trueup.training.data.image_folder import Pictures, decode_once, squash
 from trueup.training.data.images import IMAGENET, Normalisation, pixels
 from trueup.training.data.readers import npz
 from trueup.training.data.sources import folder_of
-from trueup.training.loop import make_fabric, train
+from trueup.training.loop import TrainingError, make_fabric, train
 from trueup.training.run_settings import with_current_names
 
 VERSION = 1
 """Raised whenever the same settings would train other weights: those kept no longer count then."""
 BATCH = 500
 """Images that a trained network is asked about at a time."""
+LONG = 1000
+"""Training samples from which on a checkpoint is written: with fewer, an epoch takes hardly longer than the file."""
 SHIPPED = "networks"
 """The folder of the package with the small networks of default settings, so that every machine has the same."""
 RESIZES = {"squash": squash}
@@ -128,7 +132,8 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     if how.get("sizes"):
         data = _resplit(data, how["sizes"], seed)
     name, options = settings["network"], {"seed": seed, **how.get("options", {})}
-    model = build_network(name, network_options(name, data, **options))
+    # Of the validation images, which any data set has: those of ImageNet to train on are seldom there.
+    model = build_network(name, network_options(name, replace(data, train=data.val), **options))
     normalisation = _own_normalisation(model, how, settings) or data.normalisation
     normalise: nn.Module = nn.Identity() if normalisation is None else Normalise(*normalisation)
     if how.get("weights"):
@@ -249,6 +254,28 @@ def cache_folder(settings: Mapping[str, Any]) -> Path:
     return Path(named) if named else Path.home() / ".cache" / "trueup" / "networks"
 
 
+@contextmanager
+def checkpoint_file(settings: Mapping[str, Any], known: Sequence[Any], samples: int) -> Iterator[Path | None]:
+    """A file in which a long training is kept from epoch to epoch, so that a kill does not lose it; None for a short.
+
+    `known` is what the training depends on. The file is removed when the block ends, also by a training that fails:
+    from there it would only fail again.
+    """
+    if samples < LONG:
+        yield None
+        return
+    folder = cache_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = as_json([__version__, torch.__version__, *known], sort_keys=True)
+    path = folder / f"{digest(content.encode())}.ckpt"
+    try:
+        yield path
+    except (FloatingPointError, TrainingError):
+        path.unlink(missing_ok=True)
+        raise
+    path.unlink(missing_ok=True)
+
+
 def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:
     """Load the weights that come with the package, or from the cache; else train the network and keep them there."""
     shipped = files("trueup.study").joinpath(SHIPPED, shipped_name(settings))
@@ -270,10 +297,11 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
             augment = flip_and_crop if how.pop("augment", False) else None
             whole = nn.Sequential(normalise, model)
             epochs, seed = how.pop("epochs"), settings["network_seed"]
-            fabric = make_fabric(settings.get("device"))
-            train(whole, data, loss, epochs, augment=augment, fabric=fabric, seed=seed, progress=False, **how)
-            with atomic_write(path) as (draft,):
-                save_file({name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}, draft)
+            how |= {"augment": augment, "fabric": make_fabric(settings.get("device")), "seed": seed, "progress": False}
+            with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
+                train(whole, data, loss, epochs, checkpoint=checkpoint, **how)
+                with atomic_write(path) as (draft,):
+                    save_file({name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}, draft)
     with errors_name_file(path):  # also after training, so that nobody's weights are on another device
         model.cpu().load_state_dict(load_file(path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,32 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.transform(decode(self.files[index])), self.labels[index]
+
+
+class ListedLater(Dataset[tuple[Tensor, int]]):
+    """The pictures of a folder with a folder for each class, which are listed when they are first asked for.
+
+    There may be a million, and whoever wants a few others should not wait for them.
+    """
+
+    def __init__(self, folder: Path, classes: Sequence[str]) -> None:
+        self.folder, self.classes = folder, tuple(classes)
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """All of them; none where there is no such folder."""
+        return Pictures(*_list_files(self.folder, self.classes))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Their paths."""
+        return self.pictures.files
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.pictures[index]
 
 
 class DecodedPictures(Dataset[tuple[Tensor, int]]):
@@ -81,33 +108,34 @@ def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPic
 def imagenet(folder: Path, seed: int) -> Data:
     """ILSVRC 2012 as torchvision's folders `train/<class>` and `val/<class>` (Russakovsky et al. 2015).
 
-    The images of `val` are halved, always in the same way: one half for validation, one for testing.
+    The images of `val` are halved, always in the same way: one half for validation, one for testing. Those of `train`
+    may be missing, as published networks need none; the classes are those of `val` then.
     """
-    files, labels, classes = obtain("imagenet", folder, [Source(("train/*/*", "val/*/*"), _list_files)])
-    val, test = split_indices(len(files["val"]), share=0.5, seed=0)
-
-    def part(key: str, index: np.ndarray) -> Pictures:
-        return Pictures([files[key][i] for i in index], [labels[key][i] for i in index])
-
-    train = part("train", np.arange(len(files["train"])))
-    return Data(
-        "imagenet", "image", train, part("val", val), part("val", test), classes=classes, normalisation=IMAGENET
+    files = [Source(("train/*/*", "val/*/*"), Path), Source(("val/*/*",), Path)]
+    place: Path = obtain("imagenet", folder, files)
+    classes = _list_classes(place / "train") or _list_classes(place / "val")
+    paths, labels = _list_files(place / "val", classes)
+    if not paths:
+        raise ValueError(f"{place / 'val'}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
+    val, test = (
+        Pictures([paths[i] for i in half], [labels[i] for i in half])
+        for half in split_indices(len(paths), share=0.5, seed=0)
     )
+    train = ListedLater(place / "train", classes)
+    return Data("imagenet", "image", train, val, test, classes=classes, normalisation=IMAGENET)
 
 
-def _list_files(place: Path) -> tuple[dict[str, list[Path]], dict[str, list[int]], tuple[str, ...]]:
-    classes = tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
-    files: dict[str, list[Path]] = {}
-    labels: dict[str, list[int]] = {}
-    for key in ("train", "val"):
-        paths = sorted(path for path in (place / key).glob("*/*") if path.suffix.lower() in ENDINGS)
-        strange = next((path for path in paths if path.parent.name not in classes), None)
-        if strange is not None:
-            raise ValueError(f"{strange}: there is no class {strange.parent.name} in {place / 'train'}")
-        if not paths:
-            raise ValueError(f"{place / key}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
-        files[key], labels[key] = paths, [classes.index(path.parent.name) for path in paths]
-    return files, labels, classes
+def _list_classes(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
+
+
+def _list_files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
+    """The pictures of a folder, and the number of each one's class."""
+    paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in ENDINGS)
+    numbers = {name: number for number, name in enumerate(classes)}
+    if strange := next((path for path in paths if path.parent.name not in numbers), None):
+        raise ValueError(f"{strange}: there is no class {strange.parent.name} in {folder.parent / 'train'}")
+    return paths, [numbers[path.parent.name] for path in paths]
 
 
 def decode(path: Path) -> np.ndarray:

@@ -171,11 +171,11 @@ def make_loss(
 def train_network(
     network: nn.Module, part: Pair, loss: Any, task: Task, *, seed: int, device: str | None = None, **how: Any
 ) -> nn.Module:
-    """Train a network by AdamW with a cosine schedule; return it in evaluation mode, on the CPU."""
+    """Train a network by AdamW with a cosine schedule; return it in evaluation mode, on the device."""
     parts = (TensorDataset(*part), None, None)
     how |= {"fabric": make_fabric(device), "evaluate_train": False, "progress": False}
     train(network, parts, loss, task=task, optimiser="adamw", schedule="cosine", seed=seed, **how)
-    return network.cpu().eval()
+    return network.eval()
 
 
 def count_flops(network: nn.Module, part: Pair, loss: Any, task: Task) -> int:
@@ -198,9 +198,16 @@ def count_flops(network: nn.Module, part: Pair, loss: Any, task: Task) -> int:
 
 
 def sample(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: Any = 0) -> Tensor:
-    """So many passes with dropout (passes, n, …), shared equally by the members of an ensemble."""
+    """So many passes with dropout (passes, n, …), shared equally by the members of an ensemble; the rest is left out.
+
+    They are done where the networks are, and brought back to where the inputs are.
+    """
     each = max(1, passes // len(networks))
-    return torch.cat([mc_dropout(network, inputs, each, seed=seed) for network in networks])
+    samples = []
+    for network in networks:
+        device = next(network.parameters()).device
+        samples.append(mc_dropout(network, inputs.to(device), each, seed=seed).to(inputs.device))
+    return torch.cat(samples)
 
 
 def mc_samples(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: int = 0) -> Iterator[Tensor]:

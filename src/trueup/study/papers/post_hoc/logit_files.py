@@ -18,6 +18,7 @@ from trueup.io.atomic import errors_name_file
 from trueup.io.load_save import load
 from trueup.io.predictions import Predictions
 from trueup.study.grid import digest
+from trueup.training.data.sources import folder_of
 
 SPLITS = 3
 """Of what has no halves of its own."""
@@ -91,6 +92,17 @@ def load_halves(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
 def _halves(whole: Predictions, order: np.ndarray) -> tuple[Predictions, Predictions]:
     val, test = split_by_sizes(order, [len(order) // 2])
     return Predictions(whole.logits[val], whole.labels[val]), Predictions(whole.logits[test], whole.labels[test])
+
+
+def find_folder(data_dir: str | None, *, data: str | None = None) -> str | None:
+    """The folder of files: the one named, else the `logits` of the folder of data, if there are any.
+
+    None where there is no such file, or where what is asked for is drawn.
+    """
+    if data_dir is not None:
+        return str(logits_folder(data_dir))
+    inner = folder_of(None).expanduser().resolve() / "logits"
+    return str(inner) if data not in SYNTHETIC and any(inner.glob("*.npz")) else None
 
 
 def logits_folder(data_dir: str) -> Path:

@@ -42,7 +42,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     wanted = options.methods or tuple(METHODS)
     if unknown := [name for name in wanted if name not in METHODS]:
         raise ValueError(f"methods must be among {', '.join(METHODS)}, got {unknown[0]!r}")
-    for source in logits.sources(options.data_dir, data=options.data, splits=options.seeds):
+    folder = logits.find_folder(options.data_dir, data=options.data)
+    for source in logits.sources(folder, data=options.data, splits=options.seeds):
         for method in wanted:
             if source["classes"] <= MANY_CLASSES or method not in HEAVY:
                 yield {**source, "method": method}
@@ -50,7 +51,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
 
 def local(options: Options) -> dict[str, Any]:
     """The folder: the file's digest, not its place, is what a result depends on."""
-    return {} if options.data_dir is None else {"folder": str(logits.logits_folder(options.data_dir))}
+    folder = logits.find_folder(options.data_dir, data=options.data)
+    return {} if folder is None else {"folder": folder}
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -205,6 +207,6 @@ STUDY = Study(
     work="trueup.study.papers.post_hoc.post_hoc_study:work",
     tables=tables,
     local=local,
-    files=lambda preset: [WantedFile("logits/*.npz", "predictions; without --data-dir some are drawn", False)],
+    files=lambda preset: [WantedFile("logits/*.npz", "predictions; without them some are drawn", False)],
     title="Post-hoc methods on files of logits",
 )

@@ -103,7 +103,7 @@ PRESETS: dict[str, tuple[Plan, ...]] = {
             growth=Growth((500, 1000, 2000, 4000), _GROWING, 1),
         ),
     ),
-    "cifar10": (Plan("cifar10", "resnet8", 30, how={**_CIFAR, "batch": 128}, sizes=(5000, 2000, 4000), seeds=3),),
+    "cifar10": (Plan("cifar10", "resnet8", 20, how={**_SMALL, "rate": 0.05}, sizes=(2000, 1000, 2000), seeds=3),),
     "trec": (Plan("trec", "text_cnn", 20, {"width": 32}, how={**_NEWS, "batch": 50}, seeds=3),),
     "paper": (
         Plan("svhn", "resnet32", 200, how={**SCHEDULE, "augment": False}),

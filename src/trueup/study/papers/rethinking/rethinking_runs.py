@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -21,7 +22,7 @@ from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES
 from trueup.report.figures.reliability import reliability
 from trueup.study.figures import max_logits
-from trueup.study.trained_networks import channels_last
+from trueup.study.trained_networks import channels_last, checkpoint_file
 from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
 from trueup.training.data import load_data
@@ -43,6 +44,12 @@ OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
 
 
 UNBOUNDED = "has no lower bound: training may fail"
+FAILED = "training failed"
+"""In the warning of a run that diverged."""
+CHOSEN_BY = ("ece", "ece_temperature", "val_ece", "val_ece_temperature")
+"""Figures by which a coefficient may be chosen."""
+SETTINGS = ("data", "network", "options", "how", "sizes", "pooled", "epochs", "loss", "coefficient", "seed")
+"""What of a cell's settings its training depends on, whatever the machine."""
 
 
 class NegativePenalty(nn.Module):
@@ -91,20 +98,22 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         else:
             loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
     how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
+    fabric = make_fabric(settings.get("device"))
+    how |= {"augment": augment, "fabric": fabric, "seed": seed, "progress": False}
+    known = [settings[name] for name in SETTINGS]
     try:
-        fabric = make_fabric(settings.get("device"))
-        result = train(
-            model, data, loss, settings["epochs"], augment=augment, fabric=fabric, seed=seed, progress=False, **how
-        )
+        with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
+            result = train(model, data, loss, settings["epochs"], checkpoint=checkpoint, **how)
+            with record_warnings() as more:  # how the fits ended is part of the result
+                row = measure(settings, data, result)
     except (FloatingPointError, TrainingError) as error:
-        if coefficient >= 0:
+        if not coefficient:
             raise
-        # A loss without a lower bound: that training fails is the result.
+        # Too strong a coefficient, or a loss without a lower bound: that training fails is the result.
         chance = 1 / len(data.classes)
-        failure = f"training failed: {error}"
-        return [{"accuracy": chance, "val_accuracy": chance, "warning": "; ".join([*messages, failure])}]
-    with record_warnings() as more:  # how the fits ended is part of the result
-        row = measure(settings, data, result)
+        failure = f"{FAILED}: {str(error).partition(';')[0]}"  # where the checkpoint was is of no use to a reader
+        worst = dict.fromkeys(CHOSEN_BY, math.inf)  # so that no choice takes it
+        return [{"accuracy": chance, "val_accuracy": chance, **worst, "warning": "; ".join([*messages, failure])}]
     return [{**row, "warning": "; ".join([*messages, *more])}]
 
 

@@ -5,6 +5,7 @@ Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -41,10 +42,9 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
     if unknown := [name for name in options.methods if name not in TITLES]:
         raise ValueError(f"methods must be among {', '.join(TITLES)}, got {unknown[0]!r}")
     wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing can be compared without the reference
+    if options.network is not None:
+        _require_fit(plans(options), options.network)
     for plan in plans(options):
-        if options.network is not None:
-            with suppress(cost.Unknown):  # it refuses a network that is not for this kind of data
-                cost.forward_flops(plan.network, plan.data, as_json(plan.options))
         seeds = options.seeds or plan.seeds
         candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
         refused = [(loss, value) for loss, values in plan.negative.items() for value in values]
@@ -62,14 +62,37 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
                 yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed}
 
 
+def _require_fit(plans: Sequence[Plan], network: str) -> None:
+    """Refuse a network that is not for some of the data sets, and say what to ask for instead."""
+    refused, fit = None, []
+    for plan in plans:
+        try:
+            with suppress(cost.Unknown):
+                cost.forward_flops(network, plan.data, as_json(plan.options))
+            fit.append(plan.data)
+        except ValueError as error:
+            refused = refused or error
+    if refused is not None and fit:
+        presets = [name for name, each in PRESETS.items() if all(plan.network == network for plan in each)]
+        instead = [f"--data {data}" for data in fit] + [f"--preset {preset}" for preset in presets]
+        raise ValueError(f"{refused}; it goes with {' or '.join(instead)}")
+    if refused is not None:
+        raise refused
+
+
 def local(options: Options) -> dict[str, Any]:
     """Where the data are."""
     return {} if options.data_dir is None else {"data_dir": str(folder_of(options.data_dir).expanduser().resolve())}
 
 
+def has_failed(row: Mapping[str, Any]) -> bool:
+    """Whether training diverged: there is nothing to measure then but the accuracy of chance."""
+    return "training failed" in row.get("warning", "")
+
+
 def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
-    """Those of the whole training set, without negative coefficients."""
-    return [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0]
+    """Those of the whole training set, without negative coefficients and trainings that failed."""
+    return [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0 and not has_failed(row)]
 
 
 def whole_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
@@ -82,12 +105,15 @@ def choose_coefficients(
 ) -> dict[str, list[Mapping[str, Any]]]:
     """Loss → the rows of the coefficient whose figure is least on average, of those that lack no seed and learned.
 
+    A seed whose training failed is lacking.
+
     >>> seen = (1, 0.03), (3, 0.02)
     >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in seen]
     >>> [row["coefficient"] for row in choose_coefficients(rows, "val_ece")["focal"]]
     [3]
     """
     groups: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
+    rows = [row for row in rows if not has_failed(row)]
     for row in rows:
         if row["coefficient"] in candidates.get(row["loss"], ()):
             groups.setdefault(row["loss"], {}).setdefault(row["coefficient"], []).append(row)
@@ -126,6 +152,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         repaired: f"with TS on {where} samples",
     }
     marks = "↑ and ↓: higher or lower than cross-entropy by a two-sample t-test at 5 %; ± is over seeds."
+    failures = _failures(rows, options)
     tables = {}
     for name, title, by, columns in (
         ("table_1", "Table 1: before a repair", raw, before),
@@ -133,7 +160,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         ("table_3", "Table 2 with coefficients chosen for the repair", repaired, (*after, *before[1:])),
     ):
         lines, notes = _lines(rows, options, by)
-        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks]
+        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks, *failures]
         tables[name] = tabulate(
             lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
@@ -158,6 +185,19 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     return tables
 
 
+def _failures(rows: Rows, options: Options) -> list[str]:
+    """Coefficients with which training failed, which are not chosen."""
+    notes = []
+    for plan in plans(options):
+        whole = [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0]
+        runs = Counter((row["loss"], row["coefficient"]) for row in whole)
+        failed = Counter((row["loss"], row["coefficient"]) for row in whole if has_failed(row))
+        if failed:
+            named = [f"{TITLES[loss]} {c:g} ({n} of {runs[loss, c]} runs)" for (loss, c), n in sorted(failed.items())]
+            notes.append(f"{DATA_TITLES.get(plan.data, plan.data)}: training failed with {', '.join(named)}.")
+    return notes
+
+
 def _negative_table(rows: Rows, options: Options) -> Table | None:
     """The accuracy that negative coefficients leave; where training failed, that of chance."""
     lines = []
@@ -167,8 +207,7 @@ def _negative_table(rows: Rows, options: Options) -> Table | None:
         for row in [*plain, *sorted(whole, key=lambda row: (row["loss"], -row["coefficient"]))]:
             coefficient = f" {row['coefficient']:g}" if row["coefficient"] else ""
             named = {"set": DATA_TITLES.get(plan.data, plan.data), "loss": f"{TITLES[row['loss']]}{coefficient}"}
-            failed = float("training failed" in row.get("warning", ""))
-            lines.append({**named, "accuracy": row["accuracy"], "failed": failed})
+            lines.append({**named, "accuracy": row["accuracy"], "failed": float(has_failed(row))})
     if not lines:
         return None
     columns = (
