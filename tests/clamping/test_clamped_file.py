@@ -67,9 +67,7 @@ def test_another_model_is_refused_by_what_differs(tmp_path):
     other = network()
     with torch.no_grad():
         other[0].weight.mul_(-1)
-    with pytest.raises(
-        ValueError, match="clamped, got one of the same shapes but other weights"
-    ):
+    with pytest.raises(ValueError, match="clamped, got one of the same shapes but other weights"):
         load_clamped(other, path)
 
 
