@@ -397,8 +397,9 @@ def test_the_ladder_and_the_inputs_are_drawn(balanced: Repaired) -> None:
 
 def test_a_verdict_is_no_surer_than_the_gain() -> None:
     ladder = Ladder([Rung("temperature", "", 0, 0, np.zeros((2, 2)), np.zeros(2))], 0, [], {}, "")
-    certain, doubtful = (
-        _verdict(ladder, ["red gain 1.20"], [], (0.5, 0.1, error), labelled=True) for error in (0.05, 0.07)
+    certain, likely, doubtful = (
+        _verdict(ladder, ["red gain 1.20"], [], (0.5, 0.1, error), labelled=True) for error in (0.05, 0.07, 0.11)
     )
     assert certain.startswith("Yes: red gain 1.20 lowered the loss on samples left out from 0.5000 to 0.4000")
-    assert doubtful == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")
+    assert likely == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")
+    assert doubtful == certain.replace("Yes", "Perhaps").replace("0.0500)", "0.1100)")

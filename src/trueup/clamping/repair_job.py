@@ -270,7 +270,8 @@ def _verdict(
     )
     if done:
         # Each step was certain; all of it together, chosen by some samples and judged by others, may be less so.
-        return f"{'Yes' if gain > STANDARD_ERRORS * error else 'Probably'}: {lowered}."
+        sure = "Yes" if gain > STANDARD_ERRORS * error else "Probably" if gain > error else "Perhaps"
+        return f"{sure}: {lowered}."
     reason = ladder.stopped or "nothing was asked for"
     if also:
         return f"No: the network itself stays as it is; {reason}. But {lowered}."
