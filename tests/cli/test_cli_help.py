@@ -65,7 +65,7 @@ LIBRARY = {
     "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
     "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},
     "clamp": {"trueup.clamping.fit:clamp": {name: name for name in ("recipe", "loss", "penalty", "input_map", "seed")}},
-    "repair": {"trueup.clamping.input_repair:repair": {name: name for name in ("temperature", "seed")}},
+    "repair": {"trueup.clamping.input_repair:repair": {name: name for name in ("temperature", "budget", "seed")}},
     "train": {
         "trueup.training.loop:train": {
             name: name for name in ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")

@@ -91,7 +91,7 @@ def repair(
     ] = False,
     budget: Annotated[
         float | None,
-        typer.Option("--budget", metavar="N", help="Forward passes after which no input map is begun (default 70)."),
+        typer.Option("--budget", metavar="N", help="Forward passes after which no input map is begun (default 70.0)."),
     ] = None,
     batch_size: o.BatchSize = BATCH_SIZE,
     device: o.Device = None,
