@@ -290,7 +290,7 @@ def _run(run: Run, folder: Path) -> str:
     failed = "" if facts["failed"] == "0" else f", {facts['failed']} failed"
     lines.append(
         f"Data: {facts['data']}. Seeds or splits: {facts['seeds']}. Runs: {facts['runs']}{failed}{missing}; "
-        f"{facts['hours']} hours summed over runs, by a clock that other work shared, on {facts['machine']}."
+        f"{facts['hours']} hours summed over runs, on {facts['machine']}."
     )
     if (folder / "claims.csv").exists():
         lines += ["", "#### Claims", "", *_claims(_read(folder / "claims.csv"))]

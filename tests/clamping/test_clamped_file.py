@@ -69,6 +69,19 @@ def test_another_model_is_refused_by_what_differs(tmp_path):
         other[0].weight.mul_(-1)
     with pytest.raises(ValueError, match="clamped, got one of the same shapes but other weights"):
         load_clamped(other, path)
+    folded = network()
+    with torch.no_grad():
+        folded[3].weight.mul_(0.4)
+    with pytest.raises(ValueError, match="other weights"):
+        load_clamped(folded, path)
+
+
+def test_a_mask_of_infinities_is_no_obstacle(tmp_path):
+    model, path = network(), tmp_path / "net.safetensors"
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    clamped = clamp(model, [sample()], penalty=1e-3, progress=False)
+    save_clamped(clamped, path)
+    assert load_clamped(model, path).fit_record == clamped.fit_record
 
 
 def test_files_that_hold_something_else(tmp_path):

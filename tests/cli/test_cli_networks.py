@@ -135,7 +135,7 @@ def make():
 """
 
 
-def test_repair_knows_what_pixels_are_and_takes_inputs_of_home_and_a_few_labels(folder, asked, monkeypatch):
+def test_repair_knows_what_pixels_are_and_takes_inputs_of_home_and_a_few_labels(folder, asked, command, monkeypatch):
     (folder / "camera_models.py").write_text(CAMERA, encoding="utf-8")
     monkeypatch.syspath_prepend(str(folder))
     x = np.random.default_rng(0).random((240, 3, 8, 8)).astype(np.float32)
@@ -156,6 +156,8 @@ def test_repair_knows_what_pixels_are_and_takes_inputs_of_home_and_a_few_labels(
     assert record["labelled"]
     assert any("those of 240 inputs of home" in note for note in record["notes"])
     assert "240 labelled samples chose among what was made without labels" in record["notes"]
+    said = command(*words, "inputs.npz", "--no-labels", "--reference", "images.npz", code=2).stderr
+    assert "--reference must have inputs, as inputs.npz has, got images" in said
 
 
 def test_clamp_passes_its_options_on(models, asked):

@@ -40,25 +40,29 @@ def _shape(shapes: Mapping[str, list[int]], name: str) -> str:
 def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[float]:
     """A few numbers by which a network's weights are known again: Σ_t r·w_t/‖w_t‖ over √t, r being random signs.
 
+    The last is Σ_t ln‖w_t‖ over √t, which a temperature folded into a layer changes. What is not finite counts as zero.
+
     >>> one, other = nn.Linear(3, 4), nn.Linear(3, 4)
     >>> project_weights(one) == project_weights(one), project_weights(one) == project_weights(other)
     (True, False)
     """
-    rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS), 0
+    rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS + 1), 0
     skipped = _all_names(network, without)
     for name, tensor in unwrap(network).state_dict().items():
         if name in skipped or not tensor.is_floating_point():
             continue
-        values = tensor.detach().double().cpu().flatten().numpy()
+        values = np.nan_to_num(tensor.detach().cpu().double().flatten().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
         signs = (2 * rng.integers(0, 2, size=len(values), dtype=np.int8) - 1 for _ in range(_PROJECTIONS))
-        size = max(float(np.linalg.norm(values)), 1e-300)
-        sums += [float(values @ row) / size for row in signs]
+        size = float(np.linalg.norm(values)) or 1.0
+        sums += [*(float(values @ row) / size for row in signs), math.log(size)]
         tensors += 1
     return [float(total) for total in sums / math.sqrt(max(tensors, 1))]
 
 
 def compare_weights(wanted: Any, found: Sequence[float], participle: str) -> None:
     """Refuse a model whose weights are others, though their shapes are the same."""
+    if isinstance(wanted, list) and len(wanted) == _PROJECTIONS:  # files of former versions have no sizes
+        found = found[:_PROJECTIONS]
     if not isinstance(wanted, list) or len(wanted) != len(found) or not all(isinstance(w, float) for w in wanted):
         raise ValueError(f"the header must have {len(found)} numbers for the weights")
     if not all(abs(a - b) <= _ALIKE for a, b in zip(wanted, found, strict=True)):

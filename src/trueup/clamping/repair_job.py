@@ -136,7 +136,10 @@ class Job:
     progress: Callable[[str], None]
     last: str = "temperature"
     notes: list[str] = field(default_factory=list)
-    _known: dict[tuple[str, bytes, float, str | None], Answers] = field(default_factory=dict)
+    _known: dict[tuple[str, bytes, float, str | None], Answers] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of this network: a job with another one begins with none."""
 
     def climb(self, targets: Tensor, temperature: float | None = None) -> Climb:
         """A ladder for these targets."""

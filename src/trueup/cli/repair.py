@@ -136,6 +136,11 @@ def repair(
     )  # fmt: skip
     if no_crop:
         options["augment"] = None
+    for option, file in (("--reference", reference), ("--labelled", labelled)):
+        if file is not None and data.lower().endswith(".npz"):
+            kinds = [resolve.inputs_of(Path(path)) for path in (data, file)]
+            if kinds[0] != kinds[1]:
+                raise InputError(option, f"have {kinds[0]}, as {data} has", kinds[1])
     if reference is not None:
         options["reference"] = DataLoader(resolve.load_inputs(reference), batch_size=batch_size)
     if labelled is not None:

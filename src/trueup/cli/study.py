@@ -60,7 +60,7 @@ def study(
     ] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-j", metavar="N", help="Number of processes (default: one for each core)."),
+        typer.Option("--workers", "-j", metavar="N", help="Number of processes (default: one for each GPU or core)."),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -156,21 +156,18 @@ def _default_device(study: Study) -> str:
 def _require_timm(cells: list[Cell]) -> None:
     """Refuse networks of timm that it does not have, or where it cannot be imported, before the first run."""
     networks = dict.fromkeys(str(cell.settings.get("network")) for cell in cells)
-    if not any(name.startswith("timm:") for name in networks):
+    names = [name.removeprefix("timm:") for name in networks if name.startswith("timm:")]
+    if not names:
         return
-    import torch
+    from trueup.models.timm_networks import require_network
 
-    from trueup.registry import NETWORKS
-
-    with torch.device("meta"):  # its weights are not wanted yet
-        for name in networks:
-            if name.startswith("timm:"):
-                NETWORKS[name]()
+    for name in names:
+        require_network(name)
 
 
 def _require_device(options: Options, cluster: str | None) -> None:
     """Refuse a device that this machine does not have; those of a cluster are not this machine's."""
-    if options.device is None or cluster is not None:
+    if options.device in (None, "cpu") or cluster is not None:
         return
     import torch
 

@@ -29,16 +29,22 @@ def timm_network(
 
     Wightman (2019), PyTorch image models.
     """
-    timm = _timm()
-    if ":" not in name and not timm.is_model(name):  # with a colon it is the name of a file or a hub
-        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
-        raise ValueError(f"name must be a network of timm, such as {', '.join(near)}, got {name!r}")
+    timm = require_network(name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=channels)
     if dropout:
         insert_dropout(network, dropout, layers=_last_layer(network), in_place=True)
     return network
+
+
+def require_network(name: str) -> Any:
+    """The library, if it can be imported and has a network of this name."""
+    timm = _timm()
+    if ":" not in name and not timm.is_model(name):  # with a colon it is the name of a file or a hub
+        near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+        raise ValueError(f"name must be a network of timm, such as {', '.join(near)}, got {name!r}")
+    return timm
 
 
 def _timm() -> Any:

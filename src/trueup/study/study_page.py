@@ -97,7 +97,7 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     content = document(study.title or study.name, body, policy=POLICY)
     with atomic_write(page) as (draft,):
         draft.write_text(content, encoding="utf-8")
-    for name in former - _linked_files(content):
+    for name in former - _linked_files(content) if rows else ():  # a page of nothing takes nothing's place
         (target / name).unlink(missing_ok=True)
     return page
 

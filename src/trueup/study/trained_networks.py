@@ -258,22 +258,28 @@ def cache_folder(settings: Mapping[str, Any]) -> Path:
 def checkpoint_file(settings: Mapping[str, Any], known: Sequence[Any], samples: int) -> Iterator[Path | None]:
     """A file in which a long training is kept from epoch to epoch, so that a kill does not lose it; None for a short.
 
-    `known` is what the training depends on. The file is removed when the block ends, also by a training that fails:
-    from there it would only fail again.
+    `known` is what the training depends on, beside the folder of data. The file is removed when the block ends, also by
+    a training that fails or a file that cannot be read: from there it would only fail again. Of several processes with
+    the same training one does it, and then the next. Where no file can be written, there is none.
     """
+    folder = cache_folder(settings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        samples = 0
     if samples < LONG:
         yield None
         return
-    folder = cache_folder(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    content = as_json([__version__, torch.__version__, *known], sort_keys=True)
+    data = settings.get("folder") or settings.get("data_dir")
+    content = as_json([__version__, torch.__version__, data, *known], sort_keys=True)
     path = folder / f"{digest(content.encode())}.ckpt"
-    try:
-        yield path
-    except (FloatingPointError, TrainingError):
+    with FileLock(path.with_suffix(".lock")):
+        try:
+            yield path
+        except (FloatingPointError, TrainingError, ValueError):
+            path.unlink(missing_ok=True)
+            raise
         path.unlink(missing_ok=True)
-        raise
-    path.unlink(missing_ok=True)
 
 
 def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:

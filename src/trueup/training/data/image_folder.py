@@ -65,6 +65,8 @@ class ListedLater(Dataset[tuple[Tensor, int]]):
         return len(self.pictures)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if not len(self.pictures):
+            raise ValueError(f"{self.folder}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
         return self.pictures[index]
 
 

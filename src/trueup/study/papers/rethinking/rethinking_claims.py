@@ -50,11 +50,6 @@ def _of_each_set(rows: Rows, options: Options, *, of_set: Callable[[Rows, Plan, 
     return support
 
 
-def measured_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """Those of trainings that ended: of one that failed there is an accuracy and no more."""
-    return [row for row in rows if "val_ece" in row]
-
-
 def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
     """Those of losses and coefficients of which the tables could choose: the others' ECE says nothing.
 
@@ -63,10 +58,9 @@ def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
     >>> [row["coefficient"] for row in learned_rows(rows)]
     [0.01]
     """
-    known = measured_rows(rows)
-    pairs = dict.fromkeys((row["loss"], row["coefficient"]) for row in known)
-    learned = {(loss, value) for loss, value in pairs if choose_coefficients(known, "val_accuracy", {loss: (value,)})}
-    return [row for row in known if (row["loss"], row["coefficient"]) in learned]
+    pairs = dict.fromkeys((row["loss"], row["coefficient"]) for row in rows)
+    learned = {(loss, value) for loss, value in pairs if choose_coefficients(rows, "val_accuracy", {loss: (value,)})}
+    return [row for row in rows if (row["loss"], row["coefficient"]) in learned]
 
 
 def best_coefficient(rows: Rows, growth: Growth, loss: str, by: str) -> float | None:
@@ -75,7 +69,7 @@ def best_coefficient(rows: Rows, growth: Growth, loss: str, by: str) -> float | 
     The best of some coefficients is not the best.
     """
     tried = {row["coefficient"] for row in rows if row["loss"] == loss}
-    best = choose_coefficients(measured_rows(rows), by, growth.coefficients).get(loss)
+    best = choose_coefficients(rows, by, growth.coefficients).get(loss)
     return float(best[0]["coefficient"]) if best and tried >= {*growth.coefficients[loss]} else None
 
 

@@ -11,7 +11,7 @@ from trueup.report import style
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.rethinking.rethinking_claims import best_coefficient, measured_rows
+from trueup.study.papers.rethinking.rethinking_claims import best_coefficient
 from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     REFERENCE,
@@ -34,7 +34,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
     """Every figure that the rows are enough for, by the name of its file."""
     drawings = {}
     for plan in plans(options):
-        ours = measured_rows(main_rows(rows, plan))
+        ours = main_rows(rows, plan)
         chosen = choose_coefficients(ours, selectors(options)[0], plan.candidates)
         if REFERENCE not in chosen:
             continue
