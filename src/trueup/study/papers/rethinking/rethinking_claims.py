@@ -9,17 +9,36 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from trueup.study.claims import Claim, by_run, least_on_average, paired, published_key, trend
 from trueup.study.grid import Options, Rows
+from trueup.study.papers.rethinking.rethinking_evidence import (
+    INVERSE,
+    LATE,
+    beside_reference,
+    best_coefficient,
+    descends_then_ascends,
+    few_for_histograms,
+    first_drop,
+    learned_rows,
+    logit_gaps,
+    no_trend,
+    rise,
+    rises_in_time,
+    sensitivity,
+    stays_high,
+    stronger_is_worse,
+    stronger_rises_earlier,
+    stronger_rises_more,
+    strongest_loses,
+    temperatures_rise,
+    with_few,
+)
 from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     PRESETS,
     REFERENCE,
     SWEEP,
     TITLES,
-    Growth,
     Plan,
     plans,
 )
@@ -29,12 +48,7 @@ from trueup.study.published import PublishedValue, normalize_name, published_val
 Support = Mapping[str, Sequence[float]]
 
 REGULARISED = ("label_smoothing", "norm", "focal")
-INVERSE = "inverse_focal"
 PAPER = "rethinking"
-LATE = 0.05
-"""Of the epochs: what begins so soon after the first drop of the learning rate begins with it."""
-FLAT = 0.5
-"""A Kendall's τ below is no clear trend."""
 NEWSGROUPS = "20newsgroups"
 """The data set that the paper names where it takes something back."""
 BEST_LOSSES = {"CE": REFERENCE, "inverse focal": INVERSE, "focal gamma=1": "focal"}
@@ -50,206 +64,6 @@ def _of_each_set(rows: Rows, options: Options, *, of_set: Callable[[Rows, Plan, 
     return support
 
 
-def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """Those of losses and coefficients of which the tables could choose: the others' ECE says nothing.
-
-    >>> seen = (0.01, 0.9), (0.1, 0.1)
-    >>> rows = [{"loss": "norm", "coefficient": c, "val_ece": 0.1, "val_accuracy": a} for c, a in seen]
-    >>> [row["coefficient"] for row in learned_rows(rows)]
-    [0.01]
-    """
-    pairs = dict.fromkeys((row["loss"], row["coefficient"]) for row in rows)
-    learned = {(loss, value) for loss, value in pairs if choose_coefficients(rows, "val_accuracy", {loss: (value,)})}
-    return [row for row in rows if (row["loss"], row["coefficient"]) in learned]
-
-
-def best_coefficient(rows: Rows, growth: Growth, loss: str, by: str) -> float | None:
-    """The best coefficient of a loss, of rows of one size of the training set; None if some were not tried.
-
-    The best of some coefficients is not the best.
-    """
-    tried = {row["coefficient"] for row in rows if row["loss"] == loss}
-    best = choose_coefficients(rows, by, growth.coefficients).get(loss)
-    return float(best[0]["coefficient"]) if best and tried >= {*growth.coefficients[loss]} else None
-
-
-def _without_gaps(values: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
-    """Those that lack no run: one training that failed must not take the seed from all others."""
-    most = max(map(len, values.values()), default=0)
-    return {name: by for name, by in values.items() if len(by) == most}
-
-
-def _beside_reference(
-    rows: Rows,
-    plan: Plan,
-    options: Options,
-    *,
-    loss: str,
-    figure: str,
-    scale: float = 100,
-    repaired: bool = False,
-) -> list[float]:
-    """The figure of a loss, its coefficient chosen, less that of cross-entropy; a negative scale turns it round."""
-    chosen = choose_coefficients(rows, selectors(options)[repaired], plan.candidates)
-    if not {loss, REFERENCE} <= chosen.keys():
-        return []
-    ours, theirs = (by_run(chosen[name], lambda row: 0, figure).get(0, {}) for name in (loss, REFERENCE))
-    return paired(ours, theirs, scale=scale)
-
-
-def _with_few(rows: Rows, plan: Plan, options: Options, *, loss: str, figure: str) -> list[float]:
-    """The same with a repair that saw the fewest validation samples."""
-    few = [{**row, "few": _fewest(row, figure)} for row in rows]
-    return _beside_reference(few, plan, options, loss=loss, figure="few")
-
-
-def _fewest(row: Mapping[str, Any], figure: str) -> float:
-    """A figure after a repair that saw the fewest validation samples, the mean over draws of them."""
-    least = min(line["size"] for line in row["validation_sizes"])
-    return float(np.mean([line[figure] for line in row["validation_sizes"] if line["size"] == least]))
-
-
-def _curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
-    """Coefficient → the optimal ECE of each seed (rows) after each epoch (columns), of coefficients without gaps."""
-    runs: dict[float, dict[int, list[float]]] = {value: {} for value in plan.candidates[loss]}
-    for row in rows:
-        if row["loss"] == loss and row["coefficient"] in runs:
-            runs[row["coefficient"]][row["seed"]] = row["optimal_ece"]
-    whole = _without_gaps(runs)
-    seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
-    return {value: np.array([by[seed] for seed in seeds]) for value, by in whole.items()} if len(seeds) > 1 else {}
-
-
-def _least_epochs(table: np.ndarray) -> np.ndarray:
-    """For each seed the epoch, from 0, where the others have their least on average."""
-    return np.array([np.delete(table, seed, axis=0).mean(axis=0).argmin() for seed in range(len(table))])
-
-
-def _rises(table: np.ndarray) -> np.ndarray:
-    """For each seed the optimal ECE of the last epochs less that of the epoch where the others have their least.
-
-    The least of a seed's own noisy curve would lie below its end whether or not it rises.
-    """
-    last = max(1, table.shape[1] // 10)
-    return np.asarray(table[:, -last:].mean(axis=1) - table[np.arange(len(table)), _least_epochs(table)])
-
-
-def _rise(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """How far the optimal ECE rises, the mean over coefficients."""
-    rises = [_rises(table) for table in _curves(rows, plan, loss).values()]
-    return (100 * np.mean(rises, axis=0)).tolist() if rises else []
-
-
-def _rises_in_time(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The first drop of the learning rate, and a little more, less the epoch of the least optimal ECE; in per cent.
-
-    Of each seed's own curves: where the others have theirs would be nearly the same epoch for every seed.
-    """
-    drop = _first_drop(plan) + LATE
-    epochs = [1 + table.argmin(axis=1) for table in _curves(rows, plan, loss).values()]
-    return (100 * (drop - np.mean(epochs, axis=0) / plan.epochs)).tolist() if epochs else []
-
-
-def _first_drop(plan: Plan) -> float:
-    """When the learning rate drops first, as a share of the epochs."""
-    return float(plan.how.get("drops", (0.5,))[0])
-
-
-def _stronger_rises_more(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Kendall's τ of the coefficient and how far the optimal ECE rises, seed by seed."""
-    rises = {value: _rises(table) for value, table in _curves(rows, plan, loss).items()}
-    return [trend(list(rises), list(each)) for each in zip(*rises.values(), strict=True)] if len(rises) > 2 else []
-
-
-def _stronger_rises_earlier(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Minus Kendall's τ of the coefficient and the epoch of the least optimal ECE, seed by seed."""
-    epochs = {value: table.argmin(axis=1) for value, table in _curves(rows, plan, loss).items()}
-    return [-trend(list(epochs), list(each)) for each in zip(*epochs.values(), strict=True)] if len(epochs) > 2 else []
-
-
-def _stays_high(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The optimal ECE of the strongest coefficient less that of cross-entropy, after the last epoch."""
-    last = [{**row, "last": row["optimal_ece"][-1]} for row in rows]
-    values = _without_gaps(by_run(last, lambda row: (row["loss"], row["coefficient"]), "last"))
-    strongest = loss, max((value for value in plan.candidates[loss] if (loss, value) in values), default=0)
-    if not {strongest, (REFERENCE, 0)} <= values.keys():
-        return []
-    return paired(values[strongest], values[REFERENCE, 0], scale=100)
-
-
-def _stronger_is_worse(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Kendall's τ of the coefficient and the optimal ECE after the last epoch, seed by seed."""
-    values = by_run(
-        [{**r, "last": r["optimal_ece"][-1]} for r in rows if r["loss"] == loss], lambda r: r["coefficient"], "last"
-    )
-    return _trend(values, [value for value in plan.candidates[loss] if value in values])
-
-
-def _trend(values: Mapping[Any, Mapping[Any, float]], order: Sequence[Any]) -> list[float]:
-    """Kendall's τ of each seed's numbers with an order, without what lacks a run."""
-    whole = _without_gaps({name: values[name] for name in order})
-    if len(whole) < 3:
-        return []
-    seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
-    return [trend(range(len(whole)), [by[s] for by in whole.values()]) for s in seeds]
-
-
-def _temperatures(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "temperature")
-    return _trend(values, [pair for pair in SWEEP if pair in values])
-
-
-def _logits(rows: Rows, plan: Plan, options: Options, *, loss: str, what: str) -> list[float]:
-    """What cross-entropy has more than a loss: the range of greatest logits, or the AUC of early and late learned."""
-    measured = [{**row, "logits": row["max_logits"][what]} for row in rows if row["max_logits"][what] is not None]
-    return _beside_reference(measured, plan, options, loss=loss, figure="logits", scale=-1)
-
-
-def _sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The raw ECE of the worst coefficient less that of the best, both by the other seeds.
-
-    The worst of a seed's own noisy figures would lie above the best whether or not the coefficient matters.
-    """
-    values = by_run([row for row in rows if row["loss"] == loss], lambda row: row["coefficient"], "ece")
-    own = _without_gaps({value: values[value] for value in plan.candidates[loss] if value in values})
-    seeds = sorted(set.intersection(*(set(by) for by in own.values()))) if len(own) > 1 else []
-    costs = []
-    for seed in seeds if len(seeds) > 1 else []:
-        others = {value: sum(by[other] for other in seeds if other != seed) for value, by in own.items()}
-        best, worst = (end(others, key=others.__getitem__) for end in (min, max))
-        costs.append(100 * (own[worst][seed] - own[best][seed]))
-    return costs
-
-
-def _few_for_histograms(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """With the fewest validation samples, the ECE that histogram binning leaves less what a temperature does."""
-    plain = [row for row in rows if row["loss"] == REFERENCE]
-    histogram, temperature = (
-        {row["seed"]: _fewest(row, figure) for row in plain} for figure in ("ece_histogram", "ece_temperature")
-    )
-    return paired(histogram, temperature, scale=100)
-
-
-def _descends_then_ascends(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """The ECE with temperature scaling of the better end of the sweep less that of the best inside.
-
-    The best inside is that of the other seeds.
-    """
-    known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
-    values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
-    between = [pair for pair in SWEEP[1:-1] if pair in values]
-    if not between or not {SWEEP[0], SWEEP[-1]} <= values.keys():
-        return []
-    differences = []
-    for seed in sorted(set.intersection(*(set(by) for by in values.values()))):
-        others = {pair: [v for s, v in values[pair].items() if s != seed] for pair in between}
-        if all(others.values()):
-            inside = min(others, key=lambda pair: float(np.mean(others[pair])))
-            ends = min(values[SWEEP[0]][seed], values[SWEEP[-1]][seed])
-            differences.append(100 * (ends - values[inside][seed]))
-    return differences
-
-
 def _flags(table: str) -> dict[str, PublishedValue]:
     """Data set, in the paper's spelling, → what a figure says of it."""
     return {normalize_name(value.dataset): value for value in published_values(PAPER, table)}
@@ -259,25 +73,6 @@ def _says(data: str, *, word: str) -> bool:
     """Whether figure 6(f) says so of a data set."""
     flag = _flags("figure 6f").get(data)
     return flag is not None and word in flag.method
-
-
-def _no_trend(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """What is no clear trend less Kendall's τ of γ̄ and ECE with histogram binning, cross-entropy being γ̄ = 0.
-
-    With the sign that τ has in the other seeds: that of its own would make a trend of noise.
-    """
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_histogram")
-    taus = np.array(_trend(values, [pair for pair in SWEEP if pair[0] != "focal" and pair in values]))
-    return [FLAT - float(np.sign(taus.sum() - tau) * tau) for tau in taus] if len(taus) > 1 else []
-
-
-def _strongest_loses(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """The accuracy of cross-entropy less that of the inverse focal loss of greatest γ̄."""
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "accuracy")
-    strongest = max((pair for pair in values if pair[0] == INVERSE), default=None)
-    if strongest is None or (REFERENCE, 0) not in values:
-        return []
-    return paired(values[REFERENCE, 0], values[strongest], scale=100)
 
 
 def _best_of_the_paper(rows: Rows, plan: Plan, options: Options) -> list[float]:
@@ -330,7 +125,7 @@ def _printed_rises() -> dict[str, str]:
     values = published_values(PAPER, "figure 4", metric="epoch_where_optimal_ece_starts_to_rise")
     begins = {published_key(v.dataset, v.model): v.mean for v in values}
     own = {published_key(plan.data, plan.network): plan for plan in PRESETS["paper"]}
-    early = {key: 100 * (_first_drop(own[key]) + LATE - epoch / own[key].epochs) for key, epoch in begins.items()}
+    early = {key: 100 * (first_drop(own[key]) + LATE - epoch / own[key].epochs) for key, epoch in begins.items()}
     return _printed_range(early, {key: f" (from epoch {epoch:g})" for key, epoch in begins.items()})
 
 
@@ -406,11 +201,11 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
                 "Appendix, figure A",
                 f"{title}: a large coefficient keeps the optimal ECE high",
                 "optimal ECE of the largest coefficient less that of cross-entropy after the last epoch, points",
-                partial(_stays_high, loss=name),
+                partial(stays_high, loss=name),
             )
         ]
     source = "Figure 4" if name == "label_smoothing" else "Appendix, figure A"
-    rises: Any = partial(_rise, loss=name)
+    rises: Any = partial(rise, loss=name)
     claims = [
         _claim(
             source,
@@ -423,7 +218,7 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
             source,
             f"{title}: a stronger coefficient ends at a greater optimal ECE",
             "Kendall's τ of coefficient and optimal ECE",
-            partial(_stronger_is_worse, loss=name),
+            partial(stronger_is_worse, loss=name),
             discrete=True,
         ),
     ]
@@ -435,21 +230,21 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
             source,
             f"{title}: it rises from the first drop of the learning rate on, if not before",
             f"that drop and {100 * LATE:g} % more, less the epoch of the least optimal ECE, in % of the epochs",
-            partial(_rises_in_time, loss=name),
+            partial(rises_in_time, loss=name),
             _printed_rises(),
         ),
         _claim(
             source,
             f"{title}: it rises more with a stronger coefficient",
             "Kendall's τ of coefficient and rise",
-            partial(_stronger_rises_more, loss=name),
+            partial(stronger_rises_more, loss=name),
             discrete=True,
         ),
         _claim(
             source,
             f"{title}: it rises earlier with a stronger coefficient",
             "minus Kendall's τ of coefficient and epoch of the least optimal ECE",
-            partial(_stronger_rises_earlier, loss=name),
+            partial(stronger_rises_earlier, loss=name),
             discrete=True,
         ),
     ]
@@ -471,7 +266,7 @@ def _calibratable(name: str, metric: str, figure: str, words: str) -> list[Claim
             "Table 2",
             f"{TITLES[name]} is less calibratable by {words}",
             _more_than_reference(name),
-            _only(partial(_beside_reference, loss=name, figure=figure), lambda data: data not in opposite),
+            _only(partial(beside_reference, loss=name, figure=figure), lambda data: data not in opposite),
             _differences("table 2", metric, name, 1),
         )
     ]
@@ -481,7 +276,7 @@ def _calibratable(name: str, metric: str, figure: str, words: str) -> list[Claim
                 "Table 2",
                 f"{TITLES[name]} is more calibratable by {words}",
                 _less_than_reference(name),
-                _only(partial(_beside_reference, loss=name, figure=figure, scale=-100), lambda data: data in opposite),
+                _only(partial(beside_reference, loss=name, figure=figure, scale=-100), lambda data: data in opposite),
                 _differences("table 2", metric, name, -1),
             )
         )
@@ -496,7 +291,7 @@ def _per_loss(name: str) -> list[Claim]:
             "Table 1",
             f"{title} is better calibrated",
             less,
-            partial(_beside_reference, loss=name, figure="ece", scale=-100),
+            partial(beside_reference, loss=name, figure="ece", scale=-100),
             _differences("table 1", "ece_pct", name, -1),
         ),
         *(
@@ -511,26 +306,26 @@ def _per_loss(name: str) -> list[Claim]:
             "Beyond the paper",
             f"{title} is less calibratable by histogram binning after temperature scaling",
             more,
-            partial(_beside_reference, loss=name, figure="ece_temperature_histogram"),
+            partial(beside_reference, loss=name, figure="ece_temperature_histogram"),
         ),
         _claim(
             "Table 2",
             f"cross-entropy needs a higher temperature than {_in_text(title)}",
             f"temperature of cross-entropy less that of {_in_text(title)}",
-            partial(_beside_reference, loss=name, figure="temperature", scale=-1),
+            partial(beside_reference, loss=name, figure="temperature", scale=-1),
             _differences("table 2", "temperature", name, -1),
         ),
         _claim(
             "Beyond the paper",
             f"{title} is less calibratable by temperature scaling, its coefficient chosen for that",
             more,
-            partial(_beside_reference, loss=name, figure="ece_temperature", repaired=True),
+            partial(beside_reference, loss=name, figure="ece_temperature", repaired=True),
         ),
         _claim(
             "Figure 1",
             f"{title}: a wrong coefficient costs much raw ECE",
             f"ECE of the worst coefficient of {_in_text(title)} less that of the best, points",
-            partial(_sensitivity, loss=name),
+            partial(sensitivity, loss=name),
         ),
         Claim(
             "Figure 1(d)",
@@ -544,7 +339,7 @@ def _per_loss(name: str) -> list[Claim]:
                 "Figure 3",
                 f"{title} is less calibratable with few validation samples too ({repair})",
                 more,
-                partial(_with_few, loss=name, figure=figure),
+                partial(with_few, loss=name, figure=figure),
             )
             for repair, figure in (("TS", "ece_temperature"), ("HB", "ece_histogram"))
         ),
@@ -553,13 +348,13 @@ def _per_loss(name: str) -> list[Claim]:
             "Figure 5",
             f"{title} compresses the greatest logits",
             "5–95 % range, cross-entropy less this loss",
-            partial(_logits, loss=name, what="range"),
+            partial(logit_gaps, loss=name, what="range"),
         ),
         _claim(
             "Figure 5",
             f"{title} tells early from late learned samples less well",
             "AUC, cross-entropy less this loss",
-            partial(_logits, loss=name, what="auc"),
+            partial(logit_gaps, loss=name, what="auc"),
         ),
     ]
 
@@ -569,7 +364,7 @@ CLAIMS = (
         "Beyond the paper",
         "Stopping on refinement makes the network more calibratable by temperature scaling",
         "ECE of cross-entropy less that of the stopped network, points",
-        partial(_beside_reference, loss="cross_entropy_stopped", figure="ece_temperature", scale=-100, repaired=True),
+        partial(beside_reference, loss="cross_entropy_stopped", figure="ece_temperature", scale=-100, repaired=True),
     ),
     *(claim for name in REGULARISED for claim in _per_loss(name)),
     *(
@@ -598,13 +393,13 @@ CLAIMS = (
         "Figure 6(c)",
         "Inverse focal loss has a greater raw ECE than cross-entropy",
         "ECE of inverse focal less that of cross-entropy, points",
-        partial(_beside_reference, loss=INVERSE, figure="ece", repaired=True),
+        partial(beside_reference, loss=INVERSE, figure="ece", repaired=True),
     ),
     _claim(
         "Figure 6(d)",
         "the temperature rises from focal over cross-entropy to inverse focal",
         "Kendall's τ along the sweep",
-        _temperatures,
+        temperatures_rise,
         discrete=True,
     ),
     _claim(
@@ -618,14 +413,14 @@ CLAIMS = (
         "Figure 6(e)",
         "ECE with temperature scaling falls, then rises, from focal over cross-entropy to inverse focal",
         "ECE of the better end less that of the best between them, points",
-        _descends_then_ascends,
+        descends_then_ascends,
     ),
     _claim(
         "Figure 6(e)",
         "Inverse focal loss is more calibratable by temperature scaling",
         "ECE of cross-entropy less that of inverse focal, points",
         _only(
-            partial(_beside_reference, loss=INVERSE, figure="ece_temperature", scale=-100, repaired=True),
+            partial(beside_reference, loss=INVERSE, figure="ece_temperature", scale=-100, repaired=True),
             lambda data: data not in _flags("figure 6e") or _flags("figure 6e")[data].method == "inverse focal",
         ),
         {**dict.fromkeys(_better_by_temperature(), "lower"), "": "in some cases: CIFAR-10 and CIFAR-100"},
@@ -636,7 +431,7 @@ CLAIMS = (
             f"Inverse focal loss is {word} calibratable by histogram binning",
             f"ECE of {first} less that of {second}, points",
             _only(
-                partial(_beside_reference, loss=INVERSE, figure="ece_histogram", scale=sign, repaired=True),
+                partial(beside_reference, loss=INVERSE, figure="ece_histogram", scale=sign, repaired=True),
                 partial(_says, word=said),
             ),
             f"on {where}",
@@ -650,14 +445,14 @@ CLAIMS = (
         "Figure 6(f)",
         "ECE with histogram binning has no clear trend as γ̄ of inverse focal loss grows (τ below ½)",
         "½ less Kendall's τ of γ̄ and ECE, its sign by the other seeds",
-        _no_trend,
+        no_trend,
         discrete=True,
     ),
     _claim(
         "Figure 3",
         "histogram binning needs more validation samples than temperature scaling",
         "ECE of cross-entropy with histogram binning less that with temperature scaling, fewest samples, points",
-        _few_for_histograms,
+        few_for_histograms,
     ),
     _claim(
         "Figure 6(b)",
@@ -666,7 +461,7 @@ CLAIMS = (
         _only(
             lambda rows, plan, options: [
                 gain + 0.5
-                for gain in _beside_reference(rows, plan, options, loss=INVERSE, figure="accuracy", repaired=True)
+                for gain in beside_reference(rows, plan, options, loss=INVERSE, figure="accuracy", repaired=True)
             ],
             lambda data: data != NEWSGROUPS,
         ),
@@ -677,7 +472,7 @@ CLAIMS = (
         "Figure 6(b)",
         "Inverse focal loss with large γ̄ lowers accuracy",
         "accuracy of cross-entropy less that of the greatest γ̄, points",
-        _only(_strongest_loses, lambda data: data == NEWSGROUPS),
+        _only(strongest_loses, lambda data: data == NEWSGROUPS),
         "worse",
     ),
 )

@@ -11,7 +11,7 @@ from trueup.report import style
 from trueup.report.figures.reliability import Reliability
 from trueup.study.figures import Band, MaxLogits, draw, panels
 from trueup.study.grid import Options, Rows
-from trueup.study.papers.rethinking.rethinking_claims import best_coefficient
+from trueup.study.papers.rethinking.rethinking_evidence import best_coefficient
 from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     REFERENCE,
