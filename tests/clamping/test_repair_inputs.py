@@ -243,3 +243,33 @@ def test_without_labels_there_is_no_loss_to_draw(tmp_path: Any) -> None:
     page = report_repair(repaired).html()
     assert "What was tried" not in page
     assert "it is assumed that the classes are about as frequent" in page
+
+
+class Views(nn.Module):
+    """The trained network with `view` behind its convolutions, which only images in the usual layout can be given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = list(deepcopy(trained()))  # type: ignore[call-overload]
+        self.layers, self.linear = nn.Sequential(*layers[:6]), layers[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layers(x)
+        return self.linear(h.view(len(h), -1).view(len(h), h.shape[1], -1).mean(dim=2))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_network_that_calls_view_is_repaired_as_any_other(labelled: bool) -> None:
+    x, y = images(400, 3)
+    pair = (white_balance(x), y) if labelled else (white_balance(x),)
+    loader = DataLoader(TensorDataset(*pair), batch_size=100)
+    views, usual = (repair(network, loader, **PIXELS) for network in (Views().eval(), trained()))
+    assert views.repair_record.parts == usual.repair_record.parts != ()
+    torch.testing.assert_close(views(pair[0]), usual(pair[0]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].suits((3, 8, 8))])
+def test_images_that_come_in_the_usual_layout_leave_in_it(name: str) -> None:
+    family = FAMILIES[name]((3, 8, 8))
+    space = PixelSpace(family.with_theta(torch.full_like(family.theta, 0.1)), torch.tensor(0.0), torch.tensor(1.0))
+    assert space(images(4, 3)[0]).is_contiguous()

@@ -91,7 +91,7 @@ def estimate(
         if isinstance(augment, Crop):
             augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, order[chunk::chunks]))
         with _renewed_on_the_way(layers, sums, weight, together=together):
-            own.logits(_Then(before, augment), inputs=inputs)
+            own.logits(own.laid_out(before, augment), inputs=inputs)
     tensors = {}
     for name, layer in layers.items():
         own_sums = sums[name]
@@ -200,7 +200,7 @@ def sample_statistics(
 
     handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
     try:
-        network.with_model(model).logits(_Then(before, augment), inputs=inputs)
+        network.with_model(model).logits(network.laid_out(before, augment), inputs=inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -303,20 +303,6 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
         for name, layer in batch_norms(model).items()
         for which in ("running_mean", "running_var")
     }
-
-
-class _Then(nn.Module):
-    """A map, and then the augmentation."""
-
-    def __init__(self, before: nn.Module | None, augment: Augment | None) -> None:
-        super().__init__()
-        self.before = before
-        self.augment = augment
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.before is None else self.before(x)
-        x = x if self.augment is None else self.augment(x)
-        return x.clone(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class Crop:

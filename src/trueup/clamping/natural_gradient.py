@@ -49,38 +49,21 @@ class _Tap(nn.Module):
     source: Tensor
     mapped: Tensor
 
-    def __init__(self, before: nn.Module | None) -> None:
+    def __init__(self, before: nn.Module) -> None:
         super().__init__()
         self.before = before
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            mapped = x if self.before is None else self.before(x)
-        self.source, self.mapped = x.detach(), channels_last(mapped.detach()).requires_grad_()
+            mapped = self.before(x)
+        self.source, self.mapped = x.detach(), mapped.detach().requires_grad_()
         return self.mapped
-
-
-class ChannelsLast(nn.Module):
-    """A map whose images lie in memory channel by channel of each pixel, which convolutions on CPUs take faster."""
-
-    def __init__(self, before: nn.Module | None) -> None:
-        super().__init__()
-        self.before = before
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map, and lay out anew."""
-        return channels_last(x if self.before is None else self.before(x))
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """The same images, each pixel's channels side by side; anything else as it is."""
-    return x.clone(memory_format=torch.channels_last) if x.ndim == 4 else x.clone()
 
 
 def logits_through(network: Network, before: nn.Module | None, index: Tensor | None = None) -> Tensor:
     """Logits of some samples, numbered over all ranks, in the order of their numbers."""
     inputs = None if index is None else local_subset(network.inputs, index)
-    return network.logits(ChannelsLast(before), inputs=inputs)
+    return network.logits(network.laid_out(before), inputs=inputs)
 
 
 Residual = Callable[[Tensor, Tensor], Tensor]
@@ -161,7 +144,7 @@ def _gradients(
         for batch in inputs:
             rows = own[start : start + len(batch.labels)]
             start += len(rows)
-            tap = _Tap(before)
+            tap = _Tap(network.laid_out(before))
             z = network.batch_logits(batch, tap)
             s = upcast_half(z.detach()).double().cpu() / temperature
             p = torch.softmax(s, dim=1)

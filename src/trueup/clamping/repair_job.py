@@ -16,7 +16,6 @@ from trueup.calibrators.temperature import Temperature
 from trueup.clamping.batch_norm import Augment, batch_norms, estimate, share_copy
 from trueup.clamping.head import features_noted
 from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
-from trueup.clamping.natural_gradient import ChannelsLast
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import Composition, PixelSpace
 from trueup.clamping.subspace_search import STANDARD_ERRORS
@@ -174,11 +173,11 @@ def forward(
     model = share_copy(job.network.model, changed) if changed or head else job.network.model
     network = job.network.with_model(model)
     if head is None:
-        return network.logits(ChannelsLast(before)), None
+        return network.logits(network.laid_out(before)), None
     layer = model.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     with features_noted(layer) as seen:
-        logits = network.logits(ChannelsLast(before))
+        logits = network.logits(network.laid_out(before))
     features = torch.cat(seen) if seen else torch.empty(0, layer.in_features)
     return logits, all_gather_rows(features).double().numpy()
 

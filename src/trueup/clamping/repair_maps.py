@@ -168,7 +168,9 @@ class PixelSpace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (n, …) of the network."""
-        return self._around(x, self.inner)
+        mapped = self._around(x, self.inner)
+        # A colour matrix leaves its output channels last, which networks that call `view` do not take.
+        return mapped.contiguous() if x.is_contiguous() else mapped
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """The same by coordinates that gradients may flow to."""
