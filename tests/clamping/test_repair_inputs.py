@@ -273,3 +273,34 @@ def test_images_that_come_in_the_usual_layout_leave_in_it(name: str) -> None:
     family = FAMILIES[name]((3, 8, 8))
     space = PixelSpace(family.with_theta(torch.full_like(family.theta, 0.1)), torch.tensor(0.0), torch.tensor(1.0))
     assert space(images(4, 3)[0]).is_contiguous()
+
+
+class ChangesItsInput(nn.Module):
+    """The trained network, with an input that it scales in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = deepcopy(trained())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x.mul_(0.5))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_network_that_changes_its_input_leaves_the_samples_alone(labelled: bool) -> None:
+    x, y = images(300, 3)
+    bright = 2 * white_balance(x)
+    batches = [(bright.clone(), y)] if labelled else [(bright.clone(),)]
+    repaired = repair(ChangesItsInput().eval(), batches, **PIXELS)
+    assert torch.equal(batches[0][0], bright)
+    assert repaired.repair_record.parts
+    usual = repair(trained(), [(0.5 * bright, y)] if labelled else [(0.5 * bright,)], **PIXELS)
+    assert repaired.repair_record.baseline == pytest.approx(usual.repair_record.baseline, abs=1e-5)
+
+
+def test_labels_of_one_class_teach_nothing() -> None:
+    x, y = images(400, 3)
+    repaired = repair(trained(), [(white_balance(x)[y == 1], y[y == 1])], last="auto", **PIXELS)
+    assert repaired.repair_record.parts == ()
+    assert repaired.repair_record.last == "temperature"
+    assert "all samples are of one class" in repaired.repair_record.verdict

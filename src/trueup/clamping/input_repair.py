@@ -193,13 +193,12 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
         job.notes.append(
             f"no sample is of {missing} of the {network.plain_logits().shape[1]} classes, so nothing is known of these"
         )
-    few = f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
-    if len(labels) < FEWEST:
-        job.notes.append(few)
-        job = replace(job, parts=(), families=())
+    reason = _too_little(labels)
+    if reason:
+        job.notes.append(reason)
+        job = replace(job, parts=(), families=(), last="temperature")
     ladder = climb(job.climb(labels))
-    if len(labels) < FEWEST:
-        ladder.stopped = few
+    ladder.stopped = reason or ladder.stopped
     head = _head_name(job)
     states, weight = _batch_norm_rungs(job, ladder, head)
     afford = job.network.cost().equivalents <= job.budget
@@ -237,6 +236,15 @@ def _with_labels(job: Job, model: nn.Module) -> Repaired:
     return assemble(job, model, ladder, before, changed, temperature, weight, ridge, labelled=True, last=after)
 
 
+def _too_little(labels: Tensor) -> str:
+    """Why these labels can judge nothing but a temperature, or nothing."""
+    if len(labels) < FEWEST:
+        return f"{len(labels)} samples are too few to judge anything but a temperature by; {FEWEST} are needed"
+    if len(torch.unique(labels)) == 1:
+        return "all samples are of one class, of which nothing can be learnt but always to answer it"
+    return ""
+
+
 def _holds(ladder: Ladder) -> bool:
     """Whether what the other folds choose is better than temperature for the samples of each fold.
 
@@ -250,7 +258,7 @@ def _holds(ladder: Ladder) -> bool:
 
 def _last_rung(job: Job, ladder: Ladder) -> Calibrator | None:
     """Try another method after the temperature, on the logits of samples left out."""
-    if job.last == "temperature" or len(job.network.labels) < FEWEST:
+    if job.last == "temperature":
         return None
     job.progress(f"{job.last} after the temperature")
     current, labels = ladder.rungs[ladder.current], job.network.labels

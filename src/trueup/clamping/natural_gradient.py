@@ -57,7 +57,7 @@ class _Tap(nn.Module):
         with torch.no_grad():
             mapped = self.before(x)
         self.source, self.mapped = x.detach(), mapped.detach().requires_grad_()
-        return self.mapped
+        return self.mapped.clone()  # which a network may change in place, as no leaf
 
 
 def logits_through(network: Network, before: nn.Module | None, index: Tensor | None = None) -> Tensor:

@@ -236,6 +236,8 @@ class Network:
 
     def call(self, batch: Batch, before: nn.Module | None) -> Tensor:
         """The logits of one batch, one row a sample; not counted."""
+        # A copy goes in where there is no map: the samples are read many times, and a network may change its input.
+        before = _LaidOut((), torch.preserve_format) if before is None else before
         z = logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
         if z.shape[:1] != batch.labels.shape:
             raise ValueError(

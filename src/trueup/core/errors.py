@@ -21,7 +21,7 @@ E = TypeVar("E", bound="InputError")
 class Hint(StrEnum):
     """What to do instead, in the library's words; each interface may have words of its own for it."""
 
-    BINARY_SCORE = "a binary score goes through from_binary"
+    BINARY_SCORE = "a binary score goes through from_binary, a network with one logit through models.TwoClasses"
     CONFIDENCE = "probabilities of one event go through from_confidence, log-odds through from_binary"
     PER_CENT = "divide per cent by 100"
     LOG_ODDS = "log-odds go through from_binary"
@@ -51,13 +51,13 @@ class InputError(ValueError):
 
     `choices` fill the {} of a hint; `file` is the file that was read, and `where` the part of it, such as "row 5".
 
-    >>> error = InputError("logits", "have shape (n, classes)", "(5,)", Hint.BINARY_SCORE)
+    >>> error = InputError("probs", "be at most 1", "85 at [0]", Hint.PER_CENT)
     >>> print(error)
-    logits must have shape (n, classes), got (5,); a binary score goes through from_binary
-    >>> error.message({Hint.BINARY_SCORE: "a binary score x needs two columns, 0 and x"})
-    'logits must have shape (n, classes), got (5,); a binary score x needs two columns, 0 and x'
+    probs must be at most 1, got 85 at [0]; divide per cent by 100
+    >>> error.message({Hint.PER_CENT: "the column is in per cent"})
+    'probs must be at most 1, got 85 at [0]; the column is in per cent'
     >>> print(error.replace(file="net.npz", hint=None))
-    net.npz: logits must have shape (n, classes), got (5,)
+    net.npz: probs must be at most 1, got 85 at [0]
     """
 
     def __init__(

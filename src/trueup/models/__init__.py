@@ -15,6 +15,7 @@ from trueup.models.evaluation import evaluate_loader
 from trueup.models.freezing import frozen
 from trueup.models.networks import Normalise, build_network, load_weights, network_options
 from trueup.models.shift import OODRow, ShiftRow, by_severity, evaluate_ood, evaluate_shift
+from trueup.models.two_classes import TwoClasses
 
 __all__ = [
     "CORRUPTIONS",
@@ -23,6 +24,7 @@ __all__ = [
     "Normalise",
     "OODRow",
     "ShiftRow",
+    "TwoClasses",
     "build_network",
     "by_severity",
     "collect",

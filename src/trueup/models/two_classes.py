@@ -1,0 +1,35 @@
+"""Networks of two classes that give one logit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueup.models.batches import logits_of, with_logits
+
+
+class TwoClasses(nn.Module):
+    """A network with one logit x, the log-odds of class 1, as one of two classes: its logits become (0, x).
+
+    The logit may have the shape (n,), (n, 1) or, of pixels, (n, 1, …). What comes out of a calibrated or repaired one
+    has two logits too; their difference is the log-odds.
+
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    >>> TwoClasses(network)(torch.zeros(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the network returns, with two logits in place of one."""
+        output = self.network(*args, **kwargs)
+        logits = logits_of(output)
+        one = logits[:, None] if logits.ndim == 1 else logits
+        if one.shape[1] != 1:
+            raise ValueError(f"the network must give one logit a sample, got shape {tuple(logits.shape)}")
+        return with_logits(output, torch.cat([torch.zeros_like(one), one], dim=1))
