@@ -58,3 +58,9 @@ def test_more_logits_than_one_are_refused_and_one_is_sent_here() -> None:
     x, y = samples()
     with pytest.raises(ValueError, match=r"a network with one logit through models\.TwoClasses"):
         trueup.repair(OneLogit((1,)), [(x, y)])
+
+
+def test_probabilities_in_place_of_a_logit_are_warned_of() -> None:
+    x, _ = samples()
+    with pytest.warns(UserWarning, match=r"lie in \[0, 1\] like probabilities, but are read as log-odds"):
+        TwoClasses(nn.Sequential(OneLogit((1,)), nn.Sigmoid()))(x)

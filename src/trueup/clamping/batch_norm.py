@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.clamping.calibration_set import local_numbers, local_subset
+from trueup.clamping.head import first_input
 from trueup.clamping.network import Network
+from trueup.core.arrays import upcast_half
 from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum
 from trueup.core.splits import random_order
+from trueup.models.batches import tensors_in
 
-CHUNK = 512
+CHUNK, LEAST_CHUNK = 512, 64
 """Samples that go through the network at once; a layer's statistics are those of a chunk while it is estimated."""
+CHUNK_NUMBERS = 1 << 25
+"""In the inputs of a chunk, unless it is the least: large images would not go into memory."""
 
 TESTED = 2000
 """Samples at most whose statistics are compared with those of home."""
@@ -50,6 +55,9 @@ def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     (True, [0.0, 0.0], [1.0, 1.0])
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for module in model.modules():  # what a module keeps of its last call may have a graph, which cannot be copied
+        kept = (tensor for _, tensor in tensors_in(vars(module)) if tensor.grad_fn is not None)
+        shared |= {id(tensor): tensor.detach() for tensor in kept}
     renewed = deepcopy(model, shared)
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
@@ -82,10 +90,11 @@ def estimate(
     layers = batch_norms(model)
     sums = {name: _Sums(layer) for name, layer in layers.items()}
     own = network.with_model(model)
-    chunks = max(1, math.ceil(len(network.labels) / CHUNK))
+    size = max(LEAST_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))
+    chunks = max(1, math.ceil(len(network.labels) / size))
     order = torch.from_numpy(random_order(len(network.labels), seed))
     for chunk in range(chunks):
-        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(CHUNK)  # one batch
+        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(size)  # one batch
         # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
         together = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
         if isinstance(augment, Crop):
@@ -96,6 +105,8 @@ def estimate(
     for name, layer in layers.items():
         own_sums = sums[name]
         new = own_sums.statistics()
+        if new is None:  # the layer was never called, and stays as it is
+            continue
         tensors[f"{name}.running_mean"] = _mixed(own_sums.mean, new.mean, weight, layer.running_mean)
         tensors[f"{name}.running_var"] = _mixed(own_sums.variance, new.variance, weight, layer.running_var)
     return tensors
@@ -190,15 +201,15 @@ def sample_statistics(
         augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, index))
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def hook(name: str) -> Callable[[nn.Module, Any], None]:
-        def note(module: nn.Module, given: Any) -> None:
-            x = given[0].detach().float()
+    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            x = first_input(args, kwargs).float()
             x = x.flatten(2) if x.ndim > 2 else x[:, :, None]
             seen[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
 
         return note
 
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         network.with_model(model).logits(network.laid_out(before, augment), inputs=inputs)
     finally:
@@ -243,7 +254,7 @@ def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndar
 
 
 class _Sums:
-    """Sums over samples and positions of what comes into a layer; and the statistics it had."""
+    """Sums over samples and positions of what comes into a layer, less the mean it had; and the statistics it had."""
 
     def __init__(self, layer: _BatchNorm) -> None:
         assert isinstance(layer.running_mean, Tensor)
@@ -253,20 +264,22 @@ class _Sums:
 
     def add(self, x: Tensor, *, together: bool) -> Statistics:
         """Add a batch, and return its statistics: those of all ranks, or of this one."""
-        flat = x.detach().movedim(1, 0).flatten(1)
+        flat = upcast_half(x).movedim(1, 0).flatten(1)
+        flat = flat - self.mean.to(flat)[:, None]  # squares of numbers far from 0 would not hold their spread
         count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
-        sums = torch.cat([flat.sum(dim=1).double(), (flat * flat).sum(dim=1).double(), count])
+        squares = (flat * flat).sum(dim=1, dtype=torch.float64)
+        sums = torch.cat([flat.sum(dim=1, dtype=torch.float64), squares, count])
         self.total += sums
-        return _statistics(all_reduce_sum(sums) if together else sums)
+        return self._of(all_reduce_sum(sums) if together else sums)
 
-    def statistics(self) -> Statistics:
-        """Of all batches of all ranks."""
-        return _statistics(all_reduce_sum(self.total))
+    def statistics(self) -> Statistics | None:
+        """Of all batches of all ranks, if there was one."""
+        total = all_reduce_sum(self.total)
+        return self._of(total) if total[-1] else None
 
-
-def _statistics(sums: Tensor) -> Statistics:
-    mean, square = (sums[:-1] / sums[-1].clamp(min=1)).chunk(2)
-    return Statistics(mean, (square - mean.square()).clamp(min=0))
+    def _of(self, sums: Tensor) -> Statistics:
+        mean, square = (sums[:-1] / sums[-1].clamp(min=1)).chunk(2)
+        return Statistics(self.mean + mean, (square - mean.square()).clamp(min=0))
 
 
 @contextmanager
@@ -275,17 +288,17 @@ def _renewed_on_the_way(
 ) -> Iterator[None]:
     """Each layer's buffers are set to the mixture as its input comes."""
 
-    def hook(name: str) -> Callable[[nn.Module, Any], None]:
-        def renew(module: nn.Module, inputs: Any) -> None:
+    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def renew(module: nn.Module, args: Any, kwargs: Any) -> None:
             own = sums[name]
-            new = own.add(inputs[0], together=together)
+            new = own.add(first_input(args, kwargs), together=together)
             with torch.no_grad():
                 module.running_mean.copy_((1 - weight) * own.mean + weight * new.mean)  # type: ignore[operator]
                 module.running_var.copy_((1 - weight) * own.variance + weight * new.variance)  # type: ignore[operator]
 
         return renew
 
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         yield
     finally:

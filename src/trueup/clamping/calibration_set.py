@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
@@ -110,7 +111,7 @@ class CalibrationSet:
             rows = index[(index >= start) & (index < start + len(chunk.labels))] - start
             start += len(chunk.labels)
             if len(rows):
-                chunks.append(self._rows(chunk, rows))
+                chunks.append(self.rows(chunk, rows))
         return CalibrationSet(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
 
     def with_batch_size(self, size: int) -> CalibrationSet:
@@ -139,7 +140,7 @@ class CalibrationSet:
         if len(chunks) == 1:
             order = torch.randperm(self.n, generator=generator)
             for index in torch.split(order, size):
-                yield self._rows(chunks[0], index)
+                yield self.rows(chunks[0], index)
         elif chunks:
             for number in torch.randperm(len(chunks), generator=generator).tolist():
                 yield chunks[number]
@@ -148,8 +149,11 @@ class CalibrationSet:
 
     def _slices(self) -> Iterator[Batch]:
         for chunk in self._chunks:
-            for start in range(0, len(chunk.labels), self._size):
-                yield _map_rows(chunk, itemgetter(slice(start, start + self._size)), self._shared)
+            n = len(chunk.labels)
+            # The last one is not left alone: networks that call squeeze take no batch of one.
+            ends = [end - 1 if n - end == 1 < self._size - 1 else end for end in range(self._size, n, self._size)]
+            for start, end in itertools.pairwise([0, *ends, n]):
+                yield _map_rows(chunk, itemgetter(slice(start, end)), self._shared)
 
     def _again(self) -> Iterator[Batch]:
         """Read the loader once more, and check that it gives the labels that it gave before."""
@@ -159,7 +163,7 @@ class CalibrationSet:
             at = (index >= start) & (index < start + len(batch.labels))
             rows = index[at] - start
             start += len(batch.labels)
-            batch = batch if len(rows) == len(batch.labels) else self._rows(batch, rows)
+            batch = batch if len(rows) == len(batch.labels) else self.rows(batch, rows)
             self._check_labels(batch, self.labels[at])
             if len(rows):
                 yield batch
@@ -174,7 +178,8 @@ class CalibrationSet:
                 "to be kept; got other labels than before: turn shuffling off"
             )
 
-    def _rows(self, batch: Batch, rows: Tensor) -> Batch:
+    def rows(self, batch: Batch, rows: Tensor) -> Batch:
+        """Some rows of a batch."""
         return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
 
 

@@ -15,13 +15,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trueup.calibrators.temperature import Temperature, bound_reason, inverse_temperature, scale_of
 from trueup.clamping import starts
 from trueup.clamping.calibration_set import CalibrationSet, local_subset
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Box
-from trueup.clamping.network import Network, check_box
+from trueup.clamping.network import Network, check_box, check_unmasked
 from trueup.clamping.problem import (
     InputMap,
     Loss,
@@ -111,11 +112,12 @@ def clamp(
     pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), parse_seed(seed)
     fit, name = _recipe(recipe)
     start_at = _start(start, seed)
-    inner = unwrap(model)
+    inner = unwrap(model, compiled=True)
     target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
     with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
         network = Network(inner, CalibrationSet.read(loader, device=target), box=box)
+        check_unmasked(network)
         check_box(network)
         folds = None if gamma_folds is None else _parse_folds(gamma_folds, len(network.labels))
         problem = Problem(network, Loss(pool[0]), penalty, norm, start_at, input_map, seed, show_progress)
@@ -152,7 +154,7 @@ def check_model(model: Any) -> nn.Module:
         is_function = callable(model) and not isinstance(model, type)
         hint = "a function can be the forward of one" if is_function else None
         raise InputError("model", "be an nn.Module", got, hint)
-    if any(parameter.is_inference() for parameter in model.parameters()):
+    if any(not is_lazy(parameter) and parameter.is_inference() for parameter in model.parameters()):
         hint = "gradients of the input cannot be had through these"
         raise InputError("model", "be made outside of inference mode", "parameters made inside of it", hint)
     return model

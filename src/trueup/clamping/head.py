@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
 LEAST_SPREAD = 0.25
 """Of the root mean square over features: one that varies less is measured by this. A unit that is active in one sample
 of hundreds would get a weight of thousands for it, and the next sample in which it is active would pay."""
+HALF = 0.02
+"""Relative difference that rounding to half precision may make."""
 MOST_PARAMETERS = 200_000
 """Numbers in a last layer that a few hundred labels can still be asked about."""
 
@@ -96,26 +98,51 @@ def fit_correction(
 
 def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
     """The name of the one linear layer whose output is the logits that a call of the model returns, if there is one."""
-    outputs: list[tuple[str, Tensor]] = []
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            outputs.append((name, output))
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            # Copies: what follows may change its input in place, and would then seem to be the layer itself.
+            calls.setdefault(name, []).append((first_input(args, kwargs).clone(), output.clone()))
 
         return note
 
-    layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    layers = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    handles = [layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         with torch.no_grad():
             logits = call()
     finally:
         for handle in handles:
             handle.remove()
-    names = [name for name, z in outputs if z.shape == logits.shape and z.ndim == 2 and torch.equal(z, logits)]
-    if len(names) != 1 or layers[names[0]].weight.numel() > MOST_PARAMETERS:
+    names = [name for name, seen in calls.items() if any(_same(z, logits) for _, z in seen)]
+    if len(names) != 1 or len(calls[names[0]]) > 1 or layers[names[0]].weight.numel() > MOST_PARAMETERS:
         return None
-    return names[0]
+    ((x, _),) = calls[names[0]]
+    return names[0] if _computes(layers[names[0]], x, logits) else None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a layer is linear with a weight of its own: old ways of weight norm have it of other parameters."""
+    return type(module) is nn.Linear and "weight" in module._parameters
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.ndim == 2 and a.shape == b.shape and torch.equal(a, b)
+
+
+def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
+    """Whether the layer's numbers give the logits, up to rounding to half precision: hooks may do something else."""
+    weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
+    assert weight is not None
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    return bool((expected - logits.double()).abs().max() <= HALF * logits.double().abs().max())
+
+
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """What a layer of one input was given, by its place or by its name."""
+    given: Tensor = args[0] if args else kwargs["input"]
+    return given.detach()
 
 
 @contextmanager
@@ -123,7 +150,8 @@ def features_noted(head: nn.Linear) -> Iterator[list[Tensor]]:
     """What goes into a layer while the body runs, batch by batch, on the CPU."""
     seen: list[Tensor] = []
     handle = head.register_forward_pre_hook(
-        lambda module, inputs: seen.append(upcast_half(inputs[0].detach()).to("cpu", copy=True))
+        lambda module, args, kwargs: seen.append(upcast_half(first_input(args, kwargs)).to("cpu", copy=True)),
+        with_kwargs=True,
     )
     try:
         yield seen

@@ -29,7 +29,7 @@ from trueup.clamping.ladder import (
     nested_rows,
     paired_gain,
 )
-from trueup.clamping.network import Network
+from trueup.clamping.network import Network, NotDifferentiable
 from trueup.clamping.pixel_range import Normalise, outside_remark, pixel_range
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import (
@@ -40,6 +40,7 @@ from trueup.clamping.repair_job import (
     RungRecord,
     assemble,
     no_batch_norm,
+    no_copy,
 )
 from trueup.clamping.repair_loaders import labelled_batches, parse_loader, without_labels
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
@@ -135,7 +136,7 @@ def repair(
         raise InputError("labels", 'be "loader" or None', repr(labels), "labels come with the batches of the loader")
     if last not in METHODS:
         raise InputError("last", "be the name of a method", repr(last), "trueup.METHODS lists them")
-    inner = unwrap(model)
+    inner = unwrap(model, compiled=True)
     training = any(module.training and isinstance(module, _BatchNorm | _DropoutNd) for module in inner.modules())
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
@@ -151,13 +152,21 @@ def repair(
         if last != "temperature" and not with_labels:
             raise InputError("last", 'be "temperature" where the samples have no labels', repr(last))
         samples = Network(inner, CalibrationSet.read(batches, device=target, limit=MEMORY))
+        samples.check_inputs("loader")
         low, high = pixel_range(samples, normalise)
         families = _parse_maps(maps, samples.shape, known=normalise is not None) if "input" in chosen else ()
+        obstacle = samples.why_not_differentiable() if families else ""
+        if obstacle:
+            if chosen == ("input",):
+                raise NotDifferentiable(obstacle)
+            families = ()
         augmentation = _augmentation(augment, samples.shape, low)
         job = Job(samples, chosen, low, high, families, augmentation, seed, budget, show, last)
         if normalise is not None:
             job.notes.extend(outside_remark(samples, low, high))
         job.notes.extend(_untested(families, samples))
+        if obstacle:
+            job.notes.append(f"the input is left as it is: no gradients by it can be had, but {obstacle}")
         if training:
             job.notes.append("the network came in training mode, and what comes back is in it too: call eval() first")
         if with_labels:
@@ -284,7 +293,7 @@ def _batch_norm_rungs(job: Job, ladder: Ladder, head: str | None) -> tuple[list[
     network, labels = job.network, job.network.labels
     if "batch_norm" not in job.parts:
         return None, 0.0
-    reason = no_batch_norm(network.model)
+    reason = no_batch_norm(network)
     if reason:
         job.notes.append(reason)
         return None, 0.0
@@ -384,14 +393,14 @@ def _head_name(job: Job) -> str | None:
     if "head" not in job.parts:
         return None
     network = job.network
-    try:
-        model = share_copy(network.model, {})
-    except Exception as error:
-        job.notes.append(f"the last layer is left as it is: the network cannot be copied ({type(error).__name__})")
+    reason = no_copy(network)
+    if reason:
+        job.notes.append(f"the last layer is left as it is: {reason}")
         return None
     batch = next(iter(network.inputs), None)
     if batch is None:
         return None
+    model = share_copy(network.model, {})
     name = find_head(model, lambda: network.with_model(model).call(batch, None))
     if name is None:
         job.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
@@ -448,6 +457,7 @@ def _others(name: str, loader: Iterable[Any] | None, samples: Network) -> Networ
     others = Network(samples.model, CalibrationSet.read(loader, device=samples.device, limit=MEMORY))
     if others.shape != samples.shape:
         raise InputError(name, f"have inputs of shape {samples.shape}, as the loader has", f"{others.shape}")
+    others.check_inputs(name)
     if len(others.labels) < FEWEST:
         raise InputError(name, f"have at least {FEWEST} samples", f"{len(others.labels)}")
     return others

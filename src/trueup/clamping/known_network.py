@@ -18,7 +18,7 @@ _ALIKE = 0.02  # of projections that differ by about 1 where weights do; half pr
 
 def model_shapes(model: nn.Module) -> dict[str, list[int]]:
     """The shape of every parameter and buffer of a network, by name."""
-    return {name: list(tensor.shape) for name, tensor in unwrap(model).state_dict().items()}
+    return {name: list(tensor.shape) for name, tensor in unwrap(model, compiled=True).state_dict().items()}
 
 
 def compare_shapes(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], participle: str) -> None:
@@ -48,7 +48,7 @@ def project_weights(network: nn.Module, without: Collection[str] = ()) -> list[f
     """
     rng, sums, tensors = np.random.default_rng(0), np.zeros(_PROJECTIONS + 1), 0
     skipped = _all_names(network, without)
-    for name, tensor in unwrap(network).state_dict().items():
+    for name, tensor in unwrap(network, compiled=True).state_dict().items():
         if name in skipped or not tensor.is_floating_point():
             continue
         values = np.nan_to_num(tensor.detach().cpu().double().flatten().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -76,7 +76,7 @@ def _all_names(network: nn.Module, names: Collection[str]) -> set[str]:
     >>> sorted(_all_names(nn.Sequential(norm, nn.ReLU(), norm), ["0.running_mean"]))
     ['0.running_mean', '2.running_mean']
     """
-    modules = dict(unwrap(network).named_modules(remove_duplicate=False))
+    modules = dict(unwrap(network, compiled=True).named_modules(remove_duplicate=False))
     wanted = [name.rpartition(".") for name in names]
     return {
         f"{path}.{leaf}" if path else leaf

@@ -120,7 +120,7 @@ class FoldState:
 
     def part_way(self, end: FoldState, share: float) -> FoldState:
         """From here, brought to the same families, so far towards the end."""
-        theta = torch.lerp(self.composition.theta, end.composition.theta, share)
+        theta = torch.lerp(self.composition.theta.to(end.composition.theta), end.composition.theta, share)
         temperature = self.temperature ** (1 - share) * end.temperature**share
         return FoldState(self.out, end.composition.with_theta(theta), temperature)
 

@@ -155,7 +155,8 @@ def _gradients(
                 network.count(backward=len(rows))
                 by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
                 # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
-                parts[number - 1].append((_cpu(z), by_theta.double().cpu(), -(residual * s).sum(dim=1)))
+                by_t = -torch.where(torch.isinf(s), 0.0, residual * s).sum(dim=1)  # masked classes have no part in it
+                parts[number - 1].append((_cpu(z), by_theta.double().cpu(), by_t))
     found = []
     for batches in parts:
         none = (torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())

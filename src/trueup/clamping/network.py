@@ -17,6 +17,7 @@ from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.maps import Affine, Box, Shift
 from trueup.core.arrays import as_tensors, upcast_half
 from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
+from trueup.core.errors import InputError
 from trueup.models.batches import Batch, Device, logits_of, tensors_in
 from trueup.models.calibrated import Calibrated, embedding_of, input_position
 
@@ -26,6 +27,14 @@ _NUMBERS = 1 << 26  # read at a time where quantiles are asked for
 _OUTSIDE = 1e-3  # what rounding may put outside the box, as a share of its width
 _WANTED = "the model must be differentiable by its input, for every recipe follows gradients"
 _INSTEAD = "temperature alone needs none: trueup.on_model(trueup.METHODS['temperature'])(model, loader)"
+
+
+class NotDifferentiable(ValueError):
+    """Gradients by the input cannot be had."""
+
+    def __init__(self, got: str) -> None:
+        super().__init__(f"{_WANTED}, got {got}; {_INSTEAD}")
+        self.got = got
 
 
 class _InputCaptured(Exception):
@@ -102,6 +111,8 @@ class Network:
         self._timed = [0, 0]
         self._plain: Tensor | None = None
         self._layout = torch.channels_last
+        self.masked = False
+        """Whether classes of the first samples have no probability at all."""
         with raise_on_all_ranks():
             local = self._one_point()
         self.shape, self.dtype = next(kind for kind in all_gather_object(local) if kind is not None)
@@ -216,7 +227,8 @@ class Network:
             tokens = input_position(self.model, batch.args, batch.kwargs) is None
             if tokens:
                 _check_tokens(self.model, batch)
-            as_tensors(self._first_call(batch), batch.labels)
+            z = as_tensors(self._first_call(batch), batch.labels)[0]
+            self.masked = bool(torch.isinf(z).any())
             (point,) = self.points([batch])
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
@@ -226,6 +238,36 @@ class Network:
                 )
             return shape, upcast_half(point[:0]).dtype
         return None
+
+    def why_not_differentiable(self) -> str:
+        """What comes instead of gradients by the input, tried on a few rows; or nothing. All ranks say the same."""
+        got = ""
+        batch = next(iter(self.inputs), None)
+        if batch is not None:
+            delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
+            try:
+                with torch.enable_grad():
+                    few = self.inputs.rows(batch, torch.arange(min(2, len(batch.labels))))
+                    z = require_graph(self.call(few, Shift(delta)))
+                    gradients_of(z, [delta], torch.ones_like(z))
+            except NotDifferentiable as error:
+                got = error.got
+            except RuntimeError as error:
+                got = f"{error}".partition("\n")[0]
+        return next(filter(None, all_gather_object(got)), "")
+
+    def check_inputs(self, name: str) -> None:
+        """Refuse inputs of several shapes, or that are not finite, by the name of their loader."""
+        shapes, wrong = set(), 0
+        for points in self.points():
+            shapes.add(tuple(points.shape[-len(self.shape) :]))
+            wrong += int((~torch.isfinite(points)).any(dim=tuple(range(1, points.ndim))).sum())
+        for found, bad in all_gather_object((shapes, wrong)):
+            if found - {self.shape}:
+                listed = " and ".join(map(str, sorted(found | {self.shape})))
+                raise InputError(name, "give inputs of one shape", listed)
+            if bad:
+                raise InputError(name, "give inputs that are finite", f"NaN or infinity in {bad} of them")
 
     def _first_call(self, batch: Batch) -> Tensor:
         try:
@@ -256,11 +298,14 @@ class Network:
 
 
 def _check_tokens(model: nn.Module, batch: Batch) -> None:
-    """Say of integers that are no tokens what to do, where no embedding could take them."""
+    """Say of integers that are no tokens what to do."""
+    tensors = [tensor for _, tensor in tensors_in((batch.args, batch.kwargs))]
     try:
         embedding_of(model)
+        if any(tensor.dtype == torch.uint8 and tensor.ndim > 2 for tensor in tensors):
+            raise ValueError("the model's inputs are images of whole numbers")
     except ValueError as error:
-        given = {f"{t.dtype}".replace("torch.", "") for _, t in tensors_in((batch.args, batch.kwargs))}
+        given = {f"{tensor.dtype}".replace("torch.", "") for tensor in tensors}
         raise ValueError(
             f"{error}; images must come as floating-point numbers, got {', '.join(sorted(given))}"
         ) from None
@@ -279,7 +324,7 @@ def _now(device: Device) -> float:
 def require_graph(logits: Tensor) -> Tensor:
     """The same logits, if gradients can be pulled back from them."""
     if not logits.requires_grad:
-        raise _not_differentiable("logits cut off from it, as by no_grad, inference_mode or NumPy inside of the model")
+        raise NotDifferentiable("logits cut off from it, as by no_grad, inference_mode or NumPy inside of the model")
     return logits
 
 
@@ -292,14 +337,16 @@ def gradients_of(
     except RuntimeError as error:  # of which NotImplementedError is one
         if not isinstance(error, NotImplementedError) and "is not implemented" not in str(error):
             raise
-        raise _not_differentiable(f"{error}") from error
+        raise NotDifferentiable(f"{error}") from error
     if any(gradient is None for gradient in gradients):
-        raise _not_differentiable("logits that do not depend on it")
+        raise NotDifferentiable("logits that do not depend on it")
     return gradients
 
 
-def _not_differentiable(got: str) -> ValueError:
-    return ValueError(f"{_WANTED}, got {got}; {_INSTEAD}")
+def check_unmasked(network: Network) -> None:
+    """Refuse logits of which some are infinite."""
+    if network.masked:
+        raise InputError("logits", "be finite", "masked classes", f"trueup.repair takes them; {_INSTEAD}")
 
 
 def check_box(network: Network) -> None:

@@ -19,7 +19,7 @@ from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import Composition, PixelSpace
 from trueup.clamping.subspace_search import STANDARD_ERRORS
-from trueup.core.distributed import all_gather_rows
+from trueup.core.distributed import all_gather_object, all_gather_rows
 from trueup.models.calibrated import Calibrated, device_of
 
 FEWEST = 50
@@ -289,12 +289,34 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def no_batch_norm(model: nn.Module) -> str:
+def no_batch_norm(network: Network) -> str:
     """Why batch norm cannot be repaired, or nothing."""
-    if not batch_norms(model):
+    if not batch_norms(network.model):
         return "batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"
+    reason = no_copy(network)
+    return f"batch norm is left as it is: {reason}" if reason else ""
+
+
+def no_copy(network: Network) -> str:
+    """Why the network cannot be copied, or nothing. All ranks say the same."""
     try:
-        share_copy(model, {})
+        reason = "its copy computes something else" if _copy_differs(network) else ""
     except Exception as error:
-        return f"batch norm is left as it is: the network cannot be copied ({type(error).__name__})"
-    return ""
+        reason = f"the network cannot be copied ({type(error).__name__})"
+    return next(filter(None, all_gather_object(reason)), "")
+
+
+@torch.no_grad()
+def _copy_differs(network: Network) -> bool:
+    """Whether a copy answers otherwise, as where a hook of the network's writes into the network itself."""
+    batch = next(iter(network.inputs), None)
+    few = 0 if batch is None else min(4, len(batch.labels) // 2)
+    if batch is None or not few:
+        share_copy(network.model, {})
+        return False
+    first, second = (network.inputs.rows(batch, torch.arange(start, start + few)) for start in (0, few))
+    network.call(first, None)  # of which something may be left in the copy
+    other = network.with_model(share_copy(network.model, {})).call(second, None)
+    own, again = network.call(second, None), network.call(second, None)
+    # Answers that are drawn at random differ from themselves.
+    return torch.equal(own, again) and not torch.allclose(other, own, rtol=1e-3, atol=1e-3 * float(own.abs().max()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,4 +85,14 @@ class _Unlabelled:
 
 
 def _rows(values: Iterable[Any]) -> int:
-    return next((len(value) for value in values if isinstance(value, Tensor | np.ndarray) and value.ndim), 0)
+    """Of the first array, which may be inside of a mapping."""
+    for value in values:
+        if isinstance(value, Tensor | np.ndarray) and value.ndim:
+            return len(value)
+        if isinstance(value, Mapping | tuple | list) and (n := _rows(_values(value))):
+            return n
+    return 0
+
+
+def _values(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value

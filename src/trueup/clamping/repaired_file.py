@@ -105,7 +105,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
             raise ValueError(
                 f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides"
             )
-        model = share_copy(unwrap(network), _as_in(network, changed)) if changed else network
+        model = share_copy(unwrap(network, compiled=True), _as_in(network, changed)) if changed else network
         after: Calibrator = Temperature(tensors["temperature"])
         if _LAST in inside:
             after = Chain([after, unpack(inside[_LAST], own)])
@@ -117,7 +117,7 @@ def load_repaired(network: nn.Module, path: str | os.PathLike[str]) -> Repaired:
 
 def _as_in(network: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """New tensors on the device and in the precision of those that they replace, or of the weight beside a new bias."""
-    state = unwrap(network).state_dict()
+    state = unwrap(network, compiled=True).state_dict()
     beside = {name: name if name in state else f"{name.rpartition('.')[0]}.weight" for name in changed}
     return {name: tensor.to(state[beside[name]]) for name, tensor in changed.items()}
 

@@ -17,6 +17,7 @@ from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import FEWEST, Job, Repaired, assemble, forward, no_batch_norm
 from trueup.clamping.repair_maps import Composition, PixelSpace
+from trueup.core.arrays import as_tensors
 
 MOVED = 0.01
 """Nothing is done unless the test whether inputs have moved has a smaller p-value."""
@@ -47,7 +48,7 @@ def repair_without_labels(
 ) -> Repaired:
     """Do nothing unless inputs have moved; then what a teacher teaches, or what a few labels choose of it."""
     network = job.network
-    reason = no_batch_norm(network.model)
+    reason = no_batch_norm(network)
     candidates = [_Candidate("network", "the network as it is", None, {}, 0.0)]
     stopped, moved = "", None
     if reason or "batch_norm" not in job.parts:
@@ -63,7 +64,9 @@ def repair_without_labels(
             if reference is not None
             else f"the stored ones, which are taken to be those of {moved.against:.0f} inputs"
         )
-        if moved.p_value >= MOVED:
+        if not moved.against:
+            stopped = "no layer of batch norm was seen to take rows of samples, which would say whether they have moved"
+        elif moved.p_value >= MOVED:
             stopped = (
                 "nothing says that the inputs have moved: statistics of batch norm differ no more than chance would "
                 f"have it from {home} (p = {moved.p_value:.2g})"
@@ -129,7 +132,7 @@ def _choose_by_labels(
     plain: list[Tensor] = []
     for candidate in candidates:
         job.progress(f"labelled samples: {candidate.title}")
-        z = forward(given, candidate.before, candidate.changed, None)[0]
+        z = as_tensors(forward(given, candidate.before, candidate.changed, None)[0], labels)[0]
         logits = z.double().numpy() / temperature
         size = 0 if candidate.before is None else len(candidate.before.inner.theta)
         if not ladder.rungs:

@@ -128,6 +128,7 @@ def load_network_and_data(
     else:
         parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
+    network.eval()  # whatever made it: nothing here trains
     return network if device is None else network.to(device), loaders, run["data"]
 
 

@@ -44,7 +44,8 @@ WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: the input or the command line is wrong; something else failed; the user stopped it."""
 
 HINTS = {
-    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
+    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x; a network with one logit goes in as "
+    "trueup.models.TwoClasses(network)",
     Hint.CONFIDENCE: "a confidence is read by --confidence and --correct",
     Hint.PER_CENT: "divide per cent by 100",
     Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",

@@ -217,13 +217,18 @@ def from_binary(scores: A, *, name: str = "scores") -> A:
     if x.ndim != 1:
         raise ValueError(f"{name} must have shape (n,) or (n, 1), got {shape_of(x)}")
     x = check_finite(x, name)
+    warn_of_probabilities(x, name)
+    return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
+
+
+def warn_of_probabilities(x: Tensor, name: str) -> None:
+    """Warn where log-odds (n,) look like probabilities."""
     if len(x) >= _FEW_SCORES and lies_in_unit_interval(x[:_FEW_SCORES]) and lies_in_unit_interval(x):
         warn_users(
             f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
             "through from_confidence",
             LooksLikeProbabilities,
         )
-    return match_kind(torch.stack([torch.zeros_like(x), x], dim=1), scores)
 
 
 @overload

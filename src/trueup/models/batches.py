@@ -201,6 +201,8 @@ def _labels(labels: Any, any_shape: bool = False) -> Tensor:
         hint = "" if y.ndim < 2 else '; tokens and pixels need classes="first" or "last"'
         if y.ndim == 2 and not y.is_complex() and bool((y.sum(dim=1) == 1).all() & ((y == 0) | (y == 1)).all()):
             hint = "; one-hot labels become classes by argmax(dim=1)"
+        if y.ndim == 2 and y.shape[1] == 1:
+            hint = "; squeeze(1) takes the second dimension away"
         raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}{hint}")
     if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))

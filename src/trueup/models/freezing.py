@@ -15,15 +15,21 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule", "Average
 """Modules that pass on to the network under .module."""
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module, *, compiled: bool = False) -> nn.Module:
     """The network inside of wrappers that add nothing to what it computes, but may wait for ranks that have no batch.
+
+    With `compiled` also the one that was compiled: what a compiled network runs takes no notice of new hooks.
 
     >>> unwrap(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
     Linear(in_features=2, out_features=3, bias=True)
     """
-    while type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):
-        model = model.module
-    return model
+    while True:
+        if type(model).__name__ in WRAPPERS and isinstance(model.module, nn.Module):
+            model = model.module
+        elif compiled and isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
 
 
 @contextmanager
@@ -47,7 +53,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
     with ExitStack() as leaving:  # which does all of it, even where one part should fail
         for remembered in (_modes, _parameters, _hooks, _buffers, _random_states):
             leaving.callback(remembered(model))
-        for module in model.modules():
+        for module in _with_modes(model):
             module.training = False  # not .eval(), which some models use to fold weights
         for parameter in model.parameters():
             if parameter.is_inference():  # it could not be set back, and has no gradient
@@ -69,8 +75,13 @@ def copy_modes(model: nn.Module, to: nn.Module) -> None:
         to.get_submodule(name).training = module.training
 
 
+def _with_modes(model: nn.Module) -> list[nn.Module]:
+    """Scripted modules that were frozen have none."""
+    return [module for module in model.modules() if hasattr(module, "training")]
+
+
 def _modes(model: nn.Module) -> Callable[[], None]:
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in _with_modes(model)]
 
     def restore() -> None:
         for module, mode in modes:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trueup.core.conversion import warn_of_probabilities
 from trueup.models.batches import logits_of, with_logits
 
 
@@ -32,4 +33,6 @@ class TwoClasses(nn.Module):
         one = logits[:, None] if logits.ndim == 1 else logits
         if one.shape[1] != 1:
             raise ValueError(f"the network must give one logit a sample, got shape {tuple(logits.shape)}")
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            warn_of_probabilities(one.detach().flatten(), "logits")
         return with_logits(output, torch.cat([torch.zeros_like(one), one], dim=1))
