@@ -114,7 +114,7 @@ SECTIONS = (
             Run(
                 "neural-clamping-cifar10-resnet32",
                 "CIFAR-10, the deeper of the two ResNets",
-                "One draw of the calibration images, which distinguishes nothing; the numbers are near those above.",
+                "A fifth of the calibration images, drawn anew in each run, as above.",
                 _CLAMPING,
             ),
             Run(
