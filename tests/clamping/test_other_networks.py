@@ -56,7 +56,7 @@ def test_a_compiled_network_is_repaired_as_itself(labelled: bool, tmp_path: Path
     batches = loader(x, y) if labelled else loader(x)
     compiled = torch.compile(Trained(), backend="eager")
     compiled(x)  # what it runs is settled before hooks are there
-    ours, usual = (trueup.repair(network, batches, **PIXELS) for network in (compiled, Trained()))
+    ours, usual = (trueup.repair(network, batches, maps=("affine",), **PIXELS) for network in (compiled, Trained()))
     assert ours.repair_record.parts == usual.repair_record.parts != ()
     trueup.save_repaired(ours, tmp_path / "repaired.safetensors")
     loaded = trueup.load_repaired(Trained(), tmp_path / "repaired.safetensors")
@@ -117,7 +117,7 @@ class Caches(Trained):
 def test_ways_of_calling_layers_make_no_difference(make: Any, labelled: bool) -> None:
     x, y = moved()
     batches = loader(x, y) if labelled else loader(x)
-    ours, usual = (trueup.repair(network, batches, **PIXELS) for network in (make(), Trained()))
+    ours, usual = (trueup.repair(network, batches, maps=("offset",), **PIXELS) for network in (make(), Trained()))
     assert ours.repair_record.parts == usual.repair_record.parts != ()
     torch.testing.assert_close(ours(x), usual(x), rtol=1e-3, atol=1e-3)
     assert find_head(ByName(), lambda: ByName()(x)) is None  # another one's layers are not this one's
@@ -167,7 +167,7 @@ class WritesIntoItself(Trained):
 def test_a_network_whose_copy_is_another_is_not_copied(labelled: bool) -> None:
     x, y = moved()
     batches = loader(x, y) if labelled else loader(x)
-    repaired = trueup.repair(WritesIntoItself(), batches, **PIXELS)
+    repaired = trueup.repair(WritesIntoItself(), batches, maps=("offset",), **PIXELS)
     assert any("its copy" in note or "cannot be copied" in note for note in repaired.repair_record.notes)
     assert not {"batch_norm", "head"} & set(repaired.repair_record.parts)
     assert not torch.equal(repaired(x[:50]), repaired(x[50:100]))
@@ -196,7 +196,7 @@ def test_masked_classes_are_repaired_and_clamp_refuses_them(mask: float) -> None
             return F.pad(super().forward(x), (0, 1), value=mask)
 
     x, y = moved()
-    repaired = trueup.repair(Masked(), loader(x, y), **PIXELS)
+    repaired = trueup.repair(Masked(), loader(x, y), maps=("affine",), **PIXELS)
     assert "input" in repaired.repair_record.parts
     assert torch.isfinite(repaired(x)[:, :CLASSES]).all()
     with pytest.raises(InputError, match="masked classes"):
@@ -254,11 +254,12 @@ def test_inputs_inside_of_a_mapping_need_no_labels() -> None:
 
 def test_another_default_type_makes_no_difference() -> None:
     x, y = moved()
-    usual = trueup.repair(Trained(), loader(x, y), parts=("input",), **PIXELS)
+    options: dict[str, Any] = {**PIXELS, "parts": ("input",), "maps": ("affine",)}
+    usual = trueup.repair(Trained(), loader(x, y), **options)
     network = Trained()
     torch.set_default_dtype(torch.float64)
     try:
-        ours = trueup.repair(network, loader(x, y), parts=("input",), **PIXELS)
+        ours = trueup.repair(network, loader(x, y), **options)
     finally:
         torch.set_default_dtype(torch.float32)
     assert ours.repair_record.words == usual.repair_record.words != ()
