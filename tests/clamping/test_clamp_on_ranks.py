@@ -128,6 +128,29 @@ def broken(rank):
         return f"{type(error).__name__}: {error}"
 
 
+class Masked(nn.Module):
+    """A third class that only one rank's samples do not have."""
+
+    def forward(self, x):
+        return torch.where(x[:, :1] > 10, torch.tensor([0.0, 0.0, -torch.inf]), x[:, :3])
+
+
+def masked(rank):
+    _, x, y = sample("subspace")
+    try:
+        clamp(Masked(), [(x + 20 * rank, y.clamp(max=1))], progress=False)
+    except Exception as error:
+        return f"{error}"
+
+
+def last_layer(share=slice(None)):
+    x, y = (values[share] for values in images(240, 2))
+    batches = [(white_balance(x), y)] if len(y) else []
+    parts = ("batch_norm", "head")
+    record = repair(trained(), batches, normalise=nn.Identity(), parts=parts, progress=False).repair_record
+    return [rung.loss for rung in record.rungs]
+
+
 def main(rank, store, out):
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -138,6 +161,8 @@ def main(rank, store, out):
     found["shared"] = shared(rank)
     found["repaired"] = repaired(slice(0, 100) if rank == 0 else slice(100, 240), size=50)
     found["broken"] = broken(rank)
+    found["masked"] = masked(rank)
+    found["last layer"] = last_layer(slice(0, 0) if rank == 0 else slice(None))
     torch.save(found, out)
     dist.barrier()
     os._exit(0)  # an ordinary end may abort in a thread of gloo's that is still there
@@ -206,6 +231,17 @@ def test_what_one_ranks_batches_tell_of_the_arguments_holds_for_all(pair):
 def test_one_ranks_failure_is_everyones(pair):
     assert pair[1]["broken"].startswith("ZeroDivisionError")
     assert pair[0]["broken"].startswith("RuntimeError: rank 1 failed with ZeroDivisionError")
+
+
+def test_masked_classes_of_one_rank_are_refused_on_both(pair):
+    assert all("logits must be finite, got masked classes" in found["masked"] for found in pair)
+
+
+def test_the_last_layer_is_found_where_a_rank_has_no_samples(pair):
+    alone = last_layer()
+    assert len(alone) > 2
+    for found in pair:
+        assert found["last layer"] == pytest.approx(alone, rel=1e-4)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,41 @@ def test_masked_classes_are_repaired_and_clamp_refuses_them(mask: float) -> None
         trueup.clamp(Masked(), loader(x, y), progress=False)
 
 
+def test_masked_classes_make_no_difference_without_labels() -> None:
+    class Masked(Trained):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.pad(super().forward(x), (0, 1), value=-torch.inf)
+
+    x, _ = images(400, 3)
+    stripes = x + 0.3 * torch.randn(8, generator=torch.Generator().manual_seed(1))
+    options: dict[str, Any] = {**PIXELS, "maps": ("column_offset",), "entropy": True}
+    ours, usual = (trueup.repair(network, loader(stripes), **options) for network in (Masked(), Trained()))
+    assert ours.repair_record.words == usual.repair_record.words != ()
+    assert ours.repair_record.verdict == usual.repair_record.verdict
+
+
+def test_every_input_is_copied_before_a_network_may_change_it() -> None:
+    class Changes(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b.mul_(0.5)
+
+    a, b = torch.rand(2, 60, 3, generator=torch.Generator().manual_seed(0))
+    samples = Network(Changes(), CalibrationSet.read([(a, b, torch.arange(60) % 3)], device="cpu"))
+    torch.testing.assert_close(samples.logits(), a + 0.5 * b)
+    torch.testing.assert_close(samples.logits(), a + 0.5 * b)
+
+
+def test_rows_are_those_of_the_inputs_beside_a_state() -> None:
+    class Recurrent(Trained):
+        def forward(self, state: tuple[Tensor, ...], image: Tensor) -> Tensor:
+            return super().forward(image)
+
+    x, _ = moved()
+    state = (torch.zeros(2, len(x), 3),)
+    repaired = trueup.repair(Recurrent(), [{"state": state, "image": x}], **PIXELS)
+    assert repaired.repair_record.samples == len(x)
+
+
 @pytest.mark.parametrize("where", ["loader", "reference"])
 def test_one_input_that_is_not_finite_is_refused_without_labels_too(where: str) -> None:
     x, _ = moved()
@@ -239,6 +274,22 @@ def test_large_images_go_through_in_small_chunks(monkeypatch: pytest.MonkeyPatch
     sizes.clear()
     estimate(samples, None, 1.0)
     assert sizes == [100] * 4
+
+
+def test_samples_that_are_not_kept_are_read_once_and_in_their_own_batches() -> None:
+    x, y = moved()
+    sizes: list[int] = []
+    network = Trained()
+    network.first.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    kept, streamed = (
+        Network(network, CalibrationSet.read(loader(x, y), device="cpu", limit=limit)) for limit in (1 << 30, 1)
+    )
+    assert (kept.inputs.kept, streamed.inputs.kept) == (True, False)
+    sizes.clear()
+    found = estimate(streamed, None, 1.0)
+    assert sizes == [100] * 4
+    wanted = estimate(kept, None, 1.0)
+    torch.testing.assert_close(found["first.1.running_mean"], wanted["first.1.running_mean"])
 
 
 def test_inputs_inside_of_a_mapping_need_no_labels() -> None:
@@ -278,6 +329,21 @@ def test_images_of_whole_numbers_are_no_tokens() -> None:
     for call in (trueup.repair, trueup.clamp):
         with pytest.raises(ValueError, match="images must come as floating-point numbers, got uint8"):
             call(Positions(), loader((255 * x).byte(), y), progress=False)
+
+
+def test_bytes_beside_tokens_are_taken() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(5, CLASSES)
+
+        def forward(self, ids: Tensor, image: Tensor) -> Tensor:
+            h: Tensor = self.words(ids).sum(dim=1) + image.float().mean(dim=(1, 2, 3))[:, None]
+            return h
+
+    ids, y = torch.arange(120).reshape(60, 2) % 5, torch.arange(60) % CLASSES
+    samples = CalibrationSet.read([(ids, torch.zeros(60, 3, 4, 4, dtype=torch.uint8), y)], device="cpu")
+    assert Network(Both(), samples).shape == (CLASSES,)
 
 
 def test_lazy_layers_are_named_and_frozen_scripts_are_read() -> None:

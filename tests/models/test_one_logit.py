@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.models import TwoClasses
+from trueup.models.calibrated import input_position
 
 
 class OneLogit(nn.Module):
@@ -64,3 +65,12 @@ def test_probabilities_in_place_of_a_logit_are_warned_of() -> None:
     x, _ = samples()
     with pytest.warns(UserWarning, match=r"lie in \[0, 1\] like probabilities, but are read as log-odds"):
         TwoClasses(nn.Sequential(OneLogit((1,)), nn.Sigmoid()))(x)
+
+
+def test_its_arguments_keep_their_names() -> None:
+    class Masked(nn.Module):
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return (ids * attention_mask).sum(dim=1)
+
+    network = TwoClasses(Masked())
+    assert input_position(network, (torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)), {}) is None

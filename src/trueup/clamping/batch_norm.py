@@ -91,10 +91,11 @@ def estimate(
     sums = {name: _Sums(layer) for name, layer in layers.items()}
     own = network.with_model(model)
     size = max(LEAST_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))
-    chunks = max(1, math.ceil(len(network.labels) / size))
+    # Samples that are not kept are read anew for each chunk, and come in batches of the loader's anyway.
+    chunks = max(1, math.ceil(len(network.labels) / size)) if network.inputs.kept else 1
     order = torch.from_numpy(random_order(len(network.labels), seed))
     for chunk in range(chunks):
-        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(size)  # one batch
+        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(size)
         # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
         together = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
         if isinstance(augment, Crop):
@@ -267,8 +268,7 @@ class _Sums:
         flat = upcast_half(x).movedim(1, 0).flatten(1)
         flat = flat - self.mean.to(flat)[:, None]  # squares of numbers far from 0 would not hold their spread
         count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
-        squares = (flat * flat).sum(dim=1, dtype=torch.float64)
-        sums = torch.cat([flat.sum(dim=1, dtype=torch.float64), squares, count])
+        sums = torch.cat([flat.sum(dim=1).double(), flat.square_().sum(dim=1).double(), count])
         self.total += sums
         return self._of(all_reduce_sum(sums) if together else sums)
 

@@ -150,7 +150,7 @@ class CalibrationSet:
     def _slices(self) -> Iterator[Batch]:
         for chunk in self._chunks:
             n = len(chunk.labels)
-            # The last one is not left alone: networks that call squeeze take no batch of one.
+            # One that is over goes with some before it: networks that call squeeze take no batch of one.
             ends = [end - 1 if n - end == 1 < self._size - 1 else end for end in range(self._size, n, self._size)]
             for start, end in itertools.pairwise([0, *ends, n]):
                 yield _map_rows(chunk, itemgetter(slice(start, end)), self._shared)
@@ -177,6 +177,15 @@ class CalibrationSet:
                 "loader must give the same samples in the same order each time it is read, since they are too many "
                 "to be kept; got other labels than before: turn shuffling off"
             )
+
+    @property
+    def kept(self) -> bool:
+        """Whether the samples are in memory, and not read again each time."""
+        return self._kept
+
+    def copied(self, batch: Batch) -> Batch:
+        """The same batch with tensors of its own, but for what the samples share."""
+        return _map_rows(batch, torch.clone, self._shared)
 
     def rows(self, batch: Batch, rows: Tensor) -> Batch:
         """Some rows of a batch."""

@@ -59,7 +59,8 @@ def lower_entropy(
             for batch in local_subset(network.inputs, index):
                 z = samples.batch_logits(batch, before)
                 log_p = torch.log_softmax(z.float() / temperature, dim=1)
-                gradients = gradients_of(-(log_p.exp() * log_p).sum() / len(index), trained)
+                there = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes have no part in it
+                gradients = gradients_of(-(log_p.exp() * there).sum() / len(index), trained)
                 samples.count(backward=len(batch.labels))
                 sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         for tensor, total in zip(trained, sums, strict=True):

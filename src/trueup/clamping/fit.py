@@ -22,7 +22,7 @@ from trueup.clamping import starts
 from trueup.clamping.calibration_set import CalibrationSet, local_subset
 from trueup.clamping.fit_record import Clamped, FitRecord
 from trueup.clamping.maps import Box
-from trueup.clamping.network import Network, check_box, check_unmasked
+from trueup.clamping.network import Network, check_box
 from trueup.clamping.problem import (
     InputMap,
     Loss,
@@ -116,8 +116,7 @@ def clamp(
     target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
     with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
-        network = Network(inner, CalibrationSet.read(loader, device=target), box=box)
-        check_unmasked(network)
+        network = Network(inner, CalibrationSet.read(loader, device=target), box=box, finite=True)
         check_box(network)
         folds = None if gamma_folds is None else _parse_folds(gamma_folds, len(network.labels))
         problem = Problem(network, Loss(pool[0]), penalty, norm, start_at, input_map, seed, show_progress)

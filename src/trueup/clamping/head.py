@@ -102,8 +102,9 @@ def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            # Copies: what follows may change its input in place, and would then seem to be the layer itself.
-            calls.setdefault(name, []).append((first_input(args, kwargs).clone(), output.clone()))
+            if output.ndim == 2:
+                # Copies: what follows may change its input in place, and would then seem to be the layer itself.
+                calls.setdefault(name, []).append((first_input(args, kwargs).clone(), output.clone()))
 
         return note
 
@@ -116,15 +117,16 @@ def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
         for handle in handles:
             handle.remove()
     names = [name for name, seen in calls.items() if any(_same(z, logits) for _, z in seen)]
-    if len(names) != 1 or len(calls[names[0]]) > 1 or layers[names[0]].weight.numel() > MOST_PARAMETERS:
+    if len(names) != 1 or len(calls[names[0]]) > 1:
         return None
     ((x, _),) = calls[names[0]]
     return names[0] if _computes(layers[names[0]], x, logits) else None
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a layer is linear with a weight of its own: old ways of weight norm have it of other parameters."""
-    return type(module) is nn.Linear and "weight" in module._parameters
+    """Whether a layer is linear, small, and has a weight of its own: old ways of weight norm make it of others."""
+    own = type(module) is nn.Linear and "weight" in module._parameters
+    return own and module.weight.numel() <= MOST_PARAMETERS  # type: ignore[operator]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -136,7 +138,7 @@ def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert weight is not None
     expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-    return bool((expected - logits.double()).abs().max() <= HALF * logits.double().abs().max())
+    return bool((expected - logits.double()).abs().max() <= HALF * expected.abs().max())
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

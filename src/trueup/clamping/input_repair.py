@@ -46,6 +46,7 @@ from trueup.clamping.repair_loaders import labelled_batches, parse_loader, witho
 from trueup.clamping.repair_maps import FAMILIES, NEEDS_PIXELS, Composition
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.clamping.unlabelled_repair import MOVED, repair_without_labels
+from trueup.core.distributed import all_gather_object, raise_on_all_ranks
 from trueup.core.errors import InputError
 from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
@@ -137,7 +138,7 @@ def repair(
     if last not in METHODS:
         raise InputError("last", "be the name of a method", repr(last), "trueup.METHODS lists them")
     inner = unwrap(model, compiled=True)
-    training = any(module.training and isinstance(module, _BatchNorm | _DropoutNd) for module in inner.modules())
+    training = any(module.training for module in inner.modules() if isinstance(module, _BatchNorm | _DropoutNd))
     target = device_of(inner) if device is None else torch.device(device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
         # A loader may draw from the global generator as soon as it is read, so nothing is read before this.
@@ -397,11 +398,14 @@ def _head_name(job: Job) -> str | None:
     if reason:
         job.notes.append(f"the last layer is left as it is: {reason}")
         return None
-    batch = next(iter(network.inputs), None)
-    if batch is None:
-        return None
-    model = share_copy(network.model, {})
-    name = find_head(model, lambda: network.with_model(model).call(batch, None))
+    found: set[str | None] = set()
+    with raise_on_all_ranks():
+        batch = next(iter(network.inputs), None)
+        if batch is not None:
+            model = share_copy(network.model, {})
+            found.add(find_head(model, lambda: network.with_model(model).call(batch, None)))
+    names = set().union(*all_gather_object(found))  # of the ranks that have samples
+    name = names.pop() if len(names) == 1 else None
     if name is None:
         job.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
     return name

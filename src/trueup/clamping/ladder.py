@@ -319,7 +319,8 @@ def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
     """The cross-entropy of each row, of labels or of probabilities."""
     if targets.ndim == 1:
         return Loss().rows(torch.from_numpy(logits), targets, 1.0).numpy()
-    return -(targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)).sum(dim=1).numpy()
+    terms = targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)
+    return -torch.where(targets > 0, terms, 0.0).sum(dim=1).numpy()  # a masked class has no part in it
 
 
 def nested_rows(rungs: Sequence[Rung], groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:

@@ -97,7 +97,9 @@ class Network:
     1.0
     """
 
-    def __init__(self, model: nn.Module, inputs: CalibrationSet, *, box: Box | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: CalibrationSet, *, box: Box | None = None, finite: bool = False
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self.box = box
@@ -111,12 +113,13 @@ class Network:
         self._timed = [0, 0]
         self._plain: Tensor | None = None
         self._layout = torch.channels_last
-        self.masked = False
-        """Whether classes of the first samples have no probability at all."""
+        self._finite = finite  # whether masked classes, whose logits are not, are refused
         with raise_on_all_ranks():
             local = self._one_point()
-        self.shape, self.dtype = next(kind for kind in all_gather_object(local) if kind is not None)
+        kinds = [kind for kind in all_gather_object(local) if kind is not None]
+        self.shape, self.dtype, _ = kinds[0]
         """Of δ: of one input, or of one position's embedding."""
+        self._refuse_masks(any(masked for _, _, masked in kinds))
 
     @property
     def device(self) -> Device:
@@ -169,7 +172,7 @@ class Network:
                 with self._clock(0, batch):
                     z = self.call(batch, before)
                 parts.append(_to_cpu(z))
-        return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0))
+        return self._gathered(parts)
 
     def plain_logits(self) -> Tensor:
         """The logits of the inputs as they are; the pass is made once."""
@@ -203,9 +206,12 @@ class Network:
                 for total, gradient in zip(sums, gradients, strict=True):
                     total += gradient
                 parts.append(_to_cpu(z))
-        return all_gather_rows(torch.cat(parts) if parts else torch.empty(0, 0)), [
-            all_reduce_sum(total) for total in sums
-        ]
+        return self._gathered(parts), [all_reduce_sum(total) for total in sums]
+
+    def _gathered(self, parts: Sequence[Tensor]) -> Tensor:
+        logits = all_gather_rows(torch.cat(list(parts)) if parts else torch.empty(0, 0))
+        self._refuse_masks(self._finite and bool(torch.isinf(logits).any()))
+        return logits
 
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
         """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
@@ -222,13 +228,16 @@ class Network:
                 except _InputCaptured as captured:
                     yield captured.point.detach()
 
-    def _one_point(self) -> tuple[tuple[int, ...], torch.dtype] | None:
+    def _refuse_masks(self, masked: bool) -> None:
+        if masked and self._finite:
+            raise InputError("logits", "be finite", "masked classes", f"trueup.repair takes them; {_INSTEAD}")
+
+    def _one_point(self) -> tuple[tuple[int, ...], torch.dtype, bool] | None:
         for batch in self.inputs:
             tokens = input_position(self.model, batch.args, batch.kwargs) is None
             if tokens:
                 _check_tokens(self.model, batch)
             z = as_tensors(self._first_call(batch), batch.labels)[0]
-            self.masked = bool(torch.isinf(z).any())
             (point,) = self.points([batch])
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
@@ -236,32 +245,34 @@ class Network:
                     "the model's input must have numbers for each sample, (n, features) or (n, channels, …), "
                     f"got shape {tuple(point.shape)}"
                 )
-            return shape, upcast_half(point[:0]).dtype
+            return shape, upcast_half(point[:0]).dtype, bool(torch.isinf(z).any())
         return None
 
     def why_not_differentiable(self) -> str:
         """What comes instead of gradients by the input, tried on a few rows; or nothing. All ranks say the same."""
         got = ""
-        batch = next(iter(self.inputs), None)
-        if batch is not None:
-            delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
-            try:
-                with torch.enable_grad():
-                    few = self.inputs.rows(batch, torch.arange(min(2, len(batch.labels))))
-                    z = require_graph(self.call(few, Shift(delta)))
-                    gradients_of(z, [delta], torch.ones_like(z))
-            except NotDifferentiable as error:
-                got = error.got
-            except RuntimeError as error:
-                got = f"{error}".partition("\n")[0]
+        with raise_on_all_ranks():
+            batch = next(iter(self.inputs), None)
+            if batch is not None:
+                delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
+                try:
+                    with torch.enable_grad():
+                        few = self.inputs.rows(batch, torch.arange(min(2, len(batch.labels))))
+                        z = require_graph(self.call(few, Shift(delta)))
+                        gradients_of(z, [delta], torch.ones_like(z))
+                except NotDifferentiable as error:
+                    got = error.got
+                except RuntimeError as error:
+                    got = f"{error}".partition("\n")[0]
         return next(filter(None, all_gather_object(got)), "")
 
     def check_inputs(self, name: str) -> None:
         """Refuse inputs of several shapes, or that are not finite, by the name of their loader."""
         shapes, wrong = set(), 0
-        for points in self.points():
-            shapes.add(tuple(points.shape[-len(self.shape) :]))
-            wrong += int((~torch.isfinite(points)).any(dim=tuple(range(1, points.ndim))).sum())
+        with raise_on_all_ranks():
+            for points in self.points():
+                shapes.add(tuple(points.shape[-len(self.shape) :]))
+                wrong += int((~torch.isfinite(points)).any(dim=tuple(range(1, points.ndim))).sum())
         for found, bad in all_gather_object((shapes, wrong)):
             if found - {self.shape}:
                 listed = " and ".join(map(str, sorted(found | {self.shape})))
@@ -278,8 +289,7 @@ class Network:
 
     def call(self, batch: Batch, before: nn.Module | None) -> Tensor:
         """The logits of one batch, one row a sample; not counted."""
-        # A copy goes in where there is no map: the samples are read many times, and a network may change its input.
-        before = _LaidOut((), torch.preserve_format) if before is None else before
+        batch = self.inputs.copied(batch)  # the samples are read many times, and a network may change its inputs
         z = logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
         if z.shape[:1] != batch.labels.shape:
             raise ValueError(
@@ -302,7 +312,8 @@ def _check_tokens(model: nn.Module, batch: Batch) -> None:
     tensors = [tensor for _, tensor in tensors_in((batch.args, batch.kwargs))]
     try:
         embedding_of(model)
-        if any(tensor.dtype == torch.uint8 and tensor.ndim > 2 for tensor in tensors):
+        whole = [tensor for tensor in tensors if not tensor.dtype.is_floating_point and tensor.dtype != torch.bool]
+        if all(tensor.dtype == torch.uint8 and tensor.ndim > 2 for tensor in whole):
             raise ValueError("the model's inputs are images of whole numbers")
     except ValueError as error:
         given = {f"{tensor.dtype}".replace("torch.", "") for tensor in tensors}
@@ -341,12 +352,6 @@ def gradients_of(
     if any(gradient is None for gradient in gradients):
         raise NotDifferentiable("logits that do not depend on it")
     return gradients
-
-
-def check_unmasked(network: Network) -> None:
-    """Refuse logits of which some are infinite."""
-    if network.masked:
-        raise InputError("logits", "be finite", "masked classes", f"trueup.repair takes them; {_INSTEAD}")
 
 
 def check_box(network: Network) -> None:

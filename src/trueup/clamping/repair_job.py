@@ -19,12 +19,15 @@ from trueup.clamping.ladder import Climb, Ladder, nested_rows, paired_gain
 from trueup.clamping.network import Network
 from trueup.clamping.repair_maps import Composition, PixelSpace
 from trueup.clamping.subspace_search import STANDARD_ERRORS
-from trueup.core.distributed import all_gather_object, all_gather_rows
+from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks
+from trueup.models.batches import Batch
 from trueup.models.calibrated import Calibrated, device_of
 
 FEWEST = 50
 """Samples below which, with labels, nothing but a temperature is fitted, and without labels nothing is done: statistics
 of so few are noise."""
+ABSENT = -1e4
+"""Logits below it are those of masked classes."""
 KEPT = 3
 """Networks with new statistics whose answers are kept."""
 
@@ -299,24 +302,30 @@ def no_batch_norm(network: Network) -> str:
 
 def no_copy(network: Network) -> str:
     """Why the network cannot be copied, or nothing. All ranks say the same."""
-    try:
-        reason = "its copy computes something else" if _copy_differs(network) else ""
-    except Exception as error:
-        reason = f"the network cannot be copied ({type(error).__name__})"
+    with raise_on_all_ranks():
+        batch = next(iter(network.inputs), None)
+        if batch is not None:
+            batch = network.inputs.rows(batch, torch.arange(min(8, len(batch.labels))))
+            network.call(batch, None)  # of which something may be left in the copy
+        try:
+            copied = share_copy(network.model, {})
+        except Exception as error:
+            reason = f"the network cannot be copied ({type(error).__name__})"
+        else:
+            reason = "" if batch is None or _same(network, copied, batch) else "its copy computes something else"
     return next(filter(None, all_gather_object(reason)), "")
 
 
 @torch.no_grad()
-def _copy_differs(network: Network) -> bool:
-    """Whether a copy answers otherwise, as where a hook of the network's writes into the network itself."""
-    batch = next(iter(network.inputs), None)
-    few = 0 if batch is None else min(4, len(batch.labels) // 2)
-    if batch is None or not few:
-        share_copy(network.model, {})
+def _same(network: Network, copied: nn.Module, batch: Batch) -> bool:
+    """Whether a copy answers alike, unlike one whose hooks write into the network that it is a copy of."""
+    turned = network.inputs.rows(batch, torch.arange(len(batch.labels)).flip(0))
+    try:
+        other = network.with_model(copied).call(turned, None)
+    except Exception:  # which the network itself does not raise
         return False
-    first, second = (network.inputs.rows(batch, torch.arange(start, start + few)) for start in (0, few))
-    network.call(first, None)  # of which something may be left in the copy
-    other = network.with_model(share_copy(network.model, {})).call(second, None)
-    own, again = network.call(second, None), network.call(second, None)
-    # Answers that are drawn at random differ from themselves.
-    return torch.equal(own, again) and not torch.allclose(other, own, rtol=1e-3, atol=1e-3 * float(own.abs().max()))
+    own, again = network.call(turned, None), network.call(turned, None)
+    if not torch.equal(own, again):  # answers are drawn at random
+        return True
+    scale = float(torch.where(own > ABSENT, own, 0.0).abs().max())
+    return torch.allclose(other, own, rtol=1e-3, atol=1e-3 * scale)

@@ -85,14 +85,11 @@ class _Unlabelled:
 
 
 def _rows(values: Iterable[Any]) -> int:
-    """Of the first array, which may be inside of a mapping."""
+    """Of the first array, or of the first inside of mappings and the like where there is no other."""
+    inside: list[Any] = []
     for value in values:
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
             return len(value)
-        if isinstance(value, Mapping | tuple | list) and (n := _rows(_values(value))):
-            return n
-    return 0
-
-
-def _values(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping | tuple | list):
+            inside += value.values() if isinstance(value, Mapping) else value
+    return _rows(inside) if inside else 0

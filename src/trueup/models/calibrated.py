@@ -156,7 +156,7 @@ def collect(
 class _Bound:
     """A bound `forward` that shows the signature of the model's own, as exporters and trainers read it."""
 
-    def __init__(self, function: Callable[..., Any], instance: Calibrated) -> None:
+    def __init__(self, function: Callable[..., Any], instance: nn.Module) -> None:
         self.function = function
         self.instance = instance
 
@@ -165,21 +165,21 @@ class _Bound:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.instance.model.forward)
+        return inspect.signature(cast(nn.Module, self.instance.model).forward)
 
     @property
     def __code__(self) -> CodeType:  # torch.export asks for it
         return self.function.__code__
 
 
-class _ModelSignature:
+class ModelSignature:
     """Binds `forward` as a method is bound, but under the signature of the instance's model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.__doc__ = function.__doc__
 
-    def __get__(self, instance: Calibrated | None, owner: type | None = None) -> Callable[..., Any]:
+    def __get__(self, instance: nn.Module | None, owner: type | None = None) -> Callable[..., Any]:
         return self.function if instance is None else _Bound(self.function, instance)
 
 
@@ -220,9 +220,9 @@ class Calibrated(nn.Module):
         self.before = before
         self.after = after
         self.classes = classes
-        self.training = model.training
+        self.training = getattr(model, "training", False)  # which a frozen script has not
 
-    @_ModelSignature
+    @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
         return self._replace_logits(

@@ -9,6 +9,7 @@ from torch import nn
 
 from trueup.core.conversion import warn_of_probabilities
 from trueup.models.batches import logits_of, with_logits
+from trueup.models.calibrated import ModelSignature
 
 
 class TwoClasses(nn.Module):
@@ -24,15 +25,18 @@ class TwoClasses(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.model = network
+        self._first = True
 
+    @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever the network returns, with two logits in place of one."""
-        output = self.network(*args, **kwargs)
+        output = self.model(*args, **kwargs)
         logits = logits_of(output)
         one = logits[:, None] if logits.ndim == 1 else logits
         if one.shape[1] != 1:
             raise ValueError(f"the network must give one logit a sample, got shape {tuple(logits.shape)}")
-        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        if self._first and not torch.compiler.is_compiling():
+            self._first = False
             warn_of_probabilities(one.detach().flatten(), "logits")
         return with_logits(output, torch.cat([torch.zeros_like(one), one], dim=1))
