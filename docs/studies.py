@@ -120,8 +120,8 @@ SECTIONS = (
             Run(
                 "neural-clamping-cifar10-5000",
                 "CIFAR-10, all of the calibration images",
-                "Nothing is drawn but the order of batches, so that one run is all there is of a baseline fitted to its "
-                "end; more seeds repeat it.",
+                "Nothing is drawn but the order of batches, so that one run is all there is of a baseline fitted to "
+                "its end; more seeds repeat it.",
                 _CLAMPING,
             ),
             Run(
