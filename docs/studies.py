@@ -120,8 +120,8 @@ SECTIONS = (
             Run(
                 "neural-clamping-cifar10-5000",
                 "CIFAR-10, all of the calibration images",
-                "Nothing is drawn but the order of batches, so that one run is all there is of a baseline fitted to "
-                "its end; more seeds repeat it.",
+                "Each run but the first splits the images to calibrate and to test on anew, for the same networks; "
+                "splits overlap, so that runs are not independent.",
                 _CLAMPING,
             ),
             Run(

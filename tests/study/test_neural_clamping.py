@@ -478,6 +478,25 @@ def test_shifted_images_are_of_the_same_network_and_in_rows_of_their_own(tiny, m
     assert list(claim.support(rows, options)) == ["digits, cnn", "digits, gaussian_noise 4, cnn"]
 
 
+def test_a_run_with_a_split_of_its_own_has_all_of_the_images_and_the_same_network(tiny, monkeypatch):
+    monkeypatch.setitem(clamping_presets.PRESETS, "digits", replace(TINY, retrained=False, resplit=True))
+    options = Options(seeds=2, methods=["uncalibrated"])
+    first, other = (settings_of(options, seed=seed) for seed in (0, 1))
+    assert "split" not in first
+    assert other["split"] == 1
+    assert first["network_seed"] == other["network_seed"]
+    _, val, test = load_or_train(first)
+    new = networks.resplit(val, test, 1)
+    images = [torch.cat([x for half in pair for x, _ in half]).flatten(1) for pair in ((val, test), new)]
+    assert [len(half) for half in new] == [len(val), len(test)]
+    assert np.array_equal(*(np.unique(x.numpy(), axis=0) for x in images))
+    assert not images[0].equal(images[1])
+    assert len({half.name for half in (val, test, *new)}) == 4, "predictions are kept by name"
+    [row] = neural_clamping.work(other)
+    model = load_or_train(other).model
+    assert row["nll"] == metrics.nll(*collect(model, new[1], progress=False))
+
+
 def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):
     calls = []
 

@@ -93,6 +93,18 @@ class Loader:
         return low, high
 
 
+def resplit(val: Loader, test: Loader, seed: int) -> tuple[Loader, Loader]:
+    """The samples of both, split anew at random into as many and as many."""
+    whole: ConcatDataset[Any] = ConcatDataset([val.part, test.part])
+    first, second = split_by_sizes(random_order(len(whole), seed), [len(val), len(test)])[:2]
+    halves = ((val, first), (test, second))
+    new_val, new_test = (
+        replace(half, part=Subset(whole, np.sort(rows).tolist()), name=f"{half.name}, split {seed}")
+        for half, rows in halves
+    )
+    return new_val, new_test
+
+
 class TrainedNetwork(NamedTuple):
     """A network with the validation and test samples that it was not trained on."""
 

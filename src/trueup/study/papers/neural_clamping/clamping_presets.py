@@ -31,6 +31,8 @@ class Preset:
     """Calibration images, drawn anew in each run; all of them if None."""
     retrained: bool = False
     """Whether each run has a network and a split of its own."""
+    resplit: bool = False
+    """Whether each run but the first splits the images to calibrate and to test on anew, for the same network."""
 
 
 IMAGENET_NETWORKS = (
@@ -79,7 +81,7 @@ PRESETS = {
         gammas=(0.0, 0.25, 0.5, 0.75, 1.0),
         val_rows=1000,
     ),
-    "cifar10-5000": Preset(_RESNETS, batch=100, epochs=20, gammas=(0.0, 0.25, 0.5, 0.75, 1.0)),
+    "cifar10-5000": Preset(_RESNETS, batch=100, epochs=20, gammas=(0.0, 0.25, 0.5, 0.75, 1.0), resplit=True),
     "cifar10-shift": Preset(
         [{**net, "how": {**net["how"], "shift": shift}} for shift in SHIFTS for net in _RESNETS],
         batch=20,

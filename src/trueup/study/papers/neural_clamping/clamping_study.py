@@ -37,7 +37,7 @@ from trueup.study.papers.neural_clamping.clamping_presets import (
 )
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
-from trueup.study.trained_networks import SETTINGS, Loader, load_or_train
+from trueup.study.trained_networks import SETTINGS, Loader, load_or_train, resplit
 from trueup.training.data.sources import folder_of
 
 RUNS = 5
@@ -91,7 +91,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
-            return {**known, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
+            own = {"split": seed} if preset.resplit and seed else {}
+            return {**known, **own, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
         methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
         for method, seed in ((m, s) for m in methods for s in runs):
@@ -129,6 +130,8 @@ def local(options: Options) -> dict[str, Any]:
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One fit on the calibration images of one network, measured on its test images."""
     model, val, test = load_or_train(settings)
+    if settings.get("split"):
+        val, test = resplit(val, test, settings["split"])
     val = val.sample(settings["val_rows"], settings["draw"])
     with record_warnings() as messages:  # how the fit ended is part of the result
         rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
