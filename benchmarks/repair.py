@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -346,7 +347,7 @@ def _losses(logits: Tensor, labels: Tensor) -> np.ndarray:
     return row_losses(logits.double().numpy(), labels)
 
 
-def real_subjects(names: Sequence[str], tests: int, weights: Path = Path("repair-vit.pt")) -> list[Subject]:
+def real_subjects(names: Sequence[str], tests: int, weights: Path) -> list[Subject]:
     """CIFAR-10 ResNets of the folder that TRUEUP_DATA names, and a transformer trained on its images."""
     folder = Path(os.environ["TRUEUP_DATA"])
     with np.load(folder / "images/cifar10_test.npz") as file:
@@ -389,11 +390,11 @@ class ViT(nn.Module):
 
 
 def train_vit(folder: Path, weights: Path, epochs: int = 6) -> ViT:
-    """Two or three minutes of AdamW on 20,000 training images, shifted and mirrored; kept in a file."""
+    """Two or three minutes of AdamW on 20,000 training images, shifted and mirrored; kept in a file beside this."""
     torch.manual_seed(0)
     network = ViT(10)
     if weights.is_file():
-        network.load_state_dict(torch.load(weights, weights_only=True))
+        network.load_state_dict(load_file(weights))
         return network.eval()
     parts = [np.load(folder / f"images/cifar10_train{k}.npz") for k in (1, 2)]
     x = torch.from_numpy(np.concatenate([part["images"] for part in parts])).movedim(3, 1)
@@ -412,7 +413,7 @@ def train_vit(folder: Path, weights: Path, epochs: int = 6) -> ViT:
             F.cross_entropy(network(normalise(batch)), y[rows]).backward()
             optimiser.step()
             schedule.step()
-    torch.save(network.state_dict(), weights)
+    save_file(network.state_dict(), weights)
     return network.eval()
 
 
@@ -567,7 +568,7 @@ def main() -> None:
     if options.small:
         subjects, sizes, shifts, first, draws = drawn_subjects(), [100], ["none", "gamma"], FIRST_DRAW, 1
     else:
-        weights = options.store.with_name("repair-vit.pt")
+        weights = Path(__file__).with_name("repair-vit.safetensors")  # the network of the rows that are kept
         if "vit" in options.networks and not weights.is_file():
             forget(options.store, "vit")
         subjects, sizes = real_subjects(options.networks, options.tests, weights), options.labels
