@@ -131,6 +131,12 @@ SECTIONS = (
                 "ones, both to calibrate on and to test on.",
                 _CLAMPING,
             ),
+            Run(
+                "neural-clamping-cifar10-shift-resnet32",
+                "CIFAR-10 under two shifts, the deeper of the two ResNets",
+                "As above.",
+                _CLAMPING,
+            ),
         ),
     ),
     Section(
