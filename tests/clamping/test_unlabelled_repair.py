@@ -100,6 +100,27 @@ def test_a_few_labels_choose_among_what_was_made_without_labels() -> None:
     assert "batch_norm" not in wrong.repair_record.parts or wrong.repair_record.gain > 0
 
 
+def test_a_map_behind_which_answers_are_less_sure_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = images(400, 9)
+    options = {"augment": None, "normalise": nn.Identity(), "maps": ("gamma",), "progress": False}
+    taught = repair(trained(), [x**2], **options).repair_record
+    assert taught.parts == ("input", "batch_norm")
+    from trueup.clamping import unlabelled_repair
+
+    fit_to_teacher = unlabelled_repair.fit_to_teacher
+    # A teacher that goes the wrong way, and far: what is dark becomes black.
+    monkeypatch.setattr(
+        unlabelled_repair, "fit_to_teacher",
+        lambda *given: (found := fit_to_teacher(*given)).with_theta(torch.full_like(found.theta, 3.0)),
+    )  # fmt: skip
+    wrong = repair(trained(), [x**2], **options)
+    assert wrong.repair_record.parts == ("batch_norm",)
+    assert any("answers behind it are not surer" in note for note in wrong.repair_record.notes)
+    plain = repair(trained(), [x**2], **{**options, "parts": ("batch_norm",)})
+    with torch.no_grad():
+        assert wrong(x**2).equal(plain(x**2))
+
+
 def test_entropy_is_lowered_and_a_collapse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = images(300, 9)
     network = samples(x**2)

@@ -111,7 +111,8 @@ def repair(
     `augment` is applied to inputs while batch-norm statistics are estimated: "crop" shifts images by up to an eighth of
     their side as training commonly does, None is none, a function is the training's own.
     Batches without labels, or `labels=None`: the network with renewed batch-norm statistics teaches an input map, if
-    the inputs have moved; `temperature` is then the one fitted at home. Whether they have is asked of the statistics of
+    the inputs have moved; it is kept if answers behind it are surer. `temperature` is then the one fitted at home.
+    Whether inputs have moved is asked of the statistics of
     batch norm, against the stored ones, or better against those of `reference`, unlabelled inputs of home. `labelled`
     are a few labelled samples that choose among what was made without labels, and `entropy` lowers the entropy of the
     answers by batch norm's scales as a further step.

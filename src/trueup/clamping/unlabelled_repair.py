@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from trueup.clamping.batch_norm import MovedTest, estimate, surely_moved
 from trueup.clamping.entropy import lower_entropy
 from trueup.clamping.fit import warn_at_a_bound
-from trueup.clamping.ladder import FOLDS, FoldState, Ladder, Rung, fit_to_teacher, judge, row_losses
+from trueup.clamping.ladder import FOLDS, FoldState, Ladder, Rung, fit_to_teacher, judge, paired_gain, row_losses
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss
 from trueup.clamping.repair_job import FEWEST, Job, Repaired, assemble, forward, no_batch_norm
 from trueup.clamping.repair_maps import Composition, PixelSpace
+from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.core.arrays import as_tensors
 
 MOVED = 0.01
@@ -86,22 +87,37 @@ def repair_without_labels(
 
 
 def _teach(job: Job, temperature: float, *, entropy: bool) -> list[_Candidate]:
-    """New batch-norm statistics, a map taught by them with statistics behind it, and that with lower entropy."""
+    """New batch-norm statistics, a map taught by them with statistics behind it, and that with lower entropy.
+
+    A teacher may be wrong. Where confidence is honest, entropy is the loss to be expected, so that a map is left out
+    unless answers behind it are surer than the first teacher's, by more than chance.
+    """
     network = job.network
     changed = estimate(network, None, 1.0, augment=job.augment, seed=job.seed)
     found = [_Candidate("batch_norm", "new batch-norm statistics", None, changed, 1.0)]
-    composition = Composition([])
-    for number in range(ROUNDS if job.families else 0):
+    composition, unsure = Composition([]), []
+    for number in range(ROUNDS + 1 if job.families else 0):
         job.progress("teacher")
-        answers = forward(job, job.space(composition), changed, None)[0]
-        targets = torch.softmax(answers.double() / temperature, dim=1)
+        answers = forward(job, job.space(composition), changed, None)[0].double() / temperature
+        targets = torch.softmax(answers, dim=1)
+        unsure.append(row_losses(answers.numpy(), targets))  # each row's entropy
+        if number == ROUNDS:
+            break
         composition = fit_to_teacher(job.climb(targets, temperature), composition if number else None)
         if not len(composition.theta):
             break
         changed = estimate(network, job.space(composition), 1.0, augment=job.augment, seed=job.seed)
     if len(composition.theta):
-        title = "a map taught by new batch-norm statistics"
-        found.append(_Candidate("taught map + batch_norm", title, job.space(composition), changed, 1.0))
+        gain, error = paired_gain(unsure[0], unsure[-1])
+        if gain > STANDARD_ERRORS * error:
+            title = "a map taught by new batch-norm statistics"
+            found.append(_Candidate("taught map + batch_norm", title, job.space(composition), changed, 1.0))
+        else:
+            changed = found[0].changed
+            job.notes.append(
+                "the map that new batch-norm statistics taught was left out: answers behind it are not surer (entropy "
+                f"{unsure[0].mean():.3f} before, {unsure[-1].mean():.3f} after)"
+            )
     if entropy:
         job.progress("entropy of the answers")
         before = found[-1].before
