@@ -134,7 +134,8 @@ given up after draw 2 of blur without labels. That the whole way of a rung must 
 to 39 of unshifted images with the transformer; that few labels need only say that new batch-norm statistics do not
 harm where inputs have moved, after a look at draws 2 to 6 of white balance, hue and gamma and at draw 2 of brightness,
 darkness, colour cast and contrast with 200 labels, which are in the table of 200 samples all the same: it flatters
-`repair` there. Tables begin at draw 2 and end before draw 20.
+`repair` there. That a map taught without labels is left out unless answers are surer behind it was settled on draw 0,
+after a look at draw 2 of every shift without labels. Tables begin at draw 2 and end before draw 20.
 
 The shift called camera has noise, the clear camera has none. How far a network can come at all under a shift is in the
 table of 5,000 samples: all weights trained on four fifths of them, which the other fifth calibrates.

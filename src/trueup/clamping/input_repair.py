@@ -112,10 +112,9 @@ def repair(
     their side as training commonly does, None is none, a function is the training's own.
     Batches without labels, or `labels=None`: the network with renewed batch-norm statistics teaches an input map, if
     the inputs have moved; it is kept if answers behind it are surer. `temperature` is then the one fitted at home.
-    Whether inputs have moved is asked of the statistics of
-    batch norm, against the stored ones, or better against those of `reference`, unlabelled inputs of home. `labelled`
-    are a few labelled samples that choose among what was made without labels, and `entropy` lowers the entropy of the
-    answers by batch norm's scales as a further step.
+    Whether inputs have moved is asked of the statistics of batch norm, against the stored ones, or better against
+    those of `reference`, unlabelled inputs of home. `labelled` are a few labelled samples that choose among what was
+    made without labels, and `entropy` lowers the entropy of the answers by batch norm's scales as a further step.
     `last` is the method that comes last, such as "auto": it is kept beside the temperature only if samples left out
     say so.
 
