@@ -22,6 +22,15 @@ def test_the_interval_is_students():
     assert (result.low, result.high) == pytest.approx((low, high), rel=1e-9)
 
 
+def test_runs_that_split_the_same_samples_anew_have_wider_intervals():
+    values = [0.8, 1.0, 1.2]
+    widths = []
+    for options, ratios in (({}, {}), ({}, {"digits": 1.0}), ({"one_split": True}, {"digits": 1.0}), ({}, {"iris": 1})):
+        [result] = judge_claims([claim(values, **options)], [], Options(), resplit_ratio=ratios).results
+        widths.append(result.high - result.low)
+    assert widths[1:] == pytest.approx([2 * widths[0], widths[0], widths[0]])  # √(1/3 + 1) over √(1/3)
+
+
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [

@@ -177,6 +177,10 @@ def test_parts_of_the_small_data_sets_share_nothing():
     table = mc.load_data_set("diabetes", None, 0)
     x, y = mc.stack_samples(table.train)
     assert (len(table.train), len(table.val), len(table.test)) == (266, 88, 88)
+    assert STUDY.resplit_ratio({"data": "diabetes"}) == pytest.approx(88 / (266 + 88), rel=0.01)
+    other = mc.load_data_set("diabetes", None, 1)
+    assert not mc.stack_samples(other.test)[0].equal(mc.stack_samples(table.test)[0])
+    assert STUDY.resplit_ratio({"data": "descriptions"}) == 0
     assert x.mean(dim=0).abs().max() < 1e-5
     assert abs(float(y.std(correction=0)) - 1) < 1e-5
 

@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import time
@@ -15,13 +16,14 @@ from trueup.clamping.fit import clamp
 from trueup.models.calibrated import collect
 from trueup.models.corruptions import corrupt
 from trueup.models.networks import CNN, Normalise, resnet20, resnet110
-from trueup.study import STUDIES, Options, Store, run
+from trueup.study import STUDIES, Options, Store, run, save_page
 from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.run import execute
+from trueup.study.statistics import paired_interval
 from trueup.study.trained_networks import load_or_train, read_split
 from trueup.training.data import load_data
 from trueup.training.data.image_folder import DecodedPictures, decode, squash
@@ -88,6 +90,17 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     assert parts["Neural Clamping"]["ece"].mean == members["Neural Clamping (FL)"]["ece"].mean
     assert list(tables["gamma"].groups["digits, cnn"]) == ["0", "0.5", "1"]
     assert "2 runs, each with a network and a split of its own" in tables["methods"].notes[0]
+    save_page(STUDY, store, options, tmp_path / "page")
+    with (tmp_path / "page" / "claims.csv").open(encoding="utf-8") as file:
+        written = {line["claim"]: line for line in csv.DictReader(file)}
+    for text, ratio in (
+        ("lower ECE than the uncalibrated network", 150 / 450),
+        ("the data-driven start ends lower", 0),
+    ):
+        [claim] = [claim for claim in STUDY.claims() if claim.text == text]
+        [values] = claim.support(rows, options).values()
+        ends = paired_interval(np.array(values), resplit_ratio=ratio)
+        assert [float(written[text][end]) for end in ("low", "high")] == pytest.approx(ends)
     figures = STUDY.figures(rows, options)
     assert {"gamma-digits-cnn", "starts-digits-cnn", "reliability-digits-cnn-nc_fl"} <= set(figures)
     figures["gamma-digits-cnn"].savefig(tmp_path / "gamma.svg")
@@ -495,6 +508,8 @@ def test_a_run_with_a_split_of_its_own_has_all_of_the_images_and_the_same_networ
     [row] = neural_clamping.work(other)
     model = load_or_train(other).model
     assert row["nll"] == metrics.nll(*collect(model, new[1], progress=False))
+    assert STUDY.resplit_ratio({**other, **row}) == len(test) / len(val)
+    assert STUDY.resplit_ratio({**first, **row}) == 0
 
 
 def test_of_those_who_want_the_same_network_one_trains_it(monkeypatch):

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from trueup.report.html import TableCell
 from trueup.report.html import table as html_table
 from trueup.study.grid import Options, Rows
 from trueup.study.published import normalize_name
-from trueup.study.statistics import LEVEL
+from trueup.study.statistics import paired_interval
 from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
 
 ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
@@ -46,6 +45,8 @@ class Claim:
     names them, under "" for those that the paper has not."""
     discrete: bool = False
     """Whether the numbers have few values, as rank correlations and counts: several runs may then well agree."""
+    one_split: bool = False
+    """Whether its runs are of one split, though those of the study each split the samples anew."""
 
     def printed_for(self, group: str) -> str:
         """What the paper prints for a data set and network.
@@ -69,7 +70,7 @@ class ClaimResult(NamedTuple):
     """Differences that are the same in every run are those of one run."""
     mean: float
     low: float
-    """The interval of the mean, by Student's t over runs; NaN of one run."""
+    """The interval of the mean, by Student's t over runs; NaN of one run. See `paired_interval`."""
     high: float
     verdict: ClaimVerdict
 
@@ -97,8 +98,9 @@ class ClaimTable:
     notes: tuple[str, ...] = (
         "Each number is a difference of runs with the same seed, positive where it speaks for the claim. Held: the "
         "95 % interval of its mean (Student's t over runs) lies above zero. Did not hold: below zero. A difference "
-        "that is the same in every run was measured once and has no interval. Nothing is corrected for the number of "
-        "claims, and runs that share data are not independent.",
+        "that is the same in every run was measured once and has no interval. Where each run splits the same samples "
+        "anew, intervals are wider for what splits share (Nadeau & Bengio 2003); where all runs have the same test "
+        "samples, the chance in these is not in them. Nothing is corrected for the number of claims.",
     )
 
     def markdown(self) -> str:
@@ -138,32 +140,36 @@ class ClaimTable:
         return html_table(self.title, ["claim", "data", "paper", "ours, 95 % interval", "verdict"], rows)
 
 
-def judge_claims(claims: Sequence[Claim], rows: Rows, options: Options) -> ClaimTable:
+def judge_claims(
+    claims: Sequence[Claim], rows: Rows, options: Options, *, resplit_ratio: Mapping[str, float] | None = None
+) -> ClaimTable:
     """Judge each claim on each data set that has rows for it.
+
+    `resplit_ratio` is that of `standard_error`, by data set, for those whose samples each run splits anew.
 
     >>> claim = Claim("Table 1", "a beats b", "ECE of b less that of a", lambda rows, options: {"digits": [1, 2, 3]})
     >>> result = judge_claims([claim], [], Options()).results[0]
     >>> f"{result.mean:.1f} [{result.low:.2f}, {result.high:.2f}]", result.verdict
     ('2.0 [-0.48, 4.48]', 'not distinguishable')
     """
-    results = [
-        _judge(claim, group, np.asarray(values, dtype=float))
-        for claim in claims
-        for group, values in claim.support(rows, options).items()
-        if len(values)
-    ]
+    results = []
+    for claim in claims:
+        ratios = {} if claim.one_split else resplit_ratio or {}
+        for group, values in claim.support(rows, options).items():
+            if len(values):
+                ratio = ratios.get(group.split(", ")[0], 0.0)
+                results.append(_judge(claim, group, np.asarray(values, dtype=float), ratio))
     return ClaimTable(tuple(results))
 
 
-def _judge(claim: Claim, group: str, values: np.ndarray) -> ClaimResult:
+def _judge(claim: Claim, group: str, values: np.ndarray, resplit_ratio: float) -> ClaimResult:
     runs, mean = len(values), float(values.mean())
     # What draws nothing says the same with every seed: repeated, it would seem certain.
     if not claim.discrete and np.ptp(values) <= ROUNDING * np.abs(values).max():
         runs = 1
     if runs < 2:
         return ClaimResult(claim, group, runs, mean, math.nan, math.nan, "not distinguishable")
-    half = float(stdtrit(runs - 1, 1 - LEVEL / 2)) * float(values.std(ddof=1)) / math.sqrt(runs)
-    low, high = mean - half, mean + half
+    low, high = paired_interval(values, resplit_ratio=resplit_ratio)
     verdict: ClaimVerdict = "held" if low > 0 else "did not hold" if high < 0 else "not distinguishable"
     return ClaimResult(claim, group, runs, mean, low, high, verdict)
 

@@ -127,6 +127,11 @@ def no_figures(rows: Rows, options: Options) -> Mapping[str, Any]:
     return {}
 
 
+def no_resplit(row: Mapping[str, Any]) -> float:
+    """The same test samples in every run."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Study:
     """An experiment: one short file that ends in one of these.
@@ -158,6 +163,9 @@ class Study:
     """Preset → files that it wants in the folder of data beside those of its data sets."""
     claims: Callable[[], Sequence[Claim]] = tuple
     """What the paper says, each judged by the rows."""
+    resplit_ratio: Callable[[Mapping[str, Any]], float] = no_resplit
+    """A row with its settings → how many samples its run tests on over how many it does not, where each run splits the
+    same samples anew; 0 elsewhere."""
     flops: Callable[[Sequence[Mapping[str, Any]]], tuple[float, list[str]]] | None = None
     """Settings of cells → the floating-point operations of their networks, and what could not be counted."""
     parts: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any
 from trueup.io.atomic import atomic_write
 from trueup.report.html import definition_list, document, escape, footer, paragraph, section
 from trueup.study.claims import ClaimTable, judge_claims
-from trueup.study.grid import Options, Study, as_json
+from trueup.study.grid import Options, Rows, Study, as_json
 from trueup.study.published import compare_with_paper, comparison_csv, comparison_section
 from trueup.study.store import Outcome, Store
 from trueup.study.tables import Table, save_tables
@@ -68,7 +68,7 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
         name: replace(table, count_runs=early or table.count_runs)
         for name, table in (study.tables(rows, options).items() if rows else ())
     }
-    claims = judge_claims(study.claims(), rows, options) if rows and study.claims() else None
+    claims = _judge_claims(study, rows, options) if rows and study.claims() else None
     figures = dict(study.figures(rows, options)) if rows else {}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -100,6 +100,13 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     for name in former - _linked_files(content) if rows else ():  # a page of nothing takes nothing's place
         (target / name).unlink(missing_ok=True)
     return page
+
+
+def _judge_claims(study: Study, rows: Rows, options: Options) -> ClaimTable:
+    ratios: dict[str, float] = {}
+    for row in rows:
+        ratios[row["data"]] = max(ratios.get(row["data"], 0.0), study.resplit_ratio(row))
+    return judge_claims(study.claims(), rows, options, resplit_ratio=ratios)
 
 
 def _linked_files(page: str) -> set[str]:

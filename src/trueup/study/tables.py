@@ -281,9 +281,16 @@ def tabulate(
 
 
 def paired_differences(
-    rows: Iterable[Mapping[str, Any]], ours: str, theirs: str, columns: Iterable[Column]
+    rows: Iterable[Mapping[str, Any]],
+    ours: str,
+    theirs: str,
+    columns: Iterable[Column],
+    *,
+    resplit_ratio: float = 0.0,
 ) -> dict[str, Entry]:
     """The difference of two methods in each figure, seed by seed, marked where a paired t-test finds it significant.
+
+    `resplit_ratio` is that of `standard_error`.
 
     >>> rows = [{"method": m, "seed": s, "nll": 0.1 * s + (m == "a")} for m in "ab" for s in range(3)]
     >>> paired_differences(rows, "a", "b", [Column("nll")])["nll"].mark
@@ -300,7 +307,7 @@ def paired_differences(
         differences = column.scale * (first - second)
         mean, std = float(differences.mean()), float(differences.std(ddof=1)) if len(seeds) > 1 else math.nan
         mark: Literal["higher", "lower", ""] = ""
-        if paired_t_test(differences) < LEVEL:
+        if paired_t_test(differences, resplit_ratio=resplit_ratio) < LEVEL:
             mark = "higher" if mean > 0 else "lower"
         entries[column.name] = Entry(mean, std, len(seeds), mark=mark)
     return entries

@@ -227,6 +227,7 @@ STUDY = Study(
     local=local,
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
+    resplit_ratio=lambda row: clue_tables.resplit_ratio(row["data"]),
     flops=flops,
     chooses=True,
     title="CLUE: uncertainty that equals the error",

@@ -350,7 +350,13 @@ CLAIMS = (
         "ECE at the better of γ = 0 and γ = 1 less that at the γ inside chosen on the calibration images, points",
         partial(_sweep, of_run=_inside_minimum),
     ),
-    Claim("Figure 3", "the data-driven start ends lower", "ECE from random starts less the data's, points", _starts),
+    Claim(
+        "Figure 3",
+        "the data-driven start ends lower",
+        "ECE from random starts less the data's, points",
+        _starts,
+        one_split=True,
+    ),
     *(
         Claim(
             "Figure 3",
@@ -358,6 +364,7 @@ CLAIMS = (
             f"{100 * SIMILAR:g} less the difference of the starts, in % of their mean, its sign by the other seeds",
             partial(_starts_alike, figure=figure),
             1,
+            one_split=True,
         )
         for figure, title in zip(COMPARED, ("entropy", "ECE", "AECE", "SCE"), strict=True)
     ),
@@ -368,6 +375,7 @@ CLAIMS = (
             f"distance from the mean {title} of its start, random starts less the data's, not in pairs, {unit}",
             partial(_starts_spread, figure=figure, scale=scale),
             digits,
+            one_split=True,
         )
         for figure, title, unit, scale, digits in (
             ("entropy", "entropy", "nats", 1, 4),

@@ -142,6 +142,20 @@ def _code_batch(settings: Mapping[str, Any]) -> int:
     return int(settings.get("code_batch") or 2 * settings["batch"])
 
 
+def resplit_ratio(row: Mapping[str, Any]) -> float:
+    """Test images over others, of a run that splits the images anew: those to train on too, or only the others.
+
+    >>> resplit_ratio({"how": {"sizes": [400, 700, 550]}, "network_seed": 1})
+    0.5
+    >>> resplit_ratio({"how": {}, "network_seed": 0, "split": 1, "fit_rows": 8, "test_rows": 4})
+    0.5
+    """
+    sizes = row["how"].get("sizes")
+    if sizes and row["network_seed"]:
+        return float(sizes[2] / (sizes[0] + sizes[1]))
+    return float(row["test_rows"] / row["fit_rows"]) if row.get("split") else 0.0
+
+
 def measure(pair: Predictions) -> dict[str, Any]:
     """Every figure of the tables, and the reliability diagram's numbers."""
     shown = reliability(*pair)
@@ -256,6 +270,7 @@ STUDY = Study(
     local=local,
     presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
     claims=lambda: CLAIMS,
+    resplit_ratio=resplit_ratio,
     flops=flops,
     files=weights_files,
     parts=("starts",),
