@@ -49,17 +49,20 @@ $ trueup study report post-hoc --data overconfident --seeds 1 -m identity -m tem
 `trueup study list` shows every preset with the files it wants. `--preset` takes larger settings (`cifar10`,
 `fashion_mnist`, `paper` …), `--data-dir` their files, `--network` another network, `--device cpu` leaves a GPU alone
 (else it is used, and several processes are dealt to several), `--workers` and `--cluster` bring more hands, `--without`
-leaves a part out, and `--oracle` chooses coefficients on the test half as some papers did. A run that would take more
-than a day, or nobody knows how long, asks first, and a long training that was killed goes on from its last epoch.
+leaves a part out, and `--oracle` chooses coefficients on the test half as some papers did. A run of networks that
+would take more than a day, or nobody knows how long, asks first, and a long training that was killed goes on from its
+last epoch.
 
 This page is assembled by `python docs/studies.py` from the tables that the commands below have written. They are kept
 in `docs/studies`, most with the rows that they were made of: `python docs/studies.py --restore clue-trec
-results/clue.sqlite` makes a store of those, to which `trueup study clue -o results` adds more seeds. A claim *held* if
-the interval of its paired difference lies on the claim's side of zero, *did not hold* if it lies on the other, and is
-*not distinguishable* otherwise. Where each run splits the same samples anew (digits and all of the calibration images
-with Neural Clamping, tables with CLUE), intervals are wider for what splits share (Nadeau & Bengio 2003); elsewhere all
-runs have the same test samples, and the chance in these is not in the intervals. The settings are small: they neither confirm nor refute what a paper reports for its
-own networks, and one run alone distinguishes nothing. What was not run says so, with what it would cost.
+results/clue.sqlite` makes a store of those, to which `trueup study clue --preset trec --seeds 8 -o results` adds more.
+
+A claim *held* if the interval of its paired difference lies on the claim's side of zero, *did not hold* if it lies on
+the other, and is *not distinguishable* otherwise. Ranks that agree in every run need six runs, a count needs one. Where
+each run splits the same samples anew (digits and all of the calibration images with Neural Clamping, tables with CLUE),
+intervals are wider for what splits share (Nadeau & Bengio 2003); elsewhere all runs have the same test samples, and the
+chance in these is not in the intervals. The settings are small: they neither confirm nor refute what a paper reports
+for its own networks, and one run alone distinguishes nothing. What was not run says so, with what it would cost.
 """
 
 

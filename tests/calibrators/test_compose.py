@@ -6,6 +6,7 @@ from strategies import calibrated
 from trueup import METHODS, metrics
 from trueup.calibrators.compose import Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement, simplest
 from trueup.calibrators.temperature import Temperature
+from trueup.core.splits import k_fold
 
 LOGITS, LABELS = calibrated(600, 4, temperature=2.0)
 
@@ -119,3 +120,48 @@ def test_refusals():
         chain("nonsense")
     with pytest.raises(ValueError, match="logits must have at least 10 rows, got 4"):
         choose(["temperature"])(LOGITS[:4], LABELS[:4])
+
+
+def nearly_right(n, classes, wrong):
+    """Logits of a network that is sure of every row, and labels of which so many are not its own."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(n, classes))
+    z[np.arange(n), np.arange(n) % classes] += 10
+    y = z.argmax(axis=1)
+    y[rng.permutation(n)[:wrong]] += 1
+    return z, y % classes
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_refinement_rises_a_little_with_every_error(classes, kind):
+    n = 360
+    scores = []
+    for wrong in (0, 1, 2, 3, 5):
+        z, y = nearly_right(n, classes, wrong)
+        scores.append(refinement(z.astype(kind), y).refinement)
+    assert np.isfinite(scores).all()
+    assert (np.diff(scores) > 0).all()
+    assert 0 < scores[0] < 0.005
+    assert scores[1] < 0.1
+    # The one error is held out once, and its fold's temperature was fitted to rows that are all right.
+    assert scores[1] > np.log((0.8 * n + 1) * classes) / n
+
+
+def test_refinement_mixes_every_fold_with_the_uniform_distribution():
+    z, y = calibrated(203, 3, temperature=2.0)
+    mixed = np.empty(len(y))
+    pair = torch.from_numpy(z), torch.from_numpy(y)
+    for others, fold in (tuple(mask.numpy() for mask in masks) for masks in k_fold(*pair, 5)):
+        scaled = z[fold].astype(float) / float(Temperature.fit(z[others], y[others]).temperature)
+        q = np.exp(scaled) / np.exp(scaled).sum(axis=1, keepdims=True)
+        n = others.sum()
+        mixed[fold] = (n * q[np.arange(len(q)), y[fold]] + 1 / 3) / (n + 1)
+    assert refinement(z, y).refinement == pytest.approx(-np.log(mixed).mean(), rel=1e-9)
+
+
+def test_refinement_of_rows_that_lack_options():
+    z, y = nearly_right(100, 4, 0)
+    z[::2, 3] = -np.inf
+    each = [-np.log((80 + 1 / options) / 81) for options in (3, 4)]  # all are right, and folds have 20 rows
+    assert refinement(z, y).refinement == pytest.approx(np.mean(each), rel=1e-9)

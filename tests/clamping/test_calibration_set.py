@@ -83,6 +83,16 @@ def test_shuffled_batches_hold_every_sample_once_and_depend_on_the_generator_alo
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(("size", "lengths"), [(4, [4, 4, 3]), (5, [5, 4, 2]), (10, [9, 2]), (11, [11]), (99, [11])])
+def test_a_batch_is_split_in_its_order_and_leaves_no_sample_alone(size, lengths):
+    inputs = CalibrationSet.read([(X, Y)], device="cpu")
+    [whole] = inputs
+    parts = list(inputs.split(whole, size))
+    assert [len(part.labels) for part in parts] == lengths
+    assert torch.equal(joined(parts)[0], X)
+    assert torch.equal(joined(parts)[1], Y)
+
+
 class Numbered(Rereadable):
     """A loader of one's own that can give the samples of any numbers."""
 

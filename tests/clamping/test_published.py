@@ -72,6 +72,24 @@ def test_the_steps_are_those_by_hand(recipe, norm, gamma):
     assert (found.fit_record.forwards, found.fit_record.backwards) == (pytest.approx(4, abs=1), 3.0)
 
 
+@pytest.mark.parametrize("recipe", [paper, code])
+def test_large_inputs_go_through_several_graphs_to_the_same_steps(recipe, monkeypatch):
+    model, x, y = sample(n=64)
+    sizes = []
+    model.register_forward_hook(lambda module, given, out: sizes.append(len(out)) if out.requires_grad else None)
+    fits = []
+    for rows, seen in ((16, {16}), (5, {5, 4, 2})):
+        monkeypatch.setattr("trueup.clamping.calibration_set.GRAPH_VALUES", rows * x.shape[1])
+        sizes.clear()
+        recipe_of = partial(recipe, epochs=2, batch_size=16)
+        fits.append(clamp(model, loader(x, y), recipe=recipe_of, penalty=0.02, progress=False))
+        assert set(sizes) == seen
+    whole, parts = fits
+    np.testing.assert_allclose(parts.before.delta.numpy(), whole.before.delta.numpy(), atol=1e-12)
+    assert parts.fit_record.temperature == pytest.approx(whole.fit_record.temperature, abs=1e-12)
+    assert parts.fit_record.backwards == whole.fit_record.backwards == 2.0
+
+
 def test_a_sum_is_the_mean_with_a_rate_times_the_batch():
     model, x, y = sample(n=64)
     options = {"penalty": 0.02, "start": "random", "progress": False}

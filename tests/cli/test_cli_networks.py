@@ -245,6 +245,8 @@ def test_train_leaves_all_that_the_other_verbs_need(folder, trained, command, as
     history = json.loads((folder / "run/history.json").read_text(encoding="utf-8"))
     assert history["schema"] == 1
     assert [epoch["number"] for epoch in history["epochs"]] == [1, 2]
+    assert history["epoch"] == json.loads((folder / "run/run.json").read_text(encoding="utf-8"))["epoch"] == 2
+    assert "Kept the weights" not in trained
     val = trueup.load("run/val.npz")
     assert history["epochs"][-1]["ece"] == pytest.approx(trueup.metrics.ece(*val), abs=1e-6)
 
@@ -282,6 +284,55 @@ def test_train_goes_on_where_it_was_stopped(folder, trained, command, monkeypatc
     assert not (folder / "again/checkpoint.pt").exists()
     one, two = (load_file(f"{name}/weights.safetensors") for name in ("run", "again"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(("stop_on", "named"), [("refinement", "refinement"), ("nll", "NLL")])
+def test_train_says_which_epoch_it_kept(folder, command, asked, stop_on, named):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    how = ("--epochs", 6, "--lr", 0.2, "--schedule", "constant")
+    words = ("train", "--data", "digits", "--network", "mlp", *how, "--stop-on", stop_on)
+    out = command(*words, "-o", "run").stdout
+    assert ("refinement" in out.splitlines()[0]) == (stop_on == "refinement")
+    run, history = (json.loads((folder / f"run/{name}.json").read_text("utf-8")) for name in ("run", "history"))
+    scores = [epoch[stop_on] for epoch in history["epochs"]]
+    kept = 1 + int(np.argmin(scores))
+    assert history["epoch"] == run["epoch"] == kept < 6
+    assert f"Kept the weights of epoch {kept} of 6 (least {named} on the validation half)" in out.splitlines()
+    val = trueup.load("run/val.npz")
+    assert trueup.metrics.nll(*val) == pytest.approx(history["epochs"][kept - 1]["nll"], abs=1e-6)
+    assert asked(*words, "-o", "again")["run"]["epoch"] == kept
+
+
+def test_train_goes_on_where_it_was_killed_as_it_ended(folder, command, monkeypatch):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    words = ("train", "--data", "digits", "--network", "mlp", "--epochs", 1, "--stop-on", "nll", "-o", "run")
+    from trueup.io import load_save
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(load_save, "save", killed)
+        command(*words, code=130)
+    assert json.loads((folder / "run/run.json").read_text("utf-8"))["epoch"] == 1
+    assert "resuming from run/checkpoint.pt" in command(*words).stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--stop-on", "accuracy"), "stop_on must be nll or refinement, got 'accuracy'"),
+        (("--optimiser", "lion"), "optimiser must be"),
+        (("--schedule", "linear"), "schedule must be"),
+        (("--lr", "-1"), "lr must be a number from 0 on"),
+        (("--epochs", "0"), "epochs must be at least 1"),
+    ],
+)
+def test_train_refuses_options_before_it_writes(folder, command, option, message):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    line = command("train", "--data", "digits", "--network", "mlp", *option, "-o", "run", code=2).stderr
+    assert message in line
+    assert not (folder / "run").exists()
 
 
 def test_train_refuses_networks_that_do_not_fit(folder, command):

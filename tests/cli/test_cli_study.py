@@ -91,6 +91,15 @@ def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(comman
         assert not (tmp_path / "out").exists()
 
 
+def test_all_missing_data_sets_are_named_at_once(command, tmp_path, monkeypatch):
+    for name in ("torchvision", "medmnist"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = ["study", "neural-clamping", "--preset", "paper", "--data-dir", str(tmp_path), "-o", str(tmp_path / "out")]
+    message = command(*words, code=2).stderr
+    for name, file in (("bloodmnist", "bloodmnist.npz"), ("cifar100", "cifar100.npz"), ("imagenet", "train/")):
+        assert f"{name}: wanted {file}" in message
+
+
 def test_more_than_a_day_is_asked_about(command, tmp_path, monkeypatch):
     monkeypatch.setattr("trueup.study.cost.measure_rate", lambda device: 1e4)
     monkeypatch.setattr("trueup.study.cost.SLOWEST", 1e4)
@@ -143,6 +152,7 @@ def test_networks_of_timm_are_refused_without_it(command, tmp_path, monkeypatch)
         (True, "clue", ("--device", "cpu"), "cpu"),
         (True, "post-hoc", (), "cpu"),  # it has no networks
         (True, "clue", ("--cluster", "tcp://host:1"), None),  # its workers may have others
+        (True, "post-hoc", ("--cluster", "tcp://host:1"), "cpu"),
     ],
 )
 def test_networks_are_on_a_gpu_where_there_is_one(gpu, name, given, device, command, tmp_path, monkeypatch):

@@ -55,12 +55,24 @@ def test_verdicts(values, verdict):
 
 
 def test_ranks_that_agree_in_every_run_are_several_runs():
-    """A τ of 1 in each of five networks is no run repeated."""
-    [result] = judge_claims([claim([1.0] * 5, discrete=True)], [], Options()).results
-    assert (result.runs, result.low, result.verdict) == (5, 1.0, "held")
+    """A τ of 1 in each of six networks is no run repeated, and in each of five it may be chance."""
+    for runs, verdict in ((2, "not distinguishable"), (5, "not distinguishable"), (6, "held")):
+        assert 2 * stats.binom.sf(runs - 1, runs, 0.5) == pytest.approx(2 * 0.5**runs)
+        for sign, word in ((1, verdict), (-1, verdict.replace("held", "did not hold"))):
+            [result] = judge_claims([claim([sign * 1.0] * runs, discrete=True)], [], Options()).results
+            assert (result.runs, result.verdict) == (runs, word)
+            assert np.isnan(result.low)
+            assert "no interval" in judge_claims([result.claim], [], Options()).html()
     ranks = [c for study in STUDIES.values() if study.claims for c in study.claims() if "Kendall" in c.measured]
     assert len(ranks) > 8
     assert all(c.discrete for c in ranks)
+
+
+def test_a_count_needs_one_run():
+    for value, verdict in ((0.26, "held"), (-0.26, "did not hold"), (0.0, "not distinguishable")):
+        for runs in (1, 3):
+            [result] = judge_claims([claim([value] * runs, exact=True)], [], Options()).results
+            assert (result.runs, result.verdict) == (1, verdict)
 
 
 def test_a_claim_without_rows_is_not_judged():

@@ -4,6 +4,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -11,20 +12,23 @@ import torch
 
 from trueup import metrics
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.calibration_set import MEMORY, CalibrationSet
 from trueup.clamping.fit import clamp
+from trueup.models import timm_networks
 from trueup.models.calibrated import collect
 from trueup.models.corruptions import corrupt
 from trueup.models.networks import CNN, Normalise, resnet20, resnet110
-from trueup.study import STUDIES, Options, Store, run, save_page
+from trueup.models.timm_networks import timm_network
+from trueup.study import STUDIES, Options, Store, compare_with_paper, cost, run, save_page
 from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
+from trueup.study.published import Reason, comparison_section
 from trueup.study.run import execute
 from trueup.study.statistics import paired_interval
-from trueup.study.trained_networks import load_or_train, read_split
+from trueup.study.trained_networks import RELEASED_CIFAR100, load_or_train, read_split
 from trueup.training.data import load_data
 from trueup.training.data.image_folder import DecodedPictures, decode, squash
 from trueup.training.loop import _Run
@@ -251,7 +255,9 @@ def small_timm(monkeypatch):
     monkeypatch.setattr("trueup.models.timm_networks.timm_network", made)
 
 
-def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(tmp_path, small_timm, monkeypatch):
+@pytest.mark.parametrize("limit", [MEMORY, 0], ids=["kept", "streamed"])
+def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(limit, tmp_path, small_timm, monkeypatch):
+    monkeypatch.setitem(CalibrationSet.read.__func__.__kwdefaults__, "limit", limit)
     cifar100_files(tmp_path)
     imagenet_files(tmp_path)
     blood = {f"{part}_{what}": drawn_images(n, 8, 28)[i] for part, n in (("train", 9), ("val", 6), ("test", 3))
@@ -261,6 +267,7 @@ def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(tm
     read = CalibrationSet.shuffled_batches
 
     def watched(self, size, generator):
+        assert self.kept == bool(limit)
         orders.append([])
         for batch in read(self, size, generator):
             orders[-1].append(batch.args[0].flatten(1).sum(dim=1).tolist())
@@ -288,6 +295,60 @@ def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(tm
             assert len({tuple(epoch) for epoch in epochs}) > 1  # in another order
 
 
+@pytest.mark.parametrize(("name", "data"), cost.TIMM_FLOPS)
+def test_timm_has_the_networks_of_the_paper(name, data):
+    pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)
+    size = cost.SIZES[data]
+    network = timm_network(name.removeprefix("timm:"), size.classes).eval()
+    with torch.no_grad():
+        assert network(torch.zeros(2, *size.shape)).shape == (2, size.classes)
+    config = network.pretrained_cfg
+    assert len(config["mean"]) == len(config["std"]) == 3
+    if data == "imagenet":
+        assert config["num_classes"] == size.classes
+        assert config["input_size"] == size.shape
+
+
+def test_published_weights_for_other_classes_are_refused(tmp_path, small_timm, monkeypatch):
+    imagenet_files(tmp_path)
+    made = timm_networks.timm_network
+
+    @wraps(made)
+    def of_imagenet(*args, **options):
+        network = made(*args, **options)
+        network.pretrained_cfg["num_classes"] = 1000
+        return network
+
+    monkeypatch.setattr("trueup.models.timm_networks.timm_network", of_imagenet)
+    options = Options(data="imagenet", data_dir=str(tmp_path), seeds=1)
+    settings = settings_of(options, network="timm:resnet101.tv_in1k", method="closed")
+    wanted = r"imagenet must have 1,000 classes, as the published weights of timm:resnet101.tv_in1k have, got 2"
+    with pytest.raises(ValueError, match=wanted):
+        load_or_train(settings)
+
+
+def test_batches_are_read_ahead_in_their_order():
+    seen = []
+
+    def batches():
+        for i in range(4):
+            seen.append(i)
+            yield i
+
+    ahead = networks.read_ahead(batches())
+    assert next(ahead) == 0
+    while len(seen) < 2:  # the next is read though nobody has asked for it
+        time.sleep(0.01)
+    assert list(ahead) == [1, 2, 3]
+
+    def failing():
+        yield 0
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(networks.read_ahead(failing()))
+
+
 def test_a_pretrained_network_has_its_own_normalisation_and_pictures_are_decoded_once(tmp_path, small_timm):
     imagenet_files(tmp_path)
     options = Options(data="imagenet", data_dir=str(tmp_path), seeds=1)
@@ -302,6 +363,11 @@ def test_a_pretrained_network_has_its_own_normalisation_and_pictures_are_decoded
     pictures = torch.stack([squash(decode(data.val.files[i])) for i in range(4)])  # as the released code has them
     assert torch.allclose(images, (pictures - 0.5) / 0.25, atol=4 * 0.5 / 255 + 1e-6)  # whole bytes
     assert labels.tolist() == [data.val[i][1] for i in range(4)]
+    assert val.ahead
+    assert val.batch_size == test.batch_size == 27  # of so large pictures no more go into one graph
+    for one, other in zip(val, replace(val, ahead=False), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
     decoded = sorted((tmp_path / "networks").glob("pictures-*.bin"))
     assert [path.stat().st_size for path in decoded] == [4 * 3 * 224 * 224] * 2
     for path in (tmp_path / "val").rglob("*.png"):
@@ -320,8 +386,13 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
     (tmp_path / "weights").mkdir()
     torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
     options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
-    with pytest.raises(ValueError, match=r"resnet110.th: which images .* not known.*write cifar100_resnet110.json"):
+    with pytest.raises(
+        ValueError, match=r"resnet110.th: which images .* not known.*write cifar100_resnet110.json"
+    ) as e:
         STUDY.cells(options)
+    written = json.loads(str(e.value).rpartition(" it is ")[2])  # what the message says of the released network
+    assert (written["mean"], written["std"]) == ([0.4914, 0.4822, 0.4465], [0.2675, 0.2565, 0.2761])
+    assert (written["held_out"], written["published"]) == ("last", True)
     side = tmp_path / "weights" / "cifar100_resnet110.json"
     side.write_text(json.dumps({"held_out": "val"}))
     with pytest.raises(ValueError, match=r"resnet110.json: held_out must be one of test, last for cifar100, got 'val'"):
@@ -344,7 +415,14 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
     assert "other weights than the paper's" in note
     assert "half of the test images" in note
     side.write_text(json.dumps({"held_out": "last", "published": True}))
+    with pytest.raises(ValueError, match=r"110.json: the paper's weights for cifar100 need mean and std, got none"):
+        STUDY.cells(options)
+    mean, std = RELEASED_CIFAR100
+    side.write_text(json.dumps({"held_out": "last", "mean": mean, "std": std, "published": True}))
     settings = settings_of(options, method="uncalibrated")
+    _, val, _ = load_or_train(settings)
+    expected = (whole[-2:] - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    np.testing.assert_allclose(torch.cat([x for x, _ in val]).numpy(), expected, atol=1e-6)
     note = STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
     assert note.startswith("resnet110: the paper's weights, weights/cifar100_resnet110.th; calibrated on the last")
     side.write_text(json.dumps({"held_out": "last", "published": "yes"}))
@@ -360,6 +438,61 @@ def test_what_is_trained_here_has_other_weights_than_the_papers(tmp_path):
     assert STUDY.tables([row], options)["methods"].notes[-1] == (
         "resnet110: trained here, so other weights than the paper's."
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"mean": [0.5, 0.5, 0.5]}, "std must have a positive number for each of 3 channels, got None"),
+        ({"std": [1, 1, 1]}, "mean must have a finite number for each of 3 channels, got None"),
+        ({"mean": [0, 0], "std": [1, 1, 1]}, r"mean must have a finite number for each of 3 channels, got \[0, 0\]"),
+        ({"mean": 0.5, "std": 0.5}, "mean must have a finite number for each of 3 channels, got 0.5"),
+        ({"mean": ["0", 0, 0], "std": [1, 1, 1]}, r"mean must have .*, got \['0', 0, 0\]"),
+        ({"mean": [0, 0, 0], "std": [1, 0, 1]}, r"std must have a positive number .*, got \[1, 0, 1\]"),
+        ({"mean": [0, 0, 0], "std": [1, True, 1]}, r"std must have .*, got \[1, True, 1\]"),
+    ],
+)
+def test_a_normalisation_that_is_none_is_refused_by_the_name_of_its_file(tmp_path, said, message):
+    (tmp_path / "network.json").write_text(json.dumps({"held_out": "test", **said}))
+    with pytest.raises(ValueError, match=rf"network.json: {message}"):
+        read_split(tmp_path / "network.th", "cifar10")
+
+
+def test_other_weights_are_a_reason_to_differ_from_the_paper(tmp_path):
+    options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
+    settings = settings_of(options, method="uncalibrated")
+    row = {**settings, **dict.fromkeys(("fit_rows", "test_rows", "ece"), 1)}
+    file = {"weights": "weights/cifar100_resnet110.th", "digest": "x"}
+    for how, reasons in (
+        (settings["how"], ["another set of weights (trained here instead of the paper's)"]),
+        ({**file, "split": ["last", None]}, [f"another set of weights ({file['weights']} instead of the paper's)"]),
+        ({**file, "split": ["last", None, True]}, []),
+    ):
+        rows = [{**row, "how": how}]
+        found = compare_with_paper(STUDY.tables(rows, options), rows, "neural-clamping")
+        [one] = [each for each in found if each.table == "table 2" and each.model == "ResNet-110"]
+        assert list(map(str, one.reasons)) == reasons
+        [other] = [each for each in found if each.table == "table 2" and each.model != "ResNet-110"]
+        assert [reason.what for reason in other.reasons] == ["network"]
+    said = comparison_section("neural-clamping", [replace(one, reasons=(Reason("set of weights", "a", "b"),))], options)
+    assert "Same data set and network" not in said
+
+
+def test_a_fit_to_the_same_logits_is_done_once(tiny, monkeypatch):
+    monkeypatch.setitem(clamping_presets.PRESETS, "digits", replace(TINY, retrained=False))
+    monkeypatch.setattr(neural_clamping, "_fitted", {})
+    calls = []
+    measure = neural_clamping.measure
+    monkeypatch.setattr(neural_clamping, "measure", lambda pair: calls.append(pair) or measure(pair))
+    options = Options(seeds=2, methods=("temperature", "vector", "nc_short"))
+    for method, count in (("temperature", 1), ("vector", 1), ("nc_short", 2)):
+        calls.clear()
+        one, other = (neural_clamping.work(settings_of(options, method=method, seed=seed)) for seed in (0, 1))
+        assert len(calls) == count
+        assert (one == other) == (count == 1)
+    for seed in (0, 1):  # what is drawn anew is fitted anew
+        neural_clamping.work({**settings_of(options, method="vector", seed=seed), "val_rows": 100})
+    assert len(calls) == 4
 
 
 def test_weights_of_timm_from_a_file_are_normalised_as_timm_says(tmp_path, small_timm):

@@ -294,17 +294,49 @@ def test_processes_are_dealt_to_gpus(undisturbed, monkeypatch):
     assert seen <= both == {"4", "7"}
 
 
+@pytest.mark.parametrize(("visible", "seen"), [("4,7,9", {"4", "7"}), (None, {"0", "1"})])
+def test_workers_of_a_local_cluster_are_dealt_to_the_first_gpus(visible, seen, monkeypatch):
+    pytest.importorskip("distributed")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with executor_for("local:3", gpus=2) as workers:
+        asked = [workers.submit(chores.visible_gpu, 0.5 + 0.01 * i) for i in range(6)]
+        assert {future.result() for future in asked} == seen
+
+
+def where(settings):
+    """The device that the work is told of."""
+    return [{"told": settings["device"]}]
+
+
+@pytest.mark.parametrize(("gpu", "asked", "used"), [(True, None, "cuda"), (False, None, "cpu"), (True, "cpu", "cpu")])
+def test_a_worker_chooses_the_device_where_none_is_named_and_says_which(gpu, asked, used, store, monkeypatch):
+    pytest.importorskip("torch")
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"GPU {device}")
+    study = Study("devices", 1, lambda o: [{"n": 0}], f"{__name__}:where", lambda rows, o: {})
+    run(study, store, options=Options(device=asked))
+    [outcome] = store.outcomes(study.cells())
+    assert outcome.rows == [{"told": used}]
+    assert ("GPU cuda" in outcome.place.machine) == (used == "cuda")
+
+
 def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
     def name(device):
         if device == "cuda:7":
             raise AssertionError("Invalid device id")
         return f"GPU {device}"
 
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", name)
-    devices = (None, "cpu", "cuda:1", "cuda:7")
+    devices = (None, "cpu", "cuda", "cuda:1", "cuda:7")
     gpus = [describe_place(device).machine.partition("), ")[2] for device in devices]
-    assert gpus == ["GPU cuda", "", "GPU cuda:1", ""]
+    assert gpus == ["", "", "GPU cuda", "GPU cuda:1", ""]
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)  # nothing was done there
+    assert "GPU" not in describe_place("cuda").machine
 
 
 def test_the_machine_has_its_processors_name_where_it_is_told(monkeypatch):
@@ -357,6 +389,19 @@ def test_what_a_study_costs():
     fits = 21 * (2 * 100 * 700 + 2 * 700 + 697)
     assert more.flops == pytest.approx(image * (training + 700 + 697 + fits))
     assert cost.measure_rate() > 1e7
+
+
+def test_fits_to_logits_cost_something_and_once_where_every_run_has_the_same():
+    def flops(seeds, *methods, preset="paper"):
+        networks = {"paper": "resnet110", "digits": None}
+        return cost.estimate(STUDIES["neural-clamping"], Options(preset=preset, seeds=seeds, methods=methods,
+                                                                 network=networks[preset])).flops  # fmt: skip
+
+    steps = flops(1, "uncalibrated", "matrix_steps") - flops(1, "uncalibrated")
+    assert steps == pytest.approx(1000 * 4 * 5000 * 100**2)
+    assert flops(1, "uncalibrated", "ms_odir_steps") - flops(1, "uncalibrated") == pytest.approx(7 * steps)
+    assert flops(5, "matrix", "matrix_steps") == flops(1, "matrix", "matrix_steps")
+    assert flops(2, "matrix", preset="digits") == 2 * flops(1, "matrix", preset="digits")
 
 
 def test_costs_are_the_same_with_and_without_timm():

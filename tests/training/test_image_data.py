@@ -356,6 +356,18 @@ def test_imagenet_without_the_images_to_train_on(tmp_path, monkeypatch):
     assert (len(data.train), listed) == (1, ["val", "train"])
 
 
+def test_drafts_of_a_process_that_was_killed_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "decode", lambda path: np.full((300, 300, 3), 7, np.uint8))
+    (tmp_path / "a.png").write_bytes(b"picture")
+    pictures = folder.Pictures([tmp_path / "a.png"], [0])
+    decoded = folder.decode_once(pictures, tmp_path / "cache").path
+    drafts = [decoded.with_name(f".{name}.0123456789abcdef.tmp") for name in (decoded.name, "pictures-other.bin")]
+    for draft in drafts:
+        draft.write_bytes(b"half of it")
+    assert torch.equal(folder.decode_once(pictures, tmp_path / "cache")[0][0], torch.full((3, 224, 224), 7 / 255))
+    assert [draft.exists() for draft in drafts] == [False, True]  # the other may be in use
+
+
 def test_pictures_without_pillow(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"picture")
     for name in ("PIL", "PIL.Image"):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from torch.utils.data import TensorDataset
 pytest.importorskip("lightning.fabric", reason="Lightning Fabric is not installed")
 
 from trueup import losses, metrics
+from trueup.calibrators.compose import refinement
 from trueup.models.networks import MLP
-from trueup.training.history import History
-from trueup.training.loop import TrainingError, refinement, train
+from trueup.training.history import Epoch, History
+from trueup.training.loop import TrainingError, _has_stalled, check_options, train
+from trueup.training.tasks import Classification
 
 
 def drawn(n, seed):
@@ -106,7 +109,7 @@ def test_the_network_ends_with_the_weights_of_its_best_epoch(tmp_path, stop_on):
     done = train(network(), DATA, losses.CrossEntropy(), epochs=8, **how)
     scores = [getattr(epoch, stop_on) for epoch in done.history.epochs]
     assert done.epoch == 1 + int(np.argmin(scores))
-    left = metrics.nll(*done.val) if stop_on == "nll" else refinement(*done.val)
+    left = metrics.nll(*done.val) if stop_on == "nll" else refinement(*done.val).refinement
     assert left == pytest.approx(min(scores), abs=1e-12)
     # A run that was stopped after five epochs remembers its best one.
     file = tmp_path / "run.pt"
@@ -124,13 +127,120 @@ def test_the_network_ends_with_the_weights_of_its_best_epoch(tmp_path, stop_on):
     assert torch.equal(again.val.logits, done.val.logits)
 
 
+def test_one_wrong_label_does_not_make_the_first_epoch_the_best():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 2, generator=generator)
+    x = x[(x[:, 0] - x[:, 1]).abs() > 0.3][:300]
+    y = (x[:, 0] > x[:, 1]).long()
+    y[250] = 1 - y[250]
+    parts = (TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:]), None)
+    done = train(nn.Linear(2, 2), parts, nn.CrossEntropyLoss(), epochs=12, batch_size=20, lr=0.5, stop_on="refinement")
+    scores = [epoch.refinement for epoch in done.history.epochs]
+    assert max(scores) < 1
+    assert done.epoch == 1 + int(np.argmin(scores)) > 1
+    assert metrics.accuracy(*done.val) == max(epoch.accuracy for epoch in done.history.epochs) == 0.99
+
+
 def test_what_to_stop_on_must_make_sense():
+    few = TensorDataset(*DATA[1][:4])
     for halves, stop_on, message in (
         (DATA, "ece", "stop_on must be nll or refinement, got 'ece'"),
         ((DATA[0], None, None), "nll", "stop_on looks at the validation half"),
+        (
+            (DATA[0], few, None),
+            "refinement",
+            "^stop_on 'refinement' fits temperatures to the validation half, which must have at least 5 rows, got 4$",
+        ),
+    ):
+
+        def refuse(inputs, generator):
+            raise AssertionError("nothing is to be trained")
+
+        with pytest.raises(ValueError, match=message):
+            train(network(), halves, losses.CrossEntropy(), epochs=1, stop_on=stop_on, augment=refuse)
+    train(network(), (DATA[0], few, None), losses.CrossEntropy(), epochs=1, stop_on="nll")
+
+
+def test_rows_to_stop_on_are_tokens_that_count():
+    x, y = torch.randn(8, 6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48).reshape(8, 6) % 3
+    how = {"task": Classification(classes="last"), "epochs": 1, "stop_on": "refinement"}
+    for known in (4, 5):
+        labels = torch.where(torch.arange(6) < known, y[:1], -100)
+        halves = (TensorDataset(x, y), TensorDataset(x[:1], labels), None)
+        if known == 4:
+            with pytest.raises(ValueError, match="must have at least 5 rows, got 4"):
+                train(nn.Linear(5, 3), halves, nn.CrossEntropyLoss(), **how)
+        else:
+            assert train(nn.Linear(5, 3), halves, nn.CrossEntropyLoss(), **how).epoch == 1
+
+
+@pytest.mark.parametrize("before", [None, "nll", "refinement"])
+@pytest.mark.parametrize("after", [None, "nll", "refinement"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_checkpoint_knows_what_its_run_stops_on(tmp_path, before, after, epochs):
+    file = tmp_path / "run.pt"
+    steps = iter(range(3 * epochs))  # three batches an epoch
+
+    def interrupt(inputs, generator):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return inputs
+
+    how = {"epochs": 2, "checkpoint": file, "patience": 5}
+    with suppress(KeyboardInterrupt):  # killed after the first epoch, or ended
+        train(network(), DATA, losses.CrossEntropy(), augment=interrupt, stop_on=before, **how)
+    if before == after:
+        assert len(train(network(), DATA, losses.CrossEntropy(), stop_on=after, **how).history.epochs) == 2
+        return
+    message = f"run.pt: it is of a run with stop_on {before}, and this one has stop_on {after}"
+    with pytest.raises(ValueError, match=message):
+        train(network(), DATA, losses.CrossEntropy(), stop_on=after, **how)
+
+
+def test_an_older_checkpoint_counts_as_one_that_stops_on_nothing(tmp_path):
+    file = tmp_path / "run.pt"
+    how = {"epochs": 6, "lr": 2.0, "schedule": "constant", "checkpoint": file}
+    stopped = train(network(), DATA, losses.CrossEntropy(), stop_on="nll", **how)
+    assert stopped.epoch < 6
+    state = torch.load(file, weights_only=True)
+    del state["settings"]["stop_on"]
+    torch.save(state, file)
+    with pytest.raises(ValueError, match="a run with stop_on None, and this one has stop_on nll"):
+        train(network(), DATA, losses.CrossEntropy(), stop_on="nll", **how)
+    done = train(network(), DATA, losses.CrossEntropy(), **how)
+    assert done.epoch == 6
+    assert metrics.nll(*done.val) == done.history.epochs[-1].nll
+
+
+def test_an_unknown_score_does_not_decide_when_to_stop():
+    for scores, ends in (
+        ([np.nan] * 9, False),
+        ([np.nan, 0.5, 0.4, 0.6], False),
+        ([0.4, np.nan, np.nan, 0.6], True),
+        ([0.5, 0.4, 0.3, np.nan], False),
+    ):
+        epochs = tuple(Epoch(i + 1, 0.1, 1.0, 0.0, nll=0.1, refinement=score) for i, score in enumerate(scores))
+        assert _has_stalled(History(epochs), 3, "refinement") == ends
+
+
+def test_a_history_up_to_an_epoch():
+    done = train(network(), DATA, losses.CrossEntropy(), epochs=3)
+    short = done.history.until(2)
+    assert short.epochs == done.history.epochs[:2]
+    assert short.learned_epochs().tolist() == History((), done.history.correct[:2]).learned_epochs().tolist()
+    assert short.correct.shape == (2, 300)
+
+
+def test_options_are_checked_without_training():
+    check_options(DATA, losses.CrossEntropy(), 3, stop_on="refinement", patience=2)
+    for options, message in (
+        ({"stop_on": "ece"}, "stop_on must be"),
+        ({"schedule": "x"}, "schedule must be"),
+        ({"lr": -1.0}, "lr must be a number from 0 on, got -1"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a number from 0 on, got nan"),
     ):
         with pytest.raises(ValueError, match=message):
-            train(network(), halves, losses.CrossEntropy(), epochs=1, stop_on=stop_on)
+            check_options(DATA, losses.CrossEntropy(), 3, **options)
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,23 +15,26 @@ from torch import Tensor
 from trueup.calibrators.base import Calibrator
 from trueup.core.arrays import (
     NEVER,
-    as_logits,
     as_tensors,
     as_weighted,
     as_weights,
     fill_absent,
     find_absent,
     given,
+    take_rows,
     take_weighted,
     upcast_half,
 )
 from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
+from trueup.core.errors import silence_warnings
 from trueup.core.optimize import FitError
 from trueup.core.row_scores import score_rows
 from trueup.core.splits import k_fold
 from trueup.registry import METHODS
 
 Fit = Callable[..., Calibrator]
+FOLDS = 5
+"""Of `refinement`."""
 
 
 class Chain(Calibrator):
@@ -367,6 +371,8 @@ class Refinement(NamedTuple):
 def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", score: str = "nll") -> Refinement:
     """Split a proper score by a cross-fitted calibrator: score = calibration + refinement.
 
+    A row is given (1 − w) q + w/K, with q by the calibrator of the n rows of the other folds and w = 1/(n + 1).
+
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -374,10 +380,20 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     >>> parts.calibration > 0.1
     True
     """
-    z, y = as_tensors(logits, labels, at_least=5)
-    before = getattr(score_rows(z, y), score).mean()
-    after = getattr(score_rows(as_logits(cross_fit(method)(z, y)), y), score).mean()
-    return Refinement(float(before), float(before - after), float(after))
+    fit = _resolve(method)
+    z, y = as_tensors(logits, labels, at_least=FOLDS)
+    mixed = torch.empty(z.shape, dtype=torch.float64, device=z.device)
+    with silence_warnings(message="temperature stopped at its bound"):  # what that would do to the score is bounded too
+        for others, fold in k_fold(z, y, FOLDS):
+            n = int(others.sum())
+            log_q = torch.log_softmax(fit(*take_rows(z, y, others))(z[fold]).double(), dim=1)
+            options = torch.isfinite(z[fold])
+            uniform = torch.where(options, -options.sum(dim=1, keepdim=True).double().log(), -math.inf)
+            # Where the n rows are all right, T is as good as zero, and one held-out error would outweigh all else.
+            # But n rows cannot tell a chance of error of about 1/(n + 1) from none: an error costs ≤ ln((n + 1) K).
+            mixed[fold] = torch.logaddexp(log_q + math.log(n / (n + 1)), uniform - math.log(n + 1))
+    before, after = (float(getattr(score_rows(each, y), score).mean()) for each in (z, mixed))
+    return Refinement(before, before - after, after)
 
 
 def takes(fit: Fit, option: str) -> bool:

@@ -18,7 +18,11 @@ from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30
 """Bytes of calibration data that are kept; more is read from the loader again in each pass."""
+GRAPH_VALUES = 1 << 22
+"""Numbers of the inputs that are in one graph of autograd.
 
+A graph keeps what every layer made of every input: ResNet-101 makes 127 MB of a picture of 3 × 224 × 224, so that 512
+would be 65 GB; the 27 that this allows are 3.5 GB. A thousand images of 3 × 32 × 32 stay in one graph."""
 
 Position = tuple[Any, ...]
 """The keys in (args, kwargs) that lead to an argument."""
@@ -149,11 +153,7 @@ class CalibrationSet:
 
     def _slices(self) -> Iterator[Batch]:
         for chunk in self._chunks:
-            n = len(chunk.labels)
-            # One that is over goes with some before it: networks that call squeeze take no batch of one.
-            ends = [end - 1 if n - end == 1 < self._size - 1 else end for end in range(self._size, n, self._size)]
-            for start, end in itertools.pairwise([0, *ends, n]):
-                yield _map_rows(chunk, itemgetter(slice(start, end)), self._shared)
+            yield from self.split(chunk, self._size)
 
     def _again(self) -> Iterator[Batch]:
         """Read the loader once more, and check that it gives the labels that it gave before."""
@@ -187,9 +187,26 @@ class CalibrationSet:
         """The same batch with tensors of its own, but for what the samples share."""
         return _map_rows(batch, torch.clone, self._shared)
 
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """The rows of a batch in their order, at most `size` at a time."""
+        n = len(batch.labels)
+        # One that is over goes with some before it: networks that call squeeze take no batch of one.
+        ends = [end - 1 if n - end == 1 < size - 1 else end for end in range(size, n, size)]
+        for start, end in itertools.pairwise([0, *ends, n]):
+            yield _map_rows(batch, itemgetter(slice(start, end)), self._shared)
+
     def rows(self, batch: Batch, rows: Tensor) -> Batch:
         """Some rows of a batch."""
         return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+
+
+def graph_rows(values: int) -> int:
+    """Samples of so many numbers each that go into one graph.
+
+    >>> graph_rows(3 * 32 * 32), graph_rows(3 * 224 * 224)
+    (1365, 27)
+    """
+    return max(1, GRAPH_VALUES // values)
 
 
 def batches_of(loader: Any) -> Callable[[Sequence[list[int]]], Iterable[Any]] | None:

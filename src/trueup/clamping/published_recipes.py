@@ -36,7 +36,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trueup.clamping.calibration_set import local_subset
+from trueup.clamping.calibration_set import graph_rows, local_subset
 from trueup.clamping.input_parameters import channel_norms
 from trueup.clamping.maps import Shift, detach_map, scale_shape
 from trueup.clamping.network import Network, gradients_of
@@ -245,12 +245,14 @@ def _penalty_weight(problem: Problem, options: _SGDOptions, delta: Tensor) -> fl
 
 
 def _mini_batches(network: Network, size: int, generator: torch.Generator) -> Iterator[tuple[Iterable[Batch], int]]:
-    """This rank's share of each mini-batch of an epoch, and the size of the whole over all ranks.
+    """This rank's share of each mini-batch of an epoch, in parts for one graph each, and the size of the whole.
 
     The order is drawn for the samples of all ranks together, so that several make the steps of one alone.
     """
     if world_size() == 1:
-        yield from (([batch], len(batch.labels)) for batch in network.inputs.shuffled_batches(size, generator))
+        most = graph_rows(math.prod(network.shape))
+        for batch in network.inputs.shuffled_batches(size, generator):
+            yield network.inputs.split(batch, most), len(batch.labels)
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):
             yield local_subset(network.inputs, chosen), len(chosen)

@@ -74,7 +74,7 @@ def study(
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the tables, figures and the page.")
     ] = Path("study"),
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before a run of more than a day, or of unknown length.")
+        bool, typer.Option("--yes", "-y", help="Do not ask before a run of networks of over a day or unknown length.")
     ] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -100,8 +100,8 @@ def study(
     from trueup.study.study_page import save_page
 
     selected: Study = STUDIES[name]
-    if device is None and not report_only and not (cluster or "").startswith(("tcp", "tls")):
-        device = _default_device(selected)
+    if device is None and not report_only:
+        device = _default_device(selected, cluster)
     options = Options(
         **o.drop_unset(data=data, data_dir=None if data_dir is None else str(data_dir), preset=preset, seeds=seeds),
         **o.drop_unset(network=network, device=device),
@@ -135,19 +135,27 @@ def study(
 
 
 def _require_data(cells: list[Cell], options: Options) -> None:
-    """Find the data sets before the first run, or fetch them, so that a missing file is known at once."""
+    """Find the data sets before the first run, or fetch them, so that all missing files are known at once."""
     from trueup.study.overview import missing_files
     from trueup.training.data import load_data
 
     names = list(dict.fromkeys(str(cell.settings["data"]) for cell in cells if "data" in cell.settings))
+    errors = []
     for missing in missing_files(names, options.data_dir):
-        load_data(missing.partition(":")[0], options.data_dir)
+        try:
+            load_data(missing.partition(":")[0], options.data_dir)
+        except FileNotFoundError as error:
+            errors.append(str(error))
+    if errors:
+        raise FileNotFoundError(". ".join(errors))
 
 
-def _default_device(study: Study) -> str:
-    """A GPU if this machine has one and the study has networks, so that all of its work is there."""
+def _default_device(study: Study, cluster: str | None) -> str | None:
+    """A GPU if this machine has one and the study has networks; None where each worker is to see what it has."""
     if study.flops is None:
         return "cpu"
+    if (cluster or "").startswith(("tcp", "tls")):
+        return None
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -179,7 +187,10 @@ def _require_device(options: Options, cluster: str | None) -> None:
 
 
 def _confirm(study: Study, store: Store, options: Options, workers: int | None) -> None:
-    """Ask before a run that will take more than a day of this machine, or nobody knows how long."""
+    """Ask before a run of networks that will take more than a day of this machine, or nobody knows how long.
+
+    A study of predictions alone has none, and is not asked about.
+    """
     from trueup.study.cost import DAY, SLOWEST, estimate, measure_rate
 
     finished = frozenset(key for key, status in store.statuses(study.cells(options)).items() if status == "finished")

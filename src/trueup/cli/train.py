@@ -50,7 +50,11 @@ def train(
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option("--patience", metavar="N", help="Stop if the validation loss has not fallen for N epochs."),
+        typer.Option(
+            "--patience",
+            metavar="N",
+            help="Stop if the validation loss, or what --stop-on looks at, has not fallen for N epochs.",
+        ),
     ] = None,
     stop_on: Annotated[
         str | None,
@@ -84,6 +88,7 @@ def train(
     from trueup.models.networks import build_network, network_options
     from trueup.training.augment import flip_and_crop
     from trueup.training.data import DATASETS, load_data
+    from trueup.training.loop import check_options
     from trueup.training.loop import train as train_network
     from trueup.training.run_settings import with_current_names
 
@@ -98,6 +103,8 @@ def train(
         batch_size=batch_size, optimiser=optimiser, lr=lr, weight_decay=weight_decay, schedule=schedule,
         milestones=milestones, patience=patience, stop_on=stop_on, seed=seed,
     )  # fmt: skip
+    criterion = LOSSES[loss]()
+    check_options(dataset, criterion, epochs, **options)
     run = {
         "data": dataset.name,
         "loss": loss,
@@ -113,6 +120,7 @@ def train(
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         started = resolve.read_run(folder)
+        started.pop("epoch", None)  # of a run that was killed as it ended
         started["train"] = with_current_names(started.get("train", {}))
         if started != to_json({"schema": started["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
@@ -121,13 +129,15 @@ def train(
     resolve.write_json(folder / resolve.RUN, run)
     with silence_warnings(enabled=quiet):
         trained = train_network(
-            model, dataset, LOSSES[loss](), epochs, **options, augment=flip_and_crop if augment else None,
+            model, dataset, criterion, epochs, **options, augment=flip_and_crop if augment else None,
             checkpoint=checkpoint, progress=not quiet,
         )  # fmt: skip
     with atomic_write(folder / resolve.WEIGHTS) as (draft,):
         save_file({name: tensor.cpu().contiguous() for name, tensor in trained.model.state_dict().items()}, draft)
     history = [asdict(epoch) for epoch in trained.history.epochs]
-    resolve.write_json(folder / "history.json", {"epochs": history})
+    run["epoch"] = trained.epoch
+    resolve.write_json(folder / resolve.RUN, run)
+    resolve.write_json(folder / "history.json", {"epoch": trained.epoch, "epochs": history})
     for name, half in (("val", trained.val), ("test", trained.test)):
         if isinstance(half, Predictions):
             save(folder / f"{name}.npz", half)
@@ -137,12 +147,19 @@ def train(
         return
     if quiet:
         return
-    head = ("loss", "train_accuracy", "accuracy", "nll", "ece", "test_ece", "optimal_ece")
+    extra = ("refinement",) if stop_on == "refinement" else ()
+    head = ("loss", "train_accuracy", "accuracy", "nll", *extra, "ece", "test_ece", "optimal_ece")
     print_table(
         [["epoch", *(name.replace("_", " ") for name in head)]]
         + [[str(epoch["number"]), *(format_number(epoch[name]) for name in head)] for epoch in history]
     )
-    print_remarks(f"Written: {folder}", f"Now: trueup report {folder}/val.npz {folder}/test.npz -o report.html")
+    least = "NLL" if stop_on == "nll" else stop_on
+    kept = f"Kept the weights of epoch {trained.epoch} of {len(history)} (least {least} on the validation half)"
+    print_remarks(
+        "" if stop_on is None else kept,
+        f"Written: {folder}",
+        f"Now: trueup report {folder}/val.npz {folder}/test.npz -o report.html",
+    )
 
 
 def register(app: typer.Typer) -> None:

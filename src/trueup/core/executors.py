@@ -18,7 +18,7 @@ def executor_for(name: str, *, gpus: int = 0) -> Iterator[Executor | None]:
 
     "none" is this process, "processes" or "processes:4" a pool on this machine, "local" or "local:4" a Dask cluster of
     its own on this machine, "tcp://host:port" or "tls://host:port" a Dask cluster that is there already. With `gpus`
-    the processes of a pool are dealt to so many of them, each seeing one alone.
+    the processes on this machine are dealt to so many of them, each seeing one alone.
 
     >>> with executor_for("none") as executor:
     ...     print(executor)
@@ -56,7 +56,7 @@ def executor_for(name: str, *, gpus: int = 0) -> Iterator[Executor | None]:
             lifeline.close()
             end.close()
     else:
-        with _dask(None, workers) as executor:
+        with _dask(None, workers, gpus) as executor:
             yield executor
 
 
@@ -68,9 +68,7 @@ def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:
     if gpus:
         with started.get_lock():
             number, started.value = started.value, started.value + 1
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        names = visible if visible != [""] else [str(i) for i in range(gpus)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[number % len(names)]  # read when torch first asks for a GPU
+        _select_gpu(number, gpus)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # read when NumPy is imported
         os.environ.setdefault(name, "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -82,10 +80,17 @@ def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
+def _select_gpu(number: int, gpus: int) -> None:
+    """Let this process see one of so many GPUs alone, by its number among the processes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    names = visible.split(",")[:gpus]
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[number % len(names)]  # read when torch first asks for a GPU
+
+
 @contextmanager
-def _dask(address: str | None, workers: int = 1) -> Iterator[Executor]:
+def _dask(address: str | None, workers: int = 1, gpus: int = 0) -> Iterator[Executor]:
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client, LocalCluster, WorkerPlugin
     except ImportError:
         raise ImportError("a Dask cluster needs distributed: pip install 'trueup[cluster]'") from None
     with ExitStack() as stack:
@@ -93,6 +98,13 @@ def _dask(address: str | None, workers: int = 1) -> Iterator[Executor]:
             options = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
             cluster = stack.enter_context(LocalCluster(**options))  # type: ignore[no-untyped-call]
             client = stack.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
+            if gpus:
+
+                class SelectGPU(WorkerPlugin):  # also for a worker that starts in the place of one that was lost
+                    def setup(self, worker: Any) -> None:
+                        _select_gpu(int(worker.name), gpus)
+
+                client.register_plugin(SelectGPU())
         else:
             client = stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
         yield client.get_executor()

@@ -15,7 +15,7 @@ from trueup.report.html import TableCell
 from trueup.report.html import table as html_table
 from trueup.study.grid import Options, Rows
 from trueup.study.published import normalize_name
-from trueup.study.statistics import paired_interval
+from trueup.study.statistics import LEVEL, paired_interval
 from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
 
 ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
@@ -44,7 +44,9 @@ class Claim:
     """The paper's own number, where it prints one: the same for all, or by data set and network as `published_key`
     names them, under "" for those that the paper has not."""
     discrete: bool = False
-    """Whether the numbers have few values, as rank correlations and counts: several runs may then well agree."""
+    """Whether the numbers have few values, as rank correlations: several runs may then well agree."""
+    exact: bool = False
+    """Whether the numbers are counted, not measured: one run then says all."""
     one_split: bool = False
     """Whether its runs are of one split, though those of the study each split the samples anew."""
 
@@ -67,7 +69,7 @@ class ClaimResult(NamedTuple):
     claim: Claim
     group: str
     runs: int
-    """Differences that are the same in every run are those of one run."""
+    """Differences that are the same in every run are those of one run, unless they have few values."""
     mean: float
     low: float
     """The interval of the mean, by Student's t over runs; NaN of one run. See `paired_interval`."""
@@ -98,7 +100,8 @@ class ClaimTable:
     notes: tuple[str, ...] = (
         "Each number is a difference of runs with the same seed, positive where it speaks for the claim. Held: the "
         "95 % interval of its mean (Student's t over runs) lies above zero. Did not hold: below zero. A difference "
-        "that is the same in every run was measured once and has no interval. Where each run splits the same samples "
+        "that is the same in every run was measured once and has no interval; of ranks, which may well agree, a sign "
+        "test decides, which takes six runs, and a count needs but one. Where each run splits the same samples "
         "anew, intervals are wider for what splits share (Nadeau & Bengio 2003); where all runs have the same test "
         "samples, the chance in these is not in them. Nothing is corrected for the number of claims.",
     )
@@ -164,13 +167,16 @@ def judge_claims(
 
 def _judge(claim: Claim, group: str, values: np.ndarray, resplit_ratio: float) -> ClaimResult:
     runs, mean = len(values), float(values.mean())
-    # What draws nothing says the same with every seed: repeated, it would seem certain.
-    if not claim.discrete and np.ptp(values) <= ROUNDING * np.abs(values).max():
-        runs = 1
-    if runs < 2:
-        return ClaimResult(claim, group, runs, mean, math.nan, math.nan, "not distinguishable")
-    low, high = paired_interval(values, resplit_ratio=resplit_ratio)
-    verdict: ClaimVerdict = "held" if low > 0 else "did not hold" if high < 0 else "not distinguishable"
+    low, high = math.nan, math.nan
+    if np.ptp(values) > ROUNDING * np.abs(values).max():
+        low, high = paired_interval(values, resplit_ratio=resplit_ratio)
+        sides = low, high
+    else:
+        # What draws nothing says the same with every seed: repeated, it would seem certain.
+        runs = runs if claim.discrete else 1
+        certain = claim.exact or 2 * 0.5**runs < LEVEL
+        sides = (mean, mean) if certain else (-math.inf, math.inf)
+    verdict: ClaimVerdict = "held" if sides[0] > 0 else "did not hold" if sides[1] < 0 else "not distinguishable"
     return ClaimResult(claim, group, runs, mean, low, high, verdict)
 
 

@@ -91,7 +91,7 @@ class Options:
     without: tuple[str, ...] = ()
     """Parts of a study that are left out, as "figure-1d"."""
     device: str | None = None
-    """Where networks are, such as "cuda"; the CPU, or what training finds, if None."""
+    """Where networks are, such as "cuda"; if None, the GPU of whoever runs a cell, or its CPU."""
     retrain: bool = False
     """Train also the networks that come with the package."""
     threads: int = 1

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from trueup.report.html import TableCell, definition_list, escape, paragraph, section, table
 from trueup.study.grid import Options, Rows
 from trueup.study.tables import MISSING, Table, format_mean
+from trueup.study.trained_networks import WeightsSplit
 
 UNITS = (("_pct", 100.0), ("_x1e-2", 100.0), ("_x1e-3", 1000.0), ("_nats", 1.0))
 UNIT_SIGNS = {"pct": "%", "x1e-2": "×10⁻²", "x1e-3": "×10⁻³", "nats": "nats"}
@@ -33,6 +34,8 @@ SPELLINGS: Mapping[str, str] = {
     "mixerb16224googin21kftin1k": "mlpmixerb16",
 }
 """Our names, or timm's, → those of the papers."""
+CALIBRATE_NETWORKS = ("neural-clamping",)
+"""Papers that calibrate networks trained before: other weights are a setting there, which training is elsewhere."""
 MARKS = {"agrees": "=", "differs": "≠", "same direction": "✓", "opposite direction": "✗"}
 
 Verdict = Literal["agrees", "differs", "same direction", "opposite direction", "within spread", "no number"]
@@ -111,7 +114,7 @@ class ComparedFigure:
     theirs: float
     their_std: float
     verdict: Verdict
-    """With the same data set and network "agrees" or "differs"; else the direction of the change from the reference."""
+    """With the same settings "agrees" or "differs"; else the direction of the change from the reference."""
 
     @property
     def digits(self) -> int:
@@ -139,7 +142,7 @@ class PaperComparison:
     reference: str
     """The first method of both, from which the changes of the others are counted."""
     reasons: tuple[Reason, ...]
-    """Settings that differ; none where data set and network are the same."""
+    """Settings that differ; none where data set and network are the same, and so are weights that were given."""
     figures: tuple[ComparedFigure, ...]
 
     def with_verdict(self, verdict: Verdict) -> list[ComparedFigure]:
@@ -164,7 +167,7 @@ def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> l
         for dataset, model in dict.fromkeys((value.dataset, value.model) for value in values):
             theirs = [value for value in values if (value.dataset, value.model) == (dataset, model)]
             groups = [(group, _reasons(group, rows, dataset, model)) for group in tables[name].groups]
-            exact = [pair for pair in groups if not pair[1]]
+            exact = [(group, _weights_reasons(group, rows, paper)) for group, reasons in groups if not reasons]
             for group, reasons in exact or groups:
                 comparisons.append(_compare_group(name, tables[name], group, theirs, reasons))
     return [comparison for comparison in comparisons if comparison.figures]
@@ -239,6 +242,21 @@ def _reasons(group: str, rows: Rows, dataset: str, model: str) -> tuple[Reason, 
     return tuple(reasons)
 
 
+def _weights_reasons(group: str, rows: Rows, paper: str) -> tuple[Reason, ...]:
+    """What of the weights of a network that the paper has too is not the paper's."""
+    if paper not in CALIBRATE_NETWORKS:
+        return ()
+    ours = {_other_weights(row["how"]) for row in rows if group == f"{row['data']}, {row['network']}"}
+    return tuple(Reason("set of weights", name, "the paper's") for name in sorted(ours - {""}))
+
+
+def _other_weights(how: Mapping[str, Any]) -> str:
+    """Where weights are from that are not the paper's; nothing of those that are, or that timm publishes."""
+    if how.get("weights"):
+        return "" if WeightsSplit(*how.get("split", ("test",))).published else str(how["weights"])
+    return "trained here" if "epochs" in how else ""
+
+
 def column_and_factor(metric: str) -> tuple[str, float]:
     """Our column for a published metric, and the factor that brings a plain number to its unit.
 
@@ -299,10 +317,11 @@ def comparison_section(paper: str, comparisons: Sequence[PaperComparison], optio
     same, others = [c for c in comparisons if not c.reasons], [c for c in comparisons if c.reasons]
     parts = [
         paragraph(
-            "Each cell has our number and, below it, the published one. With the same data set and network, = is a "
-            "difference within twice the spread of both, ≠ one beyond it. With others only the direction in which a "
-            "method changes from the first can agree: ✓ the same direction in both, ✗ opposite directions, no sign "
-            "where one of the two changes by no more than its spread."
+            "Each cell has our number and, below it, the published one. With the same data set and network, and the "
+            "same weights where the paper calibrates networks trained before, = is a difference within twice the "
+            "spread of both, ≠ one beyond it. With others only the direction in which a method changes from the first "
+            "can agree: ✓ the same direction in both, ✗ opposite directions, no sign where one of the two changes by "
+            "no more than its spread."
         )
     ]
     parts.append(_summary(same, others, options))
@@ -310,7 +329,9 @@ def comparison_section(paper: str, comparisons: Sequence[PaperComparison], optio
     parts += map(_comparison_table, same)
     if others:
         inner = "".join(map(_comparison_table, others))
-        parts.append(f"<details open><summary>Other data sets or networks than the paper’s</summary>{inner}</details>")
+        parts.append(
+            f"<details open><summary>Other data sets, networks or weights than the paper’s</summary>{inner}</details>"
+        )
     return section("paper", heading, *parts)
 
 

@@ -97,23 +97,32 @@ def run(
 
 
 def execute(work: str, cell: Cell) -> _CellResult:
-    """Do the work of one cell wherever this is called, on as many threads as the cell may use."""
-    started = time.monotonic()
+    """Do the work of one cell wherever this is called, on as many threads as the cell may use.
+
+    Where no device is named, networks are on a GPU if this process sees one: it may be on another machine.
+    """
+    started, device = time.monotonic(), cell.local.get("device")
     try:
         module, attribute = work.split(":")
         function: Any = reduce(getattr, attribute.split("."), import_module(module))
+        device = device or _default_device()
         with _threads(int(cell.local.get("threads", 1))):
-            returned = function({**cell.settings, **cell.local})
+            returned = function({**cell.settings, **cell.local, "device": device})
         rows = validate_rows(cell, returned)
     except Exception as error:
         rows, failure = [], _format_error(error)
     else:
         failure = ""
-    return _CellResult(rows, failure, time.monotonic() - started, describe_place(cell.local.get("device")))
+    return _CellResult(rows, failure, time.monotonic() - started, describe_place(device))
+
+
+def _default_device() -> str:
+    torch = sys.modules.get("torch")  # the work has imported it, if it has networks
+    return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
 
 
 def describe_place(device: str | None = None) -> Place:
-    """This machine, with the GPU that networks may be on, and the versions that a result depends on.
+    """This machine, with the GPU if the device is one and was used, and the versions that a result depends on.
 
     >>> describe_place().software.split()[0]
     'trueup'
@@ -121,9 +130,9 @@ def describe_place(device: str | None = None) -> Place:
     cores = count_cores()
     machine = f"{cores} CPU {'core' if cores == 1 else 'cores'} ({_processor()})"
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
+    if torch is not None and device is not None and device.startswith("cuda") and torch.cuda.is_initialized():
         with suppress(RuntimeError, AssertionError):  # a device that is not there: the cell says so
-            machine += f", {torch.cuda.get_device_name(device or 'cuda')}"
+            machine += f", {torch.cuda.get_device_name(device)}"
     software = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
     return Place(machine, f"trueup {__version__}, Python {platform.python_version()}, {software}")
 

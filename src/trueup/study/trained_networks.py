@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -19,6 +21,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from trueup.clamping.calibration_set import graph_rows
 from trueup.core import __version__
 from trueup.core.executors import count_cores
 from trueup.core.splits import random_order, split_by_sizes, split_indices
@@ -26,6 +29,7 @@ from trueup.io.atomic import atomic_write, errors_name_file, require_file
 from trueup.models.corruptions import corrupt
 from trueup.models.networks import Normalise, build_network, load_weights, network_options
 from trueup.registry import LOSSES
+from trueup.study.cost import SIZES
 from trueup.study.grid import as_json, digest
 from trueup.training.augment import flip_and_crop
 from trueup.training.data import load_data
@@ -41,7 +45,7 @@ from trueup.training.run_settings import with_current_names
 VERSION = 1
 """Raised whenever the same settings would train other weights: those kept no longer count then."""
 BATCH = 500
-"""Images that a trained network is asked about at a time."""
+"""Images that a trained network is asked about at a time, if so many go into one graph."""
 LONG = 1000
 """Training samples from which on a checkpoint is written: with fewer, an epoch takes hardly longer than the file."""
 SHIPPED = "networks"
@@ -59,8 +63,8 @@ class Loader:
     part: Dataset[Any]
     normalise: nn.Module
     batch_size: int = BATCH
-    workers: int = 0
-    """Processes that read samples."""
+    ahead: bool = False
+    """Whether a batch is read while the one before it is in use."""
     name: str = ""
     """Which samples these are, in words that no others of the same network have."""
 
@@ -68,13 +72,15 @@ class Loader:
         return len(self.part)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in DataLoader(self.part, batch_size=self.batch_size, num_workers=self.workers):
-            yield self.normalise(images), labels
+        return self._normalised(DataLoader(self.part, batch_size=self.batch_size))
 
     def batches_of(self, numbers: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these numbers, batch by batch."""
         own = torch.Generator()  # a loader draws a number from the global one
-        for images, labels in DataLoader(self.part, batch_sampler=numbers, num_workers=self.workers, generator=own):
+        return self._normalised(DataLoader(self.part, batch_sampler=numbers, generator=own))
+
+    def _normalised(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in read_ahead(batches) if self.ahead else batches:
             yield self.normalise(images), labels
 
     def sample(self, count: int | None, seed: int) -> Loader:
@@ -91,6 +97,23 @@ class Loader:
         ends = torch.zeros_like(image)[None], torch.ones_like(image)[None]
         low, high = (self.normalise(end)[0].amax(dim=(1, 2), keepdim=True) for end in ends)
         return low, high
+
+
+def read_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same batches, each read while the one before it is in use.
+
+    By a thread: reading holds no lock of Python's for long, and a daemon, as a worker of Dask is, may have no processes
+    of its own, which would also send every batch through shared memory.
+
+    >>> list(read_ahead([1, 2, 3]))
+    [1, 2, 3]
+    """
+    rest = iter(batches)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, rest, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, rest, None)
+            yield batch
 
 
 def resplit(val: Loader, test: Loader, seed: int) -> tuple[Loader, Loader]:
@@ -146,6 +169,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     name, options = settings["network"], {"seed": seed, **how.get("options", {})}
     # Of the validation images, which any data set has: those of ImageNet to train on are seldom there.
     model = build_network(name, network_options(name, replace(data, train=data.val), **options))
+    _require_own_classes(model, data, settings)
     normalisation = _own_normalisation(model, how, settings) or data.normalisation
     normalise: nn.Module = nn.Identity() if normalisation is None else Normalise(*normalisation)
     if how.get("weights"):
@@ -158,13 +182,15 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
         _load_or_train_weights(model, data, normalise, settings)
     parts = {"val": data.val, "test": data.test}
     parts = {name: _pictures(part, resize) for name, part in parts.items()}
-    if any(isinstance(part, Pictures) for part in parts.values()):
+    pictures = any(isinstance(part, Pictures) for part in parts.values())
+    if pictures:
         # A daemon, as a worker of Dask is, may have no processes of its own.
         folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
         parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
     if shift is not None:
         parts = {name: _shift(part, shift, seed=i) for i, (name, part) in enumerate(parts.items())}
-    val, test = (Loader(part, normalise, name=name) for name, part in parts.items())
+    size = min(BATCH, graph_rows(parts["val"][0][0].numel()))
+    val, test = (Loader(part, normalise, size, pictures, name) for name, part in parts.items())
     return TrainedNetwork(channels_last(model.to(settings.get("device") or "cpu")).eval(), val, test)
 
 
@@ -184,6 +210,17 @@ def _pictures(part: Dataset[Any], resize: str | None) -> Dataset[Any]:
     numbers = range(len(whole)) if indices is None else indices
     transform = whole.transform if resize is None else RESIZES[resize]
     return Pictures([whole.files[i] for i in numbers], [whole.labels[i] for i in numbers], transform)
+
+
+def _require_own_classes(model: nn.Module, data: Data, settings: Mapping[str, Any]) -> None:
+    """Refuse weights that timm fetches for other classes: of these the last layer would be drawn at random."""
+    how, config = settings["how"], getattr(model, "pretrained_cfg", None) or {}
+    own = config.get("num_classes", len(data.classes))
+    if how.get("options", {}).get("pretrained") and "epochs" not in how and own != len(data.classes):
+        raise ValueError(
+            f"{data.name} must have {own:,} classes, as the published weights of {settings['network']} have, "
+            f"got {len(data.classes):,}"
+        )
 
 
 def _own_normalisation(model: nn.Module, how: Mapping[str, Any], settings: Mapping[str, Any]) -> Normalisation | None:
@@ -224,21 +261,27 @@ SPLIT_BY_FILES = ("bloodmnist", "imagenet")
 """Data sets whose files name a validation part."""
 SPLIT_BY_ORDER = ("cifar10", "cifar100", "svhn")
 """Those of which `load_data` can take the last tenth of the training images for validation."""
+RELEASED_CIFAR100: Normalisation = ((0.4914, 0.4822, 0.4465), (0.2675, 0.2565, 0.2761))
+"""What the code released with Neural Clamping makes of CIFAR-100 for its networks: not the data set's own."""
 
 
 def read_split(path: Path, data: str) -> WeightsSplit:
     """What the file NAME.json beside weights NAME says.
 
-    That is `held_out`; `mean` and `std` if they are its own; and `"published": true` of weights that are the paper's.
+    That is `held_out`; `mean` and `std` of each channel if they are its own; and `"published": true` of weights that
+    are the paper's, which on CIFAR-100 have a mean and std of their own.
     """
     side = path.with_suffix(".json")
+    mean, std = map(list, RELEASED_CIFAR100)
     if not side.exists():
+        released = as_json({"held_out": "last", "mean": mean, "std": std, "published": True})
         raise ValueError(
             f"{path}: which images these weights were trained on is not known, so none is safe to calibrate on; write "
             f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
-            f"tenth of these was held out ({', '.join(SPLIT_BY_ORDER)}; so it is with the ResNet-110 released with the "
-            f'code of Neural Clamping), "val" if the validation part of the files was '
-            f'({", ".join(SPLIT_BY_FILES)}); and "published": true if they are the paper\'s own'
+            f'tenth of these was held out ({", ".join(SPLIT_BY_ORDER)}), "val" if the validation part of the files was '
+            f'({", ".join(SPLIT_BY_FILES)}); "mean" and "std" of each channel if they are not the data set\'s; and '
+            f'"published": true if they are the paper\'s own; for the ResNet-110 released with the code of Neural '
+            f"Clamping it is {released}"
         )
     with errors_name_file(side):
         said = json.loads(side.read_text(encoding="utf-8"))
@@ -246,11 +289,36 @@ def read_split(path: Path, data: str) -> WeightsSplit:
         known = ["test", *(["last"] if data in SPLIT_BY_ORDER else []), *(["val"] if data in SPLIT_BY_FILES else [])]
         if held_out not in known:
             raise ValueError(f"held_out must be one of {', '.join(known)} for {data}, got {held_out!r}")
-        normalisation = None if "mean" not in said else (tuple(said["mean"]), tuple(said["std"]))
         published = said.get("published", False)
         if not isinstance(published, bool):
             raise ValueError(f"published must be true or false, got {published!r}")
+        normalisation = _parse_normalisation(said, channels=SIZES[data].shape[0])
+        if normalisation is None and published and data == "cifar100":
+            raise ValueError(
+                f"the paper's weights for cifar100 need mean and std, got none; its released code has {mean} and {std}"
+            )
     return WeightsSplit(held_out, normalisation, published)
+
+
+def _parse_normalisation(said: Mapping[str, Any], channels: int) -> Normalisation | None:
+    """Mean and standard deviation of each channel; None where neither is named.
+
+    >>> _parse_normalisation({"mean": [0.5], "std": [0.25]}, 1)
+    ((0.5,), (0.25,))
+    >>> _parse_normalisation({"mean": [0.5]}, 1)
+    Traceback (most recent call last):
+    ValueError: std must have a positive number for each of 1 channels, got None
+    """
+    if "mean" not in said and "std" not in said:
+        return None
+    pair = []
+    for name, kind in (("mean", "finite"), ("std", "positive")):
+        values: Any = said.get(name)
+        numbers = isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+        if not numbers or len(values) != channels or (kind == "positive" and min(values) <= 0):
+            raise ValueError(f"{name} must have a {kind} number for each of {channels} channels, got {values!r}")
+        pair.append(tuple(values))
+    return pair[0], pair[1]
 
 
 def shipped_name(settings: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ class Epoch:
     """In a regression that of the Gaussian forecasts; NaN where the network announces no variance."""
     ece: float = math.nan
     refinement: float = math.nan
-    """The NLL of the validation half after a cross-fitted temperature; NaN unless the run stops on it."""
+    """`loop.refinement` of the validation half, its NLL after a cross-fitted temperature; NaN unless the run stops on
+    it."""
     test_ece: float = math.nan
     optimal_ece: float = math.nan
     """The least test ECE that any one temperature could give: below what a validation half can choose."""
@@ -66,6 +67,10 @@ class History:
         """With one more epoch."""
         before = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
         return History((*self.epochs, epoch), np.concatenate([before, correct[None]]))
+
+    def until(self, number: int) -> History:
+        """Up to and with an epoch, the first being 1."""
+        return History(self.epochs[:number], self.correct[:number])
 
     def as_state(self) -> dict[str, Any]:
         """Plain numbers and tensors, for a checkpoint."""

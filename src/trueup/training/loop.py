@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,15 +11,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from trueup import metrics
-from trueup.calibrators.compose import cross_fit
+from trueup.calibrators.compose import FOLDS, refinement
 from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks
 from trueup.core.progress import track
 from trueup.io.atomic import atomic_write, errors_name_file
@@ -26,10 +26,9 @@ from trueup.io.predictions import Predictions
 from trueup.models.batches import arguments_of, logits_of, replace_at, tensors_in
 from trueup.models.freezing import frozen
 from trueup.training.history import Epoch, History
-from trueup.training.run_settings import Optimiser, RunSettings, Schedule
+from trueup.training.run_settings import Optimiser, RunSettings, Schedule, StopOn
 from trueup.training.tasks import KINDS, Classification, Forecasts, Task
 
-StopOn: TypeAlias = Literal["nll", "refinement"]
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 Halves: TypeAlias = tuple[Dataset[Any], Dataset[Any] | None, Dataset[Any] | None]
 
@@ -81,14 +80,14 @@ def train(
     declares `takes_model` takes the network, the inputs and the labels, and does its own passes. The `task` is that of
     the kind of data that `load_data` gives, else `Classification()`; tokens are `Classification(classes="last")`, and
     numbers `Regression()`. The learning rate falls by a cosine to zero, or tenfold at each of `milestones` (shares of
-    the epochs). `augment(inputs, generator)` changes a batch. `patience` ends a run whose validation NLL (RMSE where
-    there is none) has not fallen for so many epochs. With `stop_on` the network ends with the weights of its best
-    epoch: of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature fitted on
-    other validation samples. What a temperature repairs is then no reason to stop early. `evaluate_train=False` saves
-    the pass over the training half that ends each epoch; the history then has no training accuracy and does not know
-    which samples were right. With `checkpoint`, a file, a run that was killed goes on where its last epoch ended and
-    comes to the same result. `fabric` is a launched `lightning.fabric.Fabric`; `batch_size` is that of each process.
-    The global random state is as before afterwards.
+    the epochs). `augment(inputs, generator)` changes a batch. With `stop_on` the network ends with the weights of its
+    best epoch: of the least validation NLL, or of the least "refinement", the NLL that is left after a temperature
+    fitted on other validation samples. What a temperature repairs is then no reason to stop early. `patience` ends a
+    run in which what `stop_on` looks at has not fallen for so many epochs; without `stop_on`, the validation NLL, or
+    the RMSE where there is none. `evaluate_train=False` saves the pass over the training half that ends each epoch; the
+    history then has no training accuracy and does not know which samples were right. With `checkpoint`, a file, a run
+    that was killed goes on where its last epoch ended and comes to the same result. `fabric` is a launched
+    `lightning.fabric.Fabric`; `batch_size` is that of each process. The global random state is as before afterwards.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -98,21 +97,57 @@ def train(
     >>> [epoch.number for epoch in done.history.epochs], done.history.epochs[-1].accuracy > 0.9
     ([1, 2, 3, 4, 5], True)
     """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        halves, task, settings = _prepare(
+            data, loss, epochs, task, batch_size, optimiser, lr, momentum, weight_decay, schedule, milestones, patience,
+            stop_on, seed,
+        )  # fmt: skip
+        run = _Run(fabric or make_fabric(), model, halves, loss, task, settings, augment, progress, evaluate_train)
+        return run.run(None if checkpoint is None else Path(checkpoint), patience)
+
+
+def check_options(data: Any, loss: nn.Module | Callable[..., Tensor], epochs: int, **options: Any) -> None:
+    """Refuse what `train` would refuse of its options, before anything is trained or written.
+
+    >>> pairs = torch.utils.data.TensorDataset(torch.zeros(9, 2), torch.zeros(9).long())
+    >>> check_options((pairs, None, None), nn.CrossEntropyLoss(), 5, patience=3)
+    Traceback (most recent call last):
+    ValueError: patience looks at the validation half, so data must have one, got None with 3
+    """
+    given = inspect.signature(train).bind(None, data, loss, epochs, **options)
+    given.apply_defaults()
+    _prepare(**{name: given.arguments[name] for name in inspect.signature(_prepare).parameters})
+
+
+def _prepare(
+    data: Any,
+    loss: nn.Module | Callable[..., Tensor],
+    epochs: int,
+    task: Task | None,
+    batch_size: int,
+    optimiser: Optimiser,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    schedule: Schedule,
+    milestones: Sequence[float],
+    patience: int | None,
+    stop_on: StopOn | None,
+    seed: int,
+) -> tuple[Halves, Task, RunSettings]:
+    """The parts of the data, the task and the settings of a run, all of them checked."""
     halves = _halves(data)
     task = _task_of(data) if task is None else task
     loss_name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
     settings = RunSettings(
         epochs, batch_size, seed, optimiser, lr, momentum, weight_decay, schedule, milestones, loss_name, repr(task),
-        len(halves[0]),  # type: ignore[arg-type]
+        len(halves[0]), stop_on,  # type: ignore[arg-type]
     )  # fmt: skip
     if patience is not None and halves[1] is None:
         raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
     if stop_on is not None:
         _check_stop_on(stop_on, halves[1], task)
-    fabric = fabric or make_fabric()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        run = _Run(fabric, model, halves, loss, task, settings, augment, progress, stop_on, evaluate_train)
-        return run.run(None if checkpoint is None else Path(checkpoint), patience)
+    return halves, task, settings
 
 
 def _halves(data: Any) -> Halves:
@@ -161,10 +196,9 @@ class _Run:
         settings: RunSettings,
         augment: Transform | None,
         progress: bool,
-        stop_on: StopOn | None,
         evaluate_train: bool,
     ) -> None:
-        self.stop_on, self.best, self.evaluate_train = stop_on, _Best(), evaluate_train
+        self.stop_on, self.best, self.evaluate_train = settings.stop_on, _Best(), evaluate_train
         self.fabric, self.network, self.halves, self.loss, self.task = fabric, model, halves, loss, task
         self.settings, self.augment, self.progress = settings, augment, progress
         if isinstance(loss, nn.Module):
@@ -282,7 +316,7 @@ class _Run:
         val = self.predictions(1)
         figures = dict(self.task.figures(val, self.predictions(2)))
         if self.stop_on == "refinement":
-            figures["refinement"] = refinement(*cast("Predictions", val))
+            figures["refinement"] = refinement(*cast("Predictions", val)).refinement
         accuracy = float(correct.mean()) if len(correct) else math.nan
         return Epoch(number, self.settings.lr_in(number), loss, seconds, train_accuracy=accuracy, **figures), correct
 
@@ -310,7 +344,8 @@ class _Run:
             self.optimiser.load_state_dict(state["optimiser"])
             if isinstance(self.loss, nn.Module):
                 self.loss.load_state_dict(state["loss"])
-            self.best = _Best(**state.get("best", {}))
+            if self.stop_on is not None:  # an older checkpoint has a best epoch, but not by what it was chosen
+                self.best = _Best(**state["best"])
             return History.from_state(state["history"])
 
 
@@ -322,25 +357,19 @@ class _Best(NamedTuple):
     weights: Mapping[str, Tensor] | None = None
 
 
-def refinement(logits: Any, labels: Any) -> float:
-    """The NLL after a temperature that is fitted on other rows: what is left when calibration is repaired.
-
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.normal(size=(2000, 5))
-    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> f"{refinement(z, y):.3f} {refinement(10 * z, y):.3f}"
-    '1.309 1.309'
-    """
-    return metrics.nll(cross_fit("temperature")(logits, labels), labels)
-
-
-def _check_stop_on(stop_on: StopOn, val: Dataset[Any] | None, task: Task) -> None:
-    if stop_on not in ("nll", "refinement"):
-        raise ValueError(f"stop_on must be nll or refinement, got {stop_on!r}")
+def _check_stop_on(stop_on: StopOn, val: Any, task: Task) -> None:
     if val is None:
         raise ValueError(f"stop_on looks at the validation half, so data must have one, got None with {stop_on!r}")
     if not isinstance(task, Classification):
         raise ValueError(f"stop_on is for classification, got {stop_on!r} with {task!r}")
+    if stop_on == "refinement":
+        rows = 0
+        for i in range(len(val)):  # a text has many rows, so that a few samples are read
+            rows += int((torch.as_tensor(val[i][1]) != task.ignore_index).sum())
+            if rows >= FOLDS:
+                return
+        wanted = f"stop_on 'refinement' fits temperatures to the validation half, which must have at least {FOLDS} rows"
+        raise ValueError(f"{wanted}, got {rows}")
 
 
 def _has_stalled(history: History, patience: int | None, stop_on: StopOn | None) -> bool:
@@ -348,7 +377,8 @@ def _has_stalled(history: History, patience: int | None, stop_on: StopOn | None)
         return False
     losses = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
     scores = [epoch.refinement for epoch in history.epochs] if stop_on == "refinement" else losses
-    return len(scores) - 1 - int(np.argmin(scores)) >= patience
+    known = [i for i, score in enumerate(scores) if not math.isnan(score)]
+    return bool(known) and len(scores) - 1 - min(known, key=scores.__getitem__) >= patience
 
 
 def _advice(checkpoint: Path | None) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 Optimiser = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "steps"]
+StopOn = Literal["nll", "refinement"]
 FORMER_NAMES = {"batch": "batch_size", "rate": "lr", "decay": "weight_decay", "drops": "milestones"}
 """In checkpoints, and in the settings that identify the stored results of studies."""
 
@@ -32,15 +33,22 @@ class RunSettings:
     loss: str
     task: str
     samples: int
+    stop_on: StopOn | None = None
+    """Absent in older checkpoints, which then count as None."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "momentum", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number from 0 on, got {getattr(self, name)}")
         if self.optimiser not in ("sgd", "adamw"):
             raise ValueError(f'optimiser must be "sgd" or "adamw", got {self.optimiser!r}')
         if self.schedule not in ("constant", "cosine", "steps"):
             raise ValueError(f'schedule must be "constant", "cosine" or "steps", got {self.schedule!r}')
+        if self.stop_on not in (None, "nll", "refinement"):
+            raise ValueError(f"stop_on must be nll or refinement, got {self.stop_on!r}")
 
     def make_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         """A new optimiser of the network's parameters."""

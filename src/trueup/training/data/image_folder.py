@@ -100,6 +100,8 @@ def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPic
     path = folder / f"pictures-{hashlib.sha256(known.encode()).hexdigest()[:32]}.bin"
     folder.mkdir(parents=True, exist_ok=True)
     with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
+        for draft in folder.glob(f".{path.name}.*.tmp"):  # of a process that was killed: nobody else writes it now
+            draft.unlink(missing_ok=True)
         if not path.exists():
             with atomic_write(path) as [draft], draft.open("wb") as out:
                 for images, _ in DataLoader(part, batch_size=64, num_workers=workers):

@@ -47,6 +47,8 @@ RAMP, WARMUP = 10, 5
 """Parts of the steps: CLUE's square comes in over a tenth of them, AvUC after a fifth."""
 SEEDS, PASSES, SHIFTED, SEVERITIES = 5, 10, 1000, (0, 1, 3, 5)
 """How many runs of everything; passes at evaluation; test images that are shifted, at most, and how far."""
+OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {"avuc": {"warmup": WARMUP}, SHARED: {"compute": "clue"}}
+"""What the cells of a method have beside the others' settings."""
 IMAGE = {"epochs": 3, "batch": 128, "rate": 2e-3, "network": {"width": 16, "dropout": 0.3}}
 TEXT = {"epochs": 8, "batch": 64, "rate": 2e-3, "network": {"width": 64, "dropout": 0.3}}
 TABLE = {"epochs": 150, "batch": 64, "rate": 2e-3, "network": {"hidden": [50, 50], "dropout": 0.1}}
@@ -85,7 +87,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         common = {"data": name, **content, **HOW[name], "passes": [PASSES_IN_TRAINING, PASSES]}
         wanted = [method for method in options.methods or known if method in known]
         for each in product(method=wanted, seed=range(options.seeds or SEEDS)):
-            yield {**common, **each, **({"warmup": WARMUP} if each["method"] == "avuc" else {})}
+            yield {**common, **each, **OWN_SETTINGS.get(each["method"], {})}
 
 
 def data_sets(options: Options) -> Sequence[str]:
@@ -117,25 +119,28 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     data = mc.load_data_set(settings["data"], settings.get("folder"), seed)
     train, val, test = mc.normalised_tensors(data)
     head = method == GAUSSIAN or method.endswith(HEAD)
-    share = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
-    clue = None if share is None else {**share, "passes": training}
+    clue = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
     epochs, batch = settings["epochs"], settings["batch"]
     ramp = max(1, epochs * -(-len(train[1]) // batch) // settings.get("warmup", RAMP))
     task = mc.make_task(data.kind, head=head)
 
-    members, epochs = _members(method, epochs)
     rival = method if method in RIVALS else "cross_entropy"
 
-    def network_and_loss(member: int) -> tuple[nn.Module, Any]:
+    def network_and_loss(member: int, clue: Mapping[str, Any] | None = clue) -> tuple[nn.Module, Any]:
         network = mc.make_network(data, settings["network"], seed + 1000 * member, head=head)
-        return network, mc.make_loss(data.kind, head=head, clue=clue, ramp=ramp, name=rival)
+        own = None if clue is None else {**clue, "passes": training}
+        return network, mc.make_loss(data.kind, head=head, clue=own, ramp=ramp, name=rival)
 
-    network, loss = network_and_loss(0)
-    # Of a step of one network; members that share its epochs take no more together.
-    operations = (1 if method == SHARED else members) * mc.count_flops(
-        network, (train[0][:batch], train[1][:batch]), loss, task
-    )
-    how = {"epochs": epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
+    def count_step(clue: Mapping[str, Any] | None) -> int:
+        return mc.count_flops(*network_and_loss(0, clue), (train[0][:batch], train[1][:batch]), task)
+
+    step = count_step(clue)
+    # Every level of CLUE takes the same passes.
+    clue_steps = count_step(next(iter(CLUES.values()))) / step if method == SHARED else 1.0
+    members, own_epochs = _members(method, epochs, clue_steps)
+    # Of all members together, for a step of one network that is trained for all of the epochs.
+    operations = step * members * own_epochs / epochs
+    how = {"epochs": own_epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
         network, loss = network_and_loss(member)
@@ -156,9 +161,11 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
 
 
-def _members(method: str, epochs: int) -> tuple[int, int]:
-    """Networks of a method, and the epochs of each."""
-    return share_epochs(epochs) if method == SHARED else (MEMBERS if method == ENSEMBLE else 1, epochs)
+def _members(method: str, epochs: int, clue_steps: float) -> tuple[int, int]:
+    """Networks of a method, and the epochs of each; `clue_steps` is what a step of CLUE costs in plain ones."""
+    if method == SHARED:
+        return share_epochs(int(epochs * clue_steps))
+    return MEMBERS if method == ENSEMBLE else 1, epochs
 
 
 def _images(networks: Sequence[nn.Module], data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
@@ -205,7 +212,7 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
         size = cost.SIZES[data]
         named = mc.NETWORK[size.kind], data, as_json(settings["network"])
         whole, head = cost.forward_flops(*named), cost.head_flops(*named)
-        members, epochs = _members(method, settings["epochs"])
+        members, epochs = _members(method, settings["epochs"], 1 + (training - 1) * head / whole)
         heads = training if method == AVERAGED or method.removesuffix(HEAD) in CLUES else 1
         steps = epochs * size.train * (1 + cost.BACKWARD)
         evaluated = size.val + size.test

@@ -21,7 +21,7 @@ PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
 ENSEMBLE, MEMBERS = "ensemble", 5
 """Networks of the plain loss from other starts: as many as CLUE has passes, each trained as long as its network."""
 SHARED = "ensemble_shared"
-"""An ensemble whose members share the epochs of one network, so that it costs no more to train than the plain loss."""
+"""An ensemble whose members share the epochs that cost as much as CLUE's, so that it costs no more to train."""
 RIVALS = {"focal": "focal loss", "avuc": "AvUC", "mmce": "MMCE"}
 """Other losses that train for calibration, of classes alone."""
 CHOSEN = "chosen"
@@ -85,19 +85,19 @@ def title(method: str, kind: str = "classification") -> str:
     names = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
     names |= {name: f"CLUE {each['level']}, α {each['alpha']:g}" for name, each in CLUES.items()}
     names |= {CHOSEN: "CLUE, chosen on validation", ENSEMBLE: f"{task}, ensemble of {MEMBERS}", **RIVALS}
-    names[SHARED] = f"{task}, ensemble of the same compute"
+    names[SHARED] = f"{task}, ensemble of CLUE's compute"
     return names[method.removesuffix(HEAD)] + head
 
 
 def share_epochs(epochs: int) -> tuple[int, int]:
-    """How many members an ensemble has that share so many epochs, up to five, and the epochs of each.
+    """How many members an ensemble has that share so many epochs, and the epochs of each.
 
-    As many as leave the fewest epochs over.
+    The most members, up to five, that leave no more than a tenth of the epochs over.
 
-    >>> [share_epochs(epochs) for epochs in (20, 8, 3)]
+    >>> [share_epochs(epochs) for epochs in (22, 8, 3)]
     [(5, 4), (4, 2), (3, 1)]
     """
-    members = max(range(1, MEMBERS + 1), key=lambda m: (m * (epochs // m), m))
+    members = max(m for m in range(1, MEMBERS + 1) if m * (epochs // m) >= 0.9 * epochs)
     return members, epochs // members
 
 

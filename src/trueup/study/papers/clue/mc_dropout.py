@@ -178,7 +178,7 @@ def train_network(
     return network.eval()
 
 
-def count_flops(network: nn.Module, part: Pair, loss: Any, task: Task) -> int:
+def count_flops(network: nn.Module, loss: Any, part: Pair, task: Task) -> int:
     """Floating-point operations of one training step, as torch counts them: those of matrix products alone."""
     counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
     x, y = part

@@ -15,6 +15,7 @@ from torch import nn
 
 from trueup import metrics
 from trueup.calibrators.base import Identity
+from trueup.calibrators.linear import PENALTIES
 from trueup.clamping.ablation import ablation_rows, compare_starts
 from trueup.clamping.fit import clamp
 from trueup.clamping.fit_record import Clamped
@@ -36,7 +37,7 @@ from trueup.study.papers.neural_clamping.clamping_presets import (
     weights_files,
 )
 from trueup.study.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
-from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS
+from trueup.study.papers.neural_clamping.gradient_steps import BY_STEPS, STEPS
 from trueup.study.trained_networks import SETTINGS, Loader, load_or_train, resplit
 from trueup.training.data.sources import folder_of
 
@@ -72,6 +73,18 @@ CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
 """The side of the square that the released code blanks in images of each data set."""
 PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
 """Passes over the calibration images that these took on digits, by which their cost elsewhere is estimated."""
+EVALUATIONS = {
+    "vector": 19,
+    "matrix": 123,
+    "ms_odir": 348,
+    "dirichlet_odir": 855,
+    "vector_steps": STEPS,
+    "matrix_steps": STEPS,
+    "ms_odir_steps": STEPS * len(PENALTIES),
+    "dirichlet_odir_steps": STEPS * len(PENALTIES),
+}
+"""Evaluations of the likelihood on all calibration images: of the paper's steps, or that a fit to convergence took on
+digits. Fits of one number are not worth counting."""
 SWEPT = ("nc_ce", "nc_fl", "nc_searched")
 """Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
 and λ of least ECE there."""
@@ -133,9 +146,16 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     if settings.get("split"):
         val, test = resplit(val, test, settings["split"])
     val = val.sample(settings["val_rows"], settings["draw"])
-    with record_warnings() as messages:  # how the fit ended is part of the result
-        rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
-    return [{**row, "fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)} for row in rows]
+    key = _key(settings, settings.get("method"), val.name, test.name)
+    if key not in _fitted:
+        with record_warnings() as messages:  # how the fit ended is part of the result
+            rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
+        own = {"fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)}
+        rows = [{**row, **own} for row in rows]
+        if settings.get("method") not in LOGITS:
+            return rows
+        _fitted[key] = rows
+    return _fitted[key]
 
 
 def _code_batch(settings: Mapping[str, Any]) -> int:
@@ -183,12 +203,18 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
 
 
 _kept: dict[str, Predictions] = {}
+_fitted: dict[str, list[dict[str, Any]]] = {}
+"""Rows of methods that see logits alone, which are the same in every run that draws nothing."""
+
+
+def _key(settings: Mapping[str, Any], *more: Any) -> str:
+    """The network, the machine's folders, and what else a result that this process keeps depends on."""
+    return as_json([*(settings[name] for name in SETTINGS), *map(settings.get, ("folder", "cache")), *more])
 
 
 def _logits(model: nn.Module, half: Loader, settings: Mapping[str, Any]) -> Predictions:
     """The network's predictions for a half; those asked for before are kept."""
-    machine = [settings.get(name) for name in ("folder", "cache")]
-    key = as_json([*(settings[name] for name in SETTINGS), *machine, half.name])
+    key = _key(settings, half.name)
     if key not in _kept:
         while len(_kept) >= KEPT:
             del _kept[next(iter(_kept))]
@@ -234,9 +260,12 @@ def _starts(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
 
 
 def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """The operations of these cells: of training each network once, of its logits once a run, and of every fit."""
+    """The operations of these cells: of training each network once, of its logits once a draw, and of every fit.
+
+    A fit to logits is done once a draw.
+    """
     total, unknown = 0.0, []
-    trained, collected = set(), set()
+    trained, collected, fitted = set(), set(), set()
     for settings in cells:
         how = settings["how"]
         try:
@@ -249,15 +278,24 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
         network = as_json([settings[name] for name in SETTINGS])
         if network not in trained and "epochs" in how:
             total += cost.training_flops(forward, sizes, how["epochs"])
-        if (network, settings["draw"]) not in collected:
+        method = settings.get("method", "")
+        halves = network, settings["val_rows"] and settings["draw"], settings.get("split")
+        if halves not in collected:
             total += forward * (val + test)
+        if method in EVALUATIONS and (method, halves) not in fitted:
+            total += EVALUATIONS[method] * _likelihood_flops(method, val, cost.SIZES[settings["data"]].classes)
         trained.add(network)
-        collected.add((network, settings["draw"]))
-        if settings.get("method") not in LOGITS:
-            method = settings.get("method", "")
+        collected.add(halves)
+        fitted.add((method, halves))
+        if method not in LOGITS:
             passes = PASSES.get(method) or (1 + cost.INPUT_BACKWARD) * settings["epochs"]
             total += forward * (passes * val + 2 * val + test)
     return total, unknown
+
+
+def _likelihood_flops(method: str, rows: int, classes: int) -> float:
+    """The operations of one evaluation: the scores of every row, and their gradient by the weights."""
+    return 4.0 * rows * classes * (1 if method.startswith("vector") else classes)
 
 
 STUDY = Study(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter, eq
 from typing import Any
 
 from trueup.study.claims import Claim, by_run, least_on_average, paired, published_key, trend
@@ -14,11 +15,12 @@ from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_evidence import (
     INVERSE,
     LATE,
+    above_focal,
     beside_reference,
     best_coefficient,
     descends_then_ascends,
-    few_for_histograms,
     first_drop,
+    histograms_gain_more,
     learned_rows,
     logit_gaps,
     no_trend,
@@ -37,6 +39,7 @@ from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     PRESETS,
     REFERENCE,
+    STOPPED,
     SWEEP,
     TITLES,
     Plan,
@@ -75,12 +78,9 @@ def _says(data: str, *, word: str) -> bool:
     return flag is not None and word in flag.method
 
 
-def _best_of_the_paper(rows: Rows, plan: Plan, options: Options) -> list[float]:
+def _best_of_the_paper(rows: Rows, plan: Plan, options: Options, *, named: str) -> list[float]:
     """The ECE with temperature scaling of the best other loss of the sweep, less that of the loss the paper names."""
-    flag = _flags("figure 6e").get(normalize_name(plan.data))
-    if flag is None:
-        return []
-    loss = BEST_LOSSES[flag.method]
+    loss = BEST_LOSSES[named]
     own = plan.candidates if loss == INVERSE else {loss: (0,) if loss == REFERENCE else (1,)}
     chosen = choose_coefficients(rows, selectors(options)[1], {loss: own[loss]}).get(loss)
     values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
@@ -129,13 +129,6 @@ def _printed_rises() -> dict[str, str]:
     return _printed_range(early, {key: f" (from epoch {epoch:g})" for key, epoch in begins.items()})
 
 
-def _printed_best() -> dict[str, str]:
-    return {
-        published_key(v.dataset, v.model): v.method.replace("gamma=", "γ = ")
-        for v in published_values(PAPER, "figure 6e")
-    }
-
-
 def _better_by_temperature() -> list[str]:
     values = published_values(PAPER, "figure 6e", method="inverse focal")
     return [published_key(v.dataset, v.model) for v in values]
@@ -158,17 +151,26 @@ def _shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:
     return support
 
 
-def _negative(rows: Rows, options: Options, *, loss: str, which: Callable[..., float], share: float) -> Support:
-    """A share of the accuracy of cross-entropy less the accuracy of a negative coefficient, seed by seed."""
+def _accuracy_lost(
+    rows: Rows,
+    options: Options,
+    *,
+    loss: str,
+    coefficients: Callable[[Plan], Mapping[str, Sequence[float]]],
+    end: Callable[..., float],
+    share: float = 1.0,
+) -> Support:
+    """A share of the accuracy of cross-entropy less the accuracy of the greatest or least coefficient, seed by seed.
+
+    A training that failed counts with the accuracy of chance: to fail is to lose accuracy.
+    """
     support = {}
     for plan in plans(options):
         own = by_run(whole_rows(rows, plan), lambda row: (row["loss"], row["coefficient"]), "accuracy")
-        negative = (loss, which(plan.negative.get(loss, (0,))))
-        if negative in own and (REFERENCE, 0) in own:
+        pair = loss, end(coefficients(plan).get(loss, (0,)))
+        if pair in own and (REFERENCE, 0) in own:
             plain = {seed: share * accuracy for seed, accuracy in own[REFERENCE, 0].items()}
-            support[f"{DATA_TITLES.get(plan.data, plan.data)}, {plan.network}"] = paired(
-                plain, own[negative], scale=100
-            )
+            support[f"{DATA_TITLES.get(plan.data, plan.data)}, {plan.network}"] = paired(plain, own[pair], scale=100)
     return support
 
 
@@ -229,7 +231,8 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
         _claim(
             source,
             f"{title}: it rises from the first drop of the learning rate on, if not before",
-            f"that drop and {100 * LATE:g} % more, less the epoch of the least optimal ECE, in % of the epochs",
+            f"that drop and {100 * LATE:g} % more, less the epoch of the least optimal ECE, in % of the epochs, "
+            "of coefficients with a significant rise",
             partial(rises_in_time, loss=name),
             _printed_rises(),
         ),
@@ -243,7 +246,7 @@ def _epoch_claims(name: str, title: str) -> list[Claim]:
         _claim(
             source,
             f"{title}: it rises earlier with a stronger coefficient",
-            "minus Kendall's τ of coefficient and epoch of the least optimal ECE",
+            "minus Kendall's τ of coefficient and epoch of the least optimal ECE, of those with a significant rise",
             partial(stronger_rises_earlier, loss=name),
             discrete=True,
         ),
@@ -323,8 +326,8 @@ def _per_loss(name: str) -> list[Claim]:
         ),
         _claim(
             "Figure 1",
-            f"{title}: a wrong coefficient costs much raw ECE",
-            f"ECE of the worst coefficient of {_in_text(title)} less that of the best, points",
+            f"{title}: a wrong coefficient costs much raw ECE (more than doubles it)",
+            f"ECE of the worst coefficient of {_in_text(title)} less twice that of the best, points",
             partial(sensitivity, loss=name),
         ),
         Claim(
@@ -364,36 +367,44 @@ CLAIMS = (
         "Beyond the paper",
         "Stopping on refinement makes the network more calibratable by temperature scaling",
         "ECE of cross-entropy less that of the stopped network, points",
-        partial(beside_reference, loss="cross_entropy_stopped", figure="ece_temperature", scale=-100, repaired=True),
+        partial(beside_reference, loss=STOPPED, figure="ece_temperature", scale=-100, repaired=True),
     ),
     *(claim for name in REGULARISED for claim in _per_loss(name)),
     *(
         Claim(
+            "§3.1",
+            f"{TITLES[name]}: a large coefficient lowers accuracy",
+            "accuracy of cross-entropy less that of the greatest coefficient, points",
+            partial(_accuracy_lost, loss=name, coefficients=attrgetter("candidates"), end=max),
+            printed="harmed",
+        )
+        for name in ("norm", "focal")
+    ),
+    *(
+        Claim(
             "§5.2",
-            f"the {words} negative coefficient of {_in_text(TITLES[name])} {does}",
-            f"{measured} less that of the {words} negative coefficient, points",
-            partial(_negative, loss=name, which=which, share=share),
-            printed=printed,
+            f"the {words} negative coefficient of {_in_text(TITLES[name])} destroys accuracy (leaves less than half)",
+            f"half the accuracy of cross-entropy less that of the {words} negative coefficient, points",
+            partial(_accuracy_lost, loss=name, coefficients=attrgetter("negative"), end=end, share=0.5),
+            printed="extremely low",
         )
         for name in ("label_smoothing", "norm")
-        for words, does, measured, which, share, printed in (
-            ("mildest", "lowers accuracy", "accuracy of cross-entropy", max, 1.0, ""),
-            ("strongest", "lowers accuracy", "accuracy of cross-entropy", min, 1.0, ""),
-            (
-                "strongest",
-                "destroys accuracy (leaves less than half)",
-                "half the accuracy of cross-entropy",
-                min,
-                0.5,
-                "extremely low",
-            ),
-        )
+        for words, end in (("mildest", max), ("strongest", min))
     ),
     _claim(
         "Figure 6(c)",
         "Inverse focal loss has a greater raw ECE than cross-entropy",
         "ECE of inverse focal less that of cross-entropy, points",
         partial(beside_reference, loss=INVERSE, figure="ece", repaired=True),
+        "in most cases",
+    ),
+    _claim(
+        "Figure 6(c)",
+        "Inverse focal loss has a greater raw ECE than focal loss",
+        "share of the pairs of γ̄ and γ where the ECE of inverse focal is the greater, less ½",
+        above_focal,
+        "in most cases",
+        discrete=True,
     ),
     _claim(
         "Figure 6(d)",
@@ -402,12 +413,15 @@ CLAIMS = (
         temperatures_rise,
         discrete=True,
     ),
-    _claim(
-        "Figure 6(e)",
-        "the loss of least ECE with temperature scaling is the paper's of the same data set",
-        "ECE of the best other loss of the sweep less that of the paper's, points",
-        _best_of_the_paper,
-        _printed_best(),
+    *(
+        _claim(
+            "Figure 6(e)",
+            f"the loss of least ECE with temperature scaling on {flag.dataset} is the paper's",
+            "ECE of the best other loss of the sweep less that of the paper's, points",
+            _only(partial(_best_of_the_paper, named=flag.method), partial(eq, data)),
+            flag.method.replace("gamma=", "γ = "),
+        )
+        for data, flag in _flags("figure 6e").items()
     ),
     _claim(
         "Figure 6(e)",
@@ -451,8 +465,9 @@ CLAIMS = (
     _claim(
         "Figure 3",
         "histogram binning needs more validation samples than temperature scaling",
-        "ECE of cross-entropy with histogram binning less that with temperature scaling, fewest samples, points",
-        few_for_histograms,
+        "what the ECE of cross-entropy falls from the fewest samples to all, with histogram binning less with "
+        "temperature scaling, points",
+        histograms_gain_more,
     ),
     _claim(
         "Figure 6(b)",

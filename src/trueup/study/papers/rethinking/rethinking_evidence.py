@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,15 @@ from trueup.study.claims import by_run, paired, trend
 from trueup.study.grid import Options, Rows
 from trueup.study.papers.rethinking.rethinking_presets import REFERENCE, SWEEP, Growth, Plan
 from trueup.study.papers.rethinking.rethinking_study import choose_coefficients, selectors
+from trueup.study.statistics import LEVEL, paired_t_test
 
 INVERSE = "inverse_focal"
 LATE = 0.05
 """Of the epochs: what begins so soon after the first drop of the learning rate begins with it."""
 FLAT = 0.5
 """A Kendall's τ below is no clear trend."""
+MUCH = 2.0
+"""A wrong coefficient costs much if it has this many times the ECE of the best."""
 
 
 def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
@@ -68,14 +71,14 @@ def beside_reference(
 
 def with_few(rows: Rows, plan: Plan, options: Options, *, loss: str, figure: str) -> list[float]:
     """The same with a repair that saw the fewest validation samples."""
-    few = [{**row, "few": _fewest(row, figure)} for row in rows]
+    few = [{**row, "few": _by_samples(row, figure, min)} for row in rows]
     return beside_reference(few, plan, options, loss=loss, figure="few")
 
 
-def _fewest(row: Mapping[str, Any], figure: str) -> float:
-    """A figure after a repair that saw the fewest validation samples, the mean over draws of them."""
-    least = min(line["size"] for line in row["validation_sizes"])
-    return float(np.mean([line[figure] for line in row["validation_sizes"] if line["size"] == least]))
+def _by_samples(row: Mapping[str, Any], figure: str, end: Callable[[set[int]], int]) -> float:
+    """A figure after a repair that saw the fewest or the most validation samples, the mean over draws of them."""
+    size = end({line["size"] for line in row["validation_sizes"]})
+    return float(np.mean([line[figure] for line in row["validation_sizes"] if line["size"] == size]))
 
 
 def _curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
@@ -109,13 +112,24 @@ def rise(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     return (100 * np.mean(rises, axis=0)).tolist() if rises else []
 
 
+def _rising_curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
+    """Those whose rise is statistically significant, with Bonferroni's correction for the number of coefficients.
+
+    A curve that only wavers has a least epoch too, which says nothing of when it rises.
+    """
+    curves = _curves(rows, plan, loss)
+    rises = {value: _rises(table) for value, table in curves.items()}
+    level = LEVEL / max(1, len(curves))
+    return {value: curves[value] for value, each in rises.items() if each.mean() > 0 and paired_t_test(each) < level}
+
+
 def rises_in_time(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     """The first drop of the learning rate, and a little more, less the epoch of the least optimal ECE; in per cent.
 
     Of each seed's own curves: where the others have theirs would be nearly the same epoch for every seed.
     """
     drop = first_drop(plan) + LATE
-    epochs = [1 + table.argmin(axis=1) for table in _curves(rows, plan, loss).values()]
+    epochs = [1 + table.argmin(axis=1) for table in _rising_curves(rows, plan, loss).values()]
     return (100 * (drop - np.mean(epochs, axis=0) / plan.epochs)).tolist() if epochs else []
 
 
@@ -132,7 +146,7 @@ def stronger_rises_more(rows: Rows, plan: Plan, options: Options, *, loss: str) 
 
 def stronger_rises_earlier(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     """Minus Kendall's τ of the coefficient and the epoch of the least optimal ECE, seed by seed."""
-    epochs = {value: table.argmin(axis=1) for value, table in _curves(rows, plan, loss).items()}
+    epochs = {value: table.argmin(axis=1) for value, table in _rising_curves(rows, plan, loss).items()}
     return [-trend(list(epochs), list(each)) for each in zip(*epochs.values(), strict=True)] if len(epochs) > 2 else []
 
 
@@ -176,7 +190,7 @@ def logit_gaps(rows: Rows, plan: Plan, options: Options, *, loss: str, what: str
 
 
 def sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The raw ECE of the worst coefficient less that of the best, both by the other seeds.
+    """The raw ECE of the worst coefficient less twice that of the best, both by the other seeds.
 
     The worst of a seed's own noisy figures would lie above the best whether or not the coefficient matters.
     """
@@ -187,17 +201,33 @@ def sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[
     for seed in seeds if len(seeds) > 1 else []:
         others = {value: sum(by[other] for other in seeds if other != seed) for value, by in own.items()}
         best, worst = (end(others, key=others.__getitem__) for end in (min, max))
-        costs.append(100 * (own[worst][seed] - own[best][seed]))
+        costs.append(100 * (own[worst][seed] - MUCH * own[best][seed]))
     return costs
 
 
-def few_for_histograms(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """With the fewest validation samples, the ECE that histogram binning leaves less what a temperature does."""
+def histograms_gain_more(rows: Rows, plan: Plan, options: Options) -> list[float]:
+    """How far the ECE falls from the fewest validation samples to all, with histogram binning less with a temperature.
+
+    One size of them shows no fall.
+    """
     plain = [row for row in rows if row["loss"] == REFERENCE]
+    several = [row for row in plain if len({line["size"] for line in row["validation_sizes"]}) > 1]
     histogram, temperature = (
-        {row["seed"]: _fewest(row, figure) for row in plain} for figure in ("ece_histogram", "ece_temperature")
+        {row["seed"]: _by_samples(row, figure, min) - _by_samples(row, figure, max) for row in several}
+        for figure in ("ece_histogram", "ece_temperature")
     )
     return paired(histogram, temperature, scale=100)
+
+
+def above_focal(rows: Rows, plan: Plan, options: Options) -> list[float]:
+    """The share of pairs of γ̄ and γ of figure 6 whose raw ECE is greater with inverse focal loss, less a half."""
+    known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece")
+    values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
+    inverse, focal = ([by for (name, _), by in values.items() if name == loss] for loss in (INVERSE, "focal"))
+    if not inverse or not focal:
+        return []
+    seeds = sorted(set.intersection(*(set(by) for by in (*inverse, *focal))))
+    return [float(np.mean([a[seed] > b[seed] for a in inverse for b in focal])) - 0.5 for seed in seeds]
 
 
 def descends_then_ascends(rows: Rows, plan: Plan, options: Options) -> list[float]:

@@ -9,9 +9,11 @@ from typing import Any
 from trueup.registry import NETWORKS
 from trueup.study.grid import Options
 
+STOPPED = "cross_entropy_stopped"
+"""The network of the epoch that is best after a temperature: what follows if calibratable is what counts."""
 TITLES = {
     "cross_entropy": "Cross-Entropy",
-    "cross_entropy_stopped": "Cross-Entropy, stopped on refinement",
+    STOPPED: "Cross-Entropy, stopped on refinement",
     "label_smoothing": "Label Smoothing",
     "norm": "L1 Norm",
     "focal": "Focal Loss",
@@ -21,7 +23,7 @@ DATA_TITLES = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "
 REFERENCE = "cross_entropy"
 CANDIDATES: Mapping[str, Sequence[float]] = {
     "cross_entropy": (0,),
-    "cross_entropy_stopped": (0,),
+    STOPPED: (0,),
     "label_smoothing": (0.01, 0.03, 0.05, 0.07, 0.09),
     "norm": (0.001, 0.005, 0.01, 0.05, 0.1),
     "focal": (1, 3, 5, 7, 9),

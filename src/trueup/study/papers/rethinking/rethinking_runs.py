@@ -22,6 +22,7 @@ from trueup.models.networks import build_network, network_options
 from trueup.registry import LOSSES
 from trueup.report.figures.reliability import reliability
 from trueup.study.figures import max_logits
+from trueup.study.papers.rethinking.rethinking_presets import STOPPED
 from trueup.study.trained_networks import channels_last, checkpoint_file
 from trueup.training.augment import flip_and_crop
 from trueup.training.calibratability import SIZES, measure_calibratability, validation_sizes
@@ -30,8 +31,6 @@ from trueup.training.data.dataset import Data
 from trueup.training.loop import TrainingError, TrainingResult, make_fabric, train
 from trueup.training.run_settings import with_current_names
 
-STOPPED = "cross_entropy_stopped"
-"""The network of the epoch that is best after a temperature: what follows if calibratable is what counts."""
 OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "cross_entropy": (None, {}),
     STOPPED: (None, {}),
@@ -48,7 +47,7 @@ FAILED = "training failed"
 """In the warning of a run that diverged."""
 CHOSEN_BY = ("ece", "ece_temperature", "val_ece", "val_ece_temperature")
 """Figures by which a coefficient may be chosen."""
-SETTINGS = ("data", "network", "options", "how", "sizes", "pooled", "epochs", "loss", "coefficient", "seed")
+SETTINGS = ("data", "network", "options", "how", "sizes", "pooled", "epochs", "loss", "coefficient", "seed", "stop_on")
 """What of a cell's settings its training depends on, whatever the machine."""
 
 
@@ -100,7 +99,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
     fabric = make_fabric(settings.get("device"))
     how |= {"augment": augment, "fabric": fabric, "seed": seed, "progress": False}
-    known = [settings[name] for name in SETTINGS]
+    known = [settings[name] for name in SETTINGS if name in settings]
     try:
         with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
             result = train(model, data, loss, settings["epochs"], checkpoint=checkpoint, **how)
@@ -124,17 +123,19 @@ def measure(settings: Mapping[str, Any], data: Data, result: TrainingResult) -> 
     [row] = measure_calibratability({(settings["loss"], settings["coefficient"], settings["seed"]): result})
     sizes = [size for size in SIZES if size < len(val.labels)] + [len(val.labels)]
     repairs = validation_sizes(val, test, sizes=sizes, seed=settings["seed"])
+    history = result.history.until(result.epoch)  # a stopped network knows nothing of the epochs after
     train_pair = collect(result.model, DataLoader(data.train, batch_size=512), progress=False)
     return {
         **asdict(row),
         "val_accuracy": metrics.accuracy(*val),
         "val_ece_temperature": metrics.ece(val.logits / row.temperature, val.labels),
-        "train_accuracy": result.history.epochs[-1].train_accuracy,
+        "epoch": result.epoch,
+        "train_accuracy": history.epochs[-1].train_accuracy,
         "optimal_ece": [epoch.optimal_ece for epoch in result.history.epochs],
         "validation_sizes": [asdict(repair) for repair in repairs],
         "reliability": asdict(reliability(*test)),
         "reliability_temperature": asdict(reliability(test.logits / row.temperature, test.labels)),
-        "max_logits": asdict(max_logits(train_pair.logits, result.history.learned_epochs())),
+        "max_logits": asdict(max_logits(train_pair.logits, history.learned_epochs())),
     }
 
 

@@ -20,6 +20,7 @@ from trueup.study.papers.rethinking.rethinking_presets import (
     DATA_TITLES,
     PRESETS,
     REFERENCE,
+    STOPPED,
     SWEEP,
     TITLES,
     Plan,
@@ -59,7 +60,8 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
                 named = {"data": plan.data, "network": plan.network, "options": plan.options, "how": plan.how}
                 sizes = [size, *plan.sizes[1:]]
                 fixed = {"sizes": sizes, "pooled": plan.pooled, "epochs": plan.epochs}
-                yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed}
+                own = {"stop_on": "refinement"} if loss == STOPPED else {}
+                yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed, **own}
 
 
 def _require_fit(plans: Sequence[Plan], network: str) -> None:
@@ -159,8 +161,10 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         ("table_2", "Table 2: after a repair", raw, after),
         ("table_3", "Table 2 with coefficients chosen for the repair", repaired, (*after, *before[1:])),
     ):
-        lines, notes = _lines(rows, options, by)
-        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(notes)}.", marks, *failures]
+        lines, picked = _lines(rows, options, by)
+        # Cross-entropy, stopped or not, has no coefficient to name.
+        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(picked)}."] if picked else []
+        notes += [marks, *failures]
         tables[name] = tabulate(
             lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
