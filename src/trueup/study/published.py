@@ -361,8 +361,10 @@ def _summary(same: Sequence[PaperComparison], others: Sequence[PaperComparison],
         if opposite:
             why = "Other data may be the reason, but nothing here shows that: "
             lines.append(("Not explained by the sizes", why + _list_figures(others, "opposite direction")))
-    half = "on the test samples, as an oracle" if options.oracle else "on validation samples"
-    lines.append(("Choices", f"What is chosen among several was chosen {half}."))
+    half = "on validation samples"
+    if options.oracle:
+        half = "on the test samples, as an oracle; what a baseline chooses, it chose on validation samples"
+    lines.append(("Choices", f"Coefficients of the paper’s own methods were chosen {half}."))
     return definition_list(lines, "how")
 
 

@@ -243,7 +243,12 @@ def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
     """How Neural Clamping was fitted, and what is known of weights from files."""
     preset, notes = preset_of(options), []
     if best:
-        exponents = ", ".join(f"{row['exponent']:g}" for row in best if row["method"] == "both")
+        chosen: dict[str, list[str]] = {}
+        for row in best:
+            if row["method"] == "both":
+                chosen.setdefault(f"{row['data']}, {row['network']}", []).append(f"{row['exponent']:g}")
+        several = len(chosen) > 1
+        exponents = "; ".join(", ".join(own) + f" ({name})" * several for name, own in chosen.items())
         notes.append(
             f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
             f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."

@@ -61,9 +61,9 @@ def linear_by_descent(
 
 def _descend(u: Tensor, y: Tensor, penalty: Penalty, vector: bool, steps: int, lr: float) -> tuple[Tensor, Tensor]:
     classes = u.shape[1]
-    weight = torch.ones(classes, dtype=u.dtype) if vector else torch.eye(classes, dtype=u.dtype)
-    bias, right = torch.zeros(classes, dtype=u.dtype), F.one_hot(y, classes).to(u.dtype)
-    off = 1 - torch.eye(classes, dtype=u.dtype)
+    identity = torch.eye(classes, dtype=u.dtype, device=u.device)
+    weight = identity.diagonal().clone() if vector else identity
+    bias, right, off = torch.zeros_like(u[0]), F.one_hot(y, classes).to(u.dtype), 1 - identity
     for _ in range(steps):
         logits = (u * weight if vector else u @ weight.T) + bias
         residual = (torch.softmax(logits, dim=1) - right) / len(y)
