@@ -168,7 +168,7 @@ SECTIONS = (
             Run(
                 "rethinking-cifar10",
                 "CIFAR-10",
-                "A small ResNet on few images, without augmentation. Focal losses alone.",
+                "A small ResNet on few images, without augmentation.",
                 _LOSSES,
             ),
         ),
