@@ -355,15 +355,15 @@ def _costs(study: str, costs: Sequence[dict[str, str]], folder: Path) -> str:
         f"Hours of networks on a GPU that sustains {rate} TFLOP/s, and on one core of the machine on which they were "
         f"counted, at the {own[0]['core GFLOP/s']} GFLOP/s that it was measured to do: from the operations that torch "
         "counts for one pass of each network (a backward pass to the weights counts as two, one to the input alone as "
-        "one), the sizes of the data, the epochs and the runs. Reading data, metrics and fits on logits are not "
-        "counted; they are most of the work of small networks.\n",
+        "one), the sizes of the data, the epochs and the runs; of Neural Clamping fits to logits too. Reading data "
+        "and metrics are not counted; they are most of the work of small networks.\n",
         "| preset | data | runs | operations | GPU hours | core hours | runs done here |",
         "|:--|:--|--:|--:|--:|--:|--:|",
     ]
-    for line in own:
-        others = {name for other in own if other is not line for name in other["data"].split(", ")}
-        parted = len(line["data"].split(", ")) > 1 and others.issuperset(line["data"].split(", "))
-        here = _runs_done(line, own[0]["preset"], folder) or ("as parts, below" if parted else "not run")
+    done = [_runs_done(line, own[0]["preset"], folder) for line in own]
+    for line, here in zip(own, done, strict=True):
+        others = {data for other, runs in zip(own, done, strict=True) if runs for data in other["data"].split(", ")}
+        here = here or ("by other presets" if others.issuperset(line["data"].split(", ")) else "not run")
         more = f" (without {line['not counted']})" if line["not counted"] else ""
         hours = [line["GPU hours"], line["core hours"]]
         cells = [f"`{line['preset']}`", line["data"] + more, line["runs"], line["flops"], *hours, here]

@@ -63,6 +63,12 @@ def test_ranks_that_agree_in_every_run_are_several_runs():
             assert (result.runs, result.verdict) == (runs, word)
             assert np.isnan(result.low)
             assert "no interval" in judge_claims([result.claim], [], Options()).html()
+            [result] = judge_claims(
+                [claim([*[sign * 1.0] * (runs - 1), sign * 0.9], discrete=True)], [], Options()
+            ).results
+            assert (result.runs, result.verdict) == (runs, word), "less agreement proves no more"
+    [result] = judge_claims([claim([1.0] * 6, discrete=True)], [], Options(), resplit_ratio={"digits": 0.5}).results
+    assert result.verdict == "not distinguishable", "splits that share samples are no six signs"
     ranks = [c for study in STUDIES.values() if study.claims for c in study.claims() if "Kendall" in c.measured]
     assert len(ranks) > 8
     assert all(c.discrete for c in ranks)

@@ -205,7 +205,7 @@ def test_an_older_checkpoint_counts_as_one_that_stops_on_nothing(tmp_path):
     state = torch.load(file, weights_only=True)
     del state["settings"]["stop_on"]
     torch.save(state, file)
-    with pytest.raises(ValueError, match="a run with stop_on None, and this one has stop_on nll"):
+    with pytest.raises(ValueError, match="a run with stop_on unknown, and this one has stop_on nll"):
         train(network(), DATA, losses.CrossEntropy(), stop_on="nll", **how)
     done = train(network(), DATA, losses.CrossEntropy(), **how)
     assert done.epoch == 6

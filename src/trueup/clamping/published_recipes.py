@@ -249,13 +249,14 @@ def _mini_batches(network: Network, size: int, generator: torch.Generator) -> It
 
     The order is drawn for the samples of all ranks together, so that several make the steps of one alone.
     """
+    most = graph_rows(math.prod(network.shape))
     if world_size() == 1:
-        most = graph_rows(math.prod(network.shape))
         for batch in network.inputs.shuffled_batches(size, generator):
             yield network.inputs.split(batch, most), len(batch.labels)
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):
-            yield local_subset(network.inputs, chosen), len(chosen)
+            own = local_subset(network.inputs, chosen)
+            yield (part for batch in own for part in network.inputs.split(batch, most)), len(chosen)
 
 
 def _augment_batch(batch: Batch, generator: torch.Generator, cutout: int) -> Batch:

@@ -44,7 +44,7 @@ class Claim:
     """The paper's own number, where it prints one: the same for all, or by data set and network as `published_key`
     names them, under "" for those that the paper has not."""
     discrete: bool = False
-    """Whether the numbers have few values, as rank correlations: several runs may then well agree."""
+    """Whether the numbers have few values, as rank correlations: some runs may agree by chance, or nearly."""
     exact: bool = False
     """Whether the numbers are counted, not measured: one run then says all."""
     one_split: bool = False
@@ -100,8 +100,8 @@ class ClaimTable:
     notes: tuple[str, ...] = (
         "Each number is a difference of runs with the same seed, positive where it speaks for the claim. Held: the "
         "95 % interval of its mean (Student's t over runs) lies above zero. Did not hold: below zero. A difference "
-        "that is the same in every run was measured once and has no interval; of ranks, which may well agree, a sign "
-        "test decides, which takes six runs, and a count needs but one. Where each run splits the same samples "
+        "that is the same in every run was measured once and has no interval. Ranks, which may well agree by chance, "
+        "need six runs, as a sign test does, and a count needs but one. Where each run splits the same samples "
         "anew, intervals are wider for what splits share (Nadeau & Bengio 2003); where all runs have the same test "
         "samples, the chance in these is not in them. Nothing is corrected for the number of claims.",
     )
@@ -168,15 +168,18 @@ def judge_claims(
 def _judge(claim: Claim, group: str, values: np.ndarray, resplit_ratio: float) -> ClaimResult:
     runs, mean = len(values), float(values.mean())
     low, high = math.nan, math.nan
+    certain = not claim.discrete or 2 * 0.5**runs < LEVEL
     if np.ptp(values) > ROUNDING * np.abs(values).max():
-        low, high = paired_interval(values, resplit_ratio=resplit_ratio)
-        sides = low, high
+        low, high = sides = paired_interval(values, resplit_ratio=resplit_ratio)
     else:
-        # What draws nothing says the same with every seed: repeated, it would seem certain.
+        # What draws nothing says the same with every seed: repeated, it would seem certain. Nor are splits that share
+        # samples so many signs.
         runs = runs if claim.discrete else 1
-        certain = claim.exact or 2 * 0.5**runs < LEVEL
-        sides = (mean, mean) if certain else (-math.inf, math.inf)
-    verdict: ClaimVerdict = "held" if sides[0] > 0 else "did not hold" if sides[1] < 0 else "not distinguishable"
+        certain = claim.exact or (claim.discrete and certain and not resplit_ratio)
+        sides = mean, mean
+    verdict: ClaimVerdict = "not distinguishable"
+    if certain and (sides[0] > 0 or sides[1] < 0):
+        verdict = "held" if mean > 0 else "did not hold"
     return ClaimResult(claim, group, runs, mean, low, high, verdict)
 
 

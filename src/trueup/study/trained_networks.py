@@ -72,14 +72,14 @@ class Loader:
         return len(self.part)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._normalised(DataLoader(self.part, batch_size=self.batch_size))
+        return self._normalise_batches(DataLoader(self.part, batch_size=self.batch_size))
 
     def batches_of(self, numbers: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these numbers, batch by batch."""
         own = torch.Generator()  # a loader draws a number from the global one
-        return self._normalised(DataLoader(self.part, batch_sampler=numbers, generator=own))
+        return self._normalise_batches(DataLoader(self.part, batch_sampler=numbers, generator=own))
 
-    def _normalised(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _normalise_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in read_ahead(batches) if self.ahead else batches:
             yield self.normalise(images), labels
 
@@ -284,15 +284,15 @@ def read_split(path: Path, data: str) -> WeightsSplit:
             f"Clamping it is {released}"
         )
     with errors_name_file(side):
-        said = json.loads(side.read_text(encoding="utf-8"))
-        held_out = said.get("held_out") if isinstance(said, dict) else None
+        facts = json.loads(side.read_text(encoding="utf-8"))
+        held_out = facts.get("held_out") if isinstance(facts, dict) else None
         known = ["test", *(["last"] if data in SPLIT_BY_ORDER else []), *(["val"] if data in SPLIT_BY_FILES else [])]
         if held_out not in known:
             raise ValueError(f"held_out must be one of {', '.join(known)} for {data}, got {held_out!r}")
-        published = said.get("published", False)
+        published = facts.get("published", False)
         if not isinstance(published, bool):
             raise ValueError(f"published must be true or false, got {published!r}")
-        normalisation = _parse_normalisation(said, channels=SIZES[data].shape[0])
+        normalisation = _parse_normalisation(facts, channels=SIZES[data].shape[0])
         if normalisation is None and published and data == "cifar100":
             raise ValueError(
                 f"the paper's weights for cifar100 need mean and std, got none; its released code has {mean} and {std}"
@@ -300,7 +300,7 @@ def read_split(path: Path, data: str) -> WeightsSplit:
     return WeightsSplit(held_out, normalisation, published)
 
 
-def _parse_normalisation(said: Mapping[str, Any], channels: int) -> Normalisation | None:
+def _parse_normalisation(facts: Mapping[str, Any], channels: int) -> Normalisation | None:
     """Mean and standard deviation of each channel; None where neither is named.
 
     >>> _parse_normalisation({"mean": [0.5], "std": [0.25]}, 1)
@@ -309,11 +309,11 @@ def _parse_normalisation(said: Mapping[str, Any], channels: int) -> Normalisatio
     Traceback (most recent call last):
     ValueError: std must have a positive number for each of 1 channels, got None
     """
-    if "mean" not in said and "std" not in said:
+    if "mean" not in facts and "std" not in facts:
         return None
     pair = []
     for name, kind in (("mean", "finite"), ("std", "positive")):
-        values: Any = said.get(name)
+        values: Any = facts.get(name)
         numbers = isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
         if not numbers or len(values) != channels or (kind == "positive" and min(values) <= 0):
             raise ValueError(f"{name} must have a {kind} number for each of {channels} channels, got {values!r}")

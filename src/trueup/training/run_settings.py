@@ -76,7 +76,7 @@ class RunSettings:
         ours, theirs = self.as_state(), with_current_names(stored)
         wrong = [name for name in ours if theirs.get(name) != ours[name]]
         if wrong:
-            stored_text, own_text = (", ".join(f"{n} {x.get(n)}" for n in wrong) for x in (theirs, ours))
+            stored_text, own_text = (", ".join(f"{n} {x.get(n, 'unknown')}" for n in wrong) for x in (theirs, ours))
             raise ValueError(f"it is of a run with {stored_text}, and this one has {own_text}")
 
 

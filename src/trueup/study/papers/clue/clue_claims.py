@@ -44,7 +44,7 @@ CLASS_RIVALS = {
     **RIVALS,
 }
 """What CLUE is compared with on classes, in words."""
-HEADED = "the Gaussian likelihood with a variance head (both have one)"
+WITH_HEAD = "the Gaussian likelihood with a variance head (both have one)"
 NOMINAL = 0.95
 SEVEREST = 5
 
@@ -62,17 +62,17 @@ def _beside(
     scale: float,
     kinds: Sequence[str],
     plus: float = 0.0,
-    others: str = "",
+    other_figure: str = "",
 ) -> Support:
     """The figure of another method less that of CLUE, chosen on validation; a negative scale turns it round.
 
-    `others` is the other method's figure, if not the same.
+    `other_figure` is the other method's, if not the same.
     """
     support = {}
     for name, own in figures_by_data(rows).items():
         # Only the Gaussian likelihood has a variance head, so it alone is compared with a CLUE that has one.
         ours = choose_clue(own, head=other == GAUSSIAN, oracle=options.oracle)
-        mine, theirs = (by_run(own, _method, name) for name in (figure, others or figure))
+        mine, theirs = (by_run(own, _method, name) for name in (figure, other_figure or figure))
         if kind_of(own[0]) in kinds and ours in mine and other in theirs:
             support[name] = [value + plus for value in paired(theirs[other], mine[ours], scale=scale)]
     return support
@@ -83,7 +83,7 @@ def _covered(rows: Rows, options: Options, *, other: str) -> Support:
     return _beside(away, options, other=other, figure="away", scale=100, kinds=("regression",))
 
 
-def _errors_kept(rows: Rows, options: Options, *, other: str) -> Support:
+def _error_margin(rows: Rows, options: Options, *, other: str) -> Support:
     """What CLUE's error may be less what it is, in per cent of the other method's."""
     logs = [{**row, "log_rmse": math.log(row["rmse"])} for row in rows if row.get("rmse")]
     rises = _beside(logs, options, other=other, figure="log_rmse", scale=-1, kinds=("regression",))
@@ -139,7 +139,7 @@ def _against(other: str, words: str) -> list[Claim]:
             "Abstract, read as beside a repair",
             f"lower ECE than {words} and temperature scaling, itself without",
             f"ECE {less}, points",
-            partial(_beside, other=other, figure="ece", others="ece_after", scale=100, kinds=classes),
+            partial(_beside, other=other, figure="ece", other_figure="ece_after", scale=100, kinds=classes),
         ),
         Claim(
             "Beyond the paper",
@@ -171,17 +171,16 @@ CLAIMS = (
             kinds=("classification", "language"),
             plus=100 * KEPT,
         ),
-        discrete=True,
     ),
     *(
         Claim(
             "Abstract",
             f"regression: competitive errors (RMSE no more than {100 * KEPT_RMSE:g} % above that of {words})",
             f"{100 * (1 + KEPT_RMSE):g} less CLUE's RMSE in % of that of {words}",
-            partial(_errors_kept, other=other),
+            partial(_error_margin, other=other),
             1,
         )
-        for other, words in {PLAIN: "squared error", GAUSSIAN: HEADED}.items()
+        for other, words in {PLAIN: "squared error", GAUSSIAN: WITH_HEAD}.items()
     ),
     *(
         Claim(
@@ -196,7 +195,7 @@ CLAIMS = (
             AVERAGED: "squared error of the mean of five passes",
             ENSEMBLE: "an ensemble of five networks",
             SHARED: "an ensemble of CLUE's compute",
-            GAUSSIAN: HEADED,
+            GAUSSIAN: WITH_HEAD,
         }.items()
     ),
     Claim(

@@ -303,7 +303,6 @@ CLAIMS = (
         f"accuracy is kept (no more than {100 * KEPT:g} points lower)",
         f"change of accuracy plus {100 * KEPT:g} points",
         _accuracy_kept,
-        discrete=True,
     ),
     Claim(
         "Tables 1–3",

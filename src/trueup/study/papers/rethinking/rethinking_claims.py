@@ -151,7 +151,7 @@ def _shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:
     return support
 
 
-def _accuracy_lost(
+def _accuracy_loss(
     rows: Rows,
     options: Options,
     *,
@@ -375,7 +375,7 @@ CLAIMS = (
             "§3.1",
             f"{TITLES[name]}: a large coefficient lowers accuracy",
             "accuracy of cross-entropy less that of the greatest coefficient, points",
-            partial(_accuracy_lost, loss=name, coefficients=attrgetter("candidates"), end=max),
+            partial(_accuracy_loss, loss=name, coefficients=attrgetter("candidates"), end=max),
             printed="harmed",
         )
         for name in ("norm", "focal")
@@ -385,7 +385,7 @@ CLAIMS = (
             "§5.2",
             f"the {words} negative coefficient of {_in_text(TITLES[name])} destroys accuracy (leaves less than half)",
             f"half the accuracy of cross-entropy less that of the {words} negative coefficient, points",
-            partial(_accuracy_lost, loss=name, coefficients=attrgetter("negative"), end=end, share=0.5),
+            partial(_accuracy_loss, loss=name, coefficients=attrgetter("negative"), end=end, share=0.5),
             printed="extremely low",
         )
         for name in ("label_smoothing", "norm")

@@ -96,7 +96,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             loss = NegativePenalty(settings["loss"], coefficient)
         else:
             loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
-    how["stop_on"] = "refinement" if settings["loss"] == STOPPED else None
+    how["stop_on"] = settings.get("stop_on")
     fabric = make_fabric(settings.get("device"))
     how |= {"augment": augment, "fabric": fabric, "seed": seed, "progress": False}
     known = [settings[name] for name in SETTINGS if name in settings]
