@@ -291,3 +291,16 @@ def test_passes_are_done_where_the_networks_are(monkeypatch):
     monkeypatch.setattr(mc, "mc_dropout", passes)
     found = mc.sample([network, torch.nn.Linear(10, 1, device="meta")], train[0][:3], 5)
     assert (seen, found.device.type, found.shape) == (["cpu", "meta"], "cpu", (4, 3))
+
+
+def test_a_table_says_where_no_temperature_is_best():
+    figures = {"accuracy": 1.0, "nll": 0.1, "ece": 0.1, "uce": 0.1, "nll_after": 0.1, "ece_after": 0.0, "val_nll": 0.1}
+    aligned = {"gap": 0.1, "alignment": 0.1, "correlation": 0.5, "auroc": 0.9, "operations": 1.0}
+    rows = [
+        {"part": "figures", "data": "digits", "method": "plain", "seed": seed, "warning": "", **figures, **aligned}
+        for seed in range(3)
+    ]
+    assert not any("no temperature" in note for note in STUDY.tables(rows, Options())["classification"].notes)
+    rows[1]["warning"] = "temperature stopped at its bound, 2.56e-06: every label has its row's largest logit"
+    [note] = [note for note in STUDY.tables(rows, Options())["classification"].notes if "no temperature" in note]
+    assert note.startswith("cross-entropy, 1 of 3 runs: ")
