@@ -216,8 +216,8 @@ def _figures_table(
     titles = {name: title(name, kind) for name in names}
     unbounded = [titles[row["method"]] for row in rows if "stopped at its bound" in row.get("warning", "")]
     notes += [
-        f"{name}, {unbounded.count(name)} of {sum(titles[row['method']] == name for row in rows)} runs: every validation "
-        "sample was right, so that no temperature is best; the NLL after it says nothing there."
+        f"{name}, {unbounded.count(name)} of {sum(titles[row['method']] == name for row in rows)} runs: every "
+        "validation sample was right, so that no temperature is best; the NLL after it says nothing there."
         for name in dict.fromkeys(unbounded)
     ]
     return tabulate(
