@@ -313,3 +313,28 @@ def test_a_common_offset_is_taken_out_before_the_fit(method, offset):
     plain, far = METHODS[method](z, y), METHODS[method](z + offset, y)
     assert np.allclose(softmax(far(z + offset), axis=1), softmax(plain(z), axis=1), atol=1e-3)
     assert far.certificate.passes < 3 * plain.certificate.passes + 50
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_whole_curvature_is_that_of_the_objective(weighted):
+    w = torch.linspace(0.5, 2.0, len(Z), dtype=torch.float64) if weighted else None
+    problem = Problem(Z.double(), Y, Penalty(off=0.01, diagonal=0.02, bias=0.03), w=w)
+    rng = np.random.default_rng(0)
+    x = problem.canonical(np.concatenate([np.eye(4).ravel(), np.zeros(4)]) + 0.1 * rng.normal(size=20))
+    step = 1e-5 * problem.canonical(rng.normal(size=20))
+    gradients = [problem._objective()(problem.canonical(x + sign * step))[1] for sign in (1, -1)]
+    change = (gradients[0] - gradients[1]) / 2
+    assert problem.canonical(problem.inverse(problem.blocks(x, careful=True))(change)) == pytest.approx(step, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet32"])
+def test_logits_that_nearly_add_up_to_zero_take_few_steps(data, name):
+    """The rows of these networks' last layers add up to nearly nothing, and so do their logits."""
+    with np.load(data / "logits" / f"cifar10_{name}.npz") as file:
+        z, y = (np.concatenate([file[f"val_{kind}"], file[f"test_{kind}"]]) for kind in ("logits", "labels"))
+    for seed in range(3):
+        rows = np.random.default_rng(seed).permutation(len(z))[:5000]
+        certificate = Matrix.fit(z[rows], y[rows]).certificate
+        assert certificate.status == "converged"
+        assert certificate.iterations < 100
+        assert certificate.gradient < 1e-5

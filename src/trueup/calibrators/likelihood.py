@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from trueup.core import native
@@ -38,6 +39,7 @@ Blocks = Callable[[float, float, float], Inverse]
 
 LEVEL = 1e-6
 """Of the mean curvature, added where the data may have none."""
+_ROUNDING_LEVEL = 1e-10  # of the mean curvature, added where there may be none: double rounds to less
 _PRIOR = 5.0  # rows that a class is lent by all classes
 _FEW_CLASSES, _MANY_CLASSES = 32, 128  # up to so many each have a curvature of their own: K (K + 1)² numbers
 
@@ -208,7 +210,10 @@ class Problem:
         x = self.canonical(self.start_point(start))
         weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
         scores = u * weight + bias if self.vector else torch.addmm(bias, u, weight.view(classes, -1).T)
-        spread = weigh(class_variances(mask_scores(scores, absent)), share)
+        scores = mask_scores(scores, absent)
+        if careful and not self.vector and classes <= _FEW_CLASSES:
+            return _whole_curvature(u.double(), torch.softmax(scores.double(), dim=1), share)
+        spread = weigh(class_variances(scores), share)
         if self.vector:
             return _vector_blocks(u, spread, self._counts)
         return _matrix_blocks(u, spread, careful=careful)
@@ -349,19 +354,55 @@ def _own_blocks(u: Tensor, spread: Tensor) -> Blocks:
     level = LEVEL * np.diagonal(blocks, axis1=1, axis2=2).mean() + 1e-12
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
-        ridge = np.full((classes, classes + 1), off + level)
-        np.fill_diagonal(ridge, diagonal + level)
-        ridge[:, -1] = offset + level
+        ridge = _ridge(classes, off + level, diagonal + level, offset + level)
         inverted = np.linalg.inv(blocks + ridge[:, :, None] * np.eye(classes + 1))
-
-        def apply(gradient: np.ndarray) -> np.ndarray:
-            rows = np.concatenate([gradient[:-classes].reshape(classes, -1), gradient[-classes:, None]], axis=1)
-            out = (inverted @ rows[:, :, None])[:, :, 0]
-            return np.concatenate([out[:, :-1].ravel(), out[:, -1]])
-
-        return apply
+        return _by_class(classes, lambda rows: (inverted @ rows[:, :, None])[:, :, 0])
 
     return inverse
+
+
+def _whole_curvature(u: Tensor, probs: Tensor, share: Tensor | None) -> Blocks:
+    """Of softmax(W u + b), all classes together: blocks Σ p_j(δ_jk − p_k) ũũᵀ with ũ = (u, 1).
+
+    Where logits are all but bound to a plane, as those of a network whose last layer's rows add up to zero, classes by
+    themselves say too little of the curvature across it, and a search would crawl.
+    """
+    n, classes = u.shape
+    extended = torch.cat([u, torch.ones_like(u[:, :1])], dim=1)
+    curvature = np.empty((classes, classes + 1, classes, classes + 1))
+    for j in range(classes):
+        for k in range(j + 1):
+            spread = weigh((probs[:, j] * (float(j == k) - probs[:, k]))[:, None], share)
+            curvature[j, :, k] = curvature[k, :, j] = ((extended * spread).T @ extended / n).numpy()
+    numbers = classes * (classes + 1)
+    matrix = curvature.reshape(numbers, numbers)
+    level = _ROUNDING_LEVEL * matrix.diagonal().mean() + 1e-15
+
+    def inverse(off: float, diagonal: float, offset: float) -> Inverse:
+        ridge = _ridge(classes, off + level, diagonal + level, offset + level)
+        factor = cho_factor(matrix + np.diag(ridge.ravel()))
+        return _by_class(classes, lambda rows: cho_solve(factor, rows.ravel()).reshape(rows.shape))
+
+    return inverse
+
+
+def _ridge(classes: int, off: float, diagonal: float, offset: float) -> np.ndarray:
+    """A penalty's curvature, a row for each class: of its weights, then of its bias."""
+    ridge = np.full((classes, classes + 1), off)
+    np.fill_diagonal(ridge, diagonal)
+    ridge[:, -1] = offset
+    return ridge
+
+
+def _by_class(classes: int, solve: Inverse) -> Inverse:
+    """Apply what takes and returns a row for each class to weights followed by biases."""
+
+    def apply(gradient: np.ndarray) -> np.ndarray:
+        rows = np.concatenate([gradient[:-classes].reshape(classes, -1), gradient[-classes:, None]], axis=1)
+        out = solve(rows)
+        return np.concatenate([out[:, :-1].ravel(), out[:, -1]])
+
+    return apply
 
 
 def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
