@@ -16,7 +16,7 @@ import pytest
 
 from trueup.core.executors import executor_for
 from trueup.study import STUDIES, Options, Store, Study, cost, product, run
-from trueup.study.run import _processor, describe_place
+from trueup.study.run import _CellResult, _Pace, _processor, describe_place
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -426,3 +426,20 @@ def test_options_are_checked(name):
 def test_a_grid_with_the_same_settings_twice_is_one_cell():
     twice = Study("twice", 1, lambda o: product(a=[1, 1.0, 2]), "chores:square", lambda rows, o: {})
     assert [cell.settings for cell in twice.cells()] == [{"a": 1.0}, {"a": 2}]
+
+
+def test_what_is_left_is_told_by_cells_that_differ_in_the_run_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    grid = product(method=["quick", "slow"], seed=range(3))
+    cells = Study("demo", 1, lambda options: grid, work="math:exp", tables=lambda rows, options: {}).cells()
+    first, slow = cells[0], cells[3]
+    fresh = _Pace(cells, {}, cells)
+    fresh.count(first, _CellResult([], "", 4.0))
+    now[0] = 4.0
+    assert fresh.left() == "about 20 s left if 3 not like any before take no longer"
+    again = _Pace(cells, {slow.key: 600.0}, cells[:3] + cells[4:])
+    again.count(first, _CellResult([], "", 4.0))
+    again.count(cells[1], _CellResult([], "it broke", 0.0))
+    now[0] = 6.0  # four seconds of cells in two: two at once
+    assert again.left() == "about 10 min left"

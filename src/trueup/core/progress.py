@@ -32,8 +32,11 @@ def track(
     label: str = "",
     enabled: bool = True,
     note: Callable[[], str] | None = None,
+    left: Callable[[], str] | None = None,
 ) -> Iterator[T]:
     """Yield the items, telling from two seconds on how many are done: `label 12/40  note  about 30 s left`.
+
+    What is left is told by the mean time of an item; `left` says it better where items are unlike.
 
     On a terminal, or with `TRUEUP_PROGRESS=1`, it is one line of stderr that is gone when the loop ends, also by an
     exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead, and one
@@ -59,8 +62,11 @@ def track(
             now = monotonic()
             if now - started >= patience and (drawn is None or now - drawn >= pause):
                 count = f"{done}" if total is None else f"{done}/{total}"
-                left = "" if total is None or done >= total else _in_words((now - started) / done * (total - done))
-                text = "  ".join(filter(None, (f"{label} {count}".strip(), note() if note else "", left)))
+                if total is None or done >= total:
+                    rest = ""
+                else:
+                    rest = left() if left else time_left((now - started) / done * (total - done))
+                text = "  ".join(filter(None, (f"{label} {count}".strip(), note() if note else "", rest)))
                 (_draw if drawing else _log)(text)
                 drawn = now
                 if silence is not None:
@@ -147,10 +153,10 @@ def log_lines() -> Iterator[None]:
         _logging.pop()
 
 
-def _in_words(seconds: float) -> str:
+def time_left(seconds: float) -> str:
     """How long it will take still, roughly.
 
-    >>> _in_words(0.4), _in_words(42), _in_words(600), _in_words(9000)
+    >>> time_left(0.4), time_left(42), time_left(600), time_left(9000)
     ('about 1 s left', 'about 42 s left', 'about 10 min left', 'about 2.5 h left')
     """
     if seconds >= 5400:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import closing, contextmanager, suppress
@@ -12,13 +13,17 @@ from functools import cache, reduce
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from trueup.core import __version__
 from trueup.core.executors import count_cores
-from trueup.core.progress import track
-from trueup.study.grid import Cell, Options, Study
+from trueup.core.progress import time_left, track
+from trueup.study.grid import Cell, Options, Study, as_json
 from trueup.study.store import Outcome, Place, Row, Store, validate_rows
+
+RUN = ("seed", "network_seed", "split", "draw")
+"""Settings that tell runs of the same thing apart."""
 
 
 class RunSummary(NamedTuple):
@@ -83,8 +88,10 @@ def run(
         else _run_on_executor(study.work, pending, executor)
     )
     finished, failed = 0, {}
+    pace = _Pace(cells, store.seconds(cells), pending)
     with closing(results):  # what has not begun is cancelled at once, whatever ends the loop
-        for cell, result in track(results, total=len(pending), label=study.name, enabled=progress):
+        for cell, result in track(results, total=len(pending), label=study.name, enabled=progress, left=pace.left):
+            pace.count(cell, result)
             if result.error:
                 failed[cell.key] = result.error
                 store.fail(cell, result.error, seconds=result.seconds, place=result.place)
@@ -94,6 +101,39 @@ def run(
             if on_cell is not None:
                 on_cell(store.outcomes([cell])[0])
     return RunSummary(finished, len(cells) - finished - len(failed), failed, time.monotonic() - started)
+
+
+class _Pace:
+    """How long the cells that are left will take, by the seconds of those that differ from them in the run alone."""
+
+    def __init__(self, cells: Sequence[Cell], seconds: Mapping[str, float], pending: Sequence[Cell]) -> None:
+        self.started, self.done = time.monotonic(), list[float]()
+        self.waiting = Counter(map(_kind, pending))
+        self.known: dict[str, list[float]] = {}
+        for cell in cells:
+            if cell.key in seconds:
+                self.known.setdefault(_kind(cell), []).append(seconds[cell.key])
+
+    def count(self, cell: Cell, result: _CellResult) -> None:
+        """One more is done; how soon one failed tells nothing of others."""
+        self.waiting[_kind(cell)] -= 1
+        self.done.append(result.seconds)
+        if not result.error:
+            self.known.setdefault(_kind(cell), []).append(result.seconds)
+
+    def left(self) -> str:
+        """In words, with what is only supposed."""
+        known = {kind: cells for kind, cells in self.waiting.items() if kind in self.known}
+        seconds = sum(cells * fmean(self.known[kind]) for kind, cells in known.items())
+        new = self.waiting.total() - sum(known.values())
+        seconds += new * fmean(self.done or [0.0])
+        at_once = max(1.0, sum(self.done) / (time.monotonic() - self.started))
+        return time_left(seconds / at_once) + (f" if {new} not like any before take no longer" if new else "")
+
+
+def _kind(cell: Cell) -> str:
+    """The settings without what tells runs of the same thing apart."""
+    return as_json({name: value for name, value in cell.settings.items() if name not in RUN}, sort_keys=True)
 
 
 def execute(work: str, cell: Cell) -> _CellResult:

@@ -152,6 +152,12 @@ class Store:
         with self._connection() as connection:
             return dict(connection.execute(query, [as_json([cell.key for cell in cells])]))
 
+    def seconds(self, cells: Iterable[Cell]) -> dict[str, float]:
+        """Key → how long it took, of those cells that are finished."""
+        query = "SELECT key, seconds FROM cells WHERE status = 'finished' AND key IN (SELECT value FROM json_each(?))"
+        with self._connection() as connection:
+            return dict(connection.execute(query, [as_json([cell.key for cell in cells])]))
+
     def dump(self, study: str, path: str | Path) -> None:
         """Write the finished cells of a study as compressed lines of JSON, in the order of the settings.
 
