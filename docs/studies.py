@@ -328,7 +328,7 @@ def _claims(results: Sequence[dict[str, str]]) -> list[str]:
         *lines,
         "",
         "Each number is a difference of runs with the same seed, positive where it speaks for the claim; one that is "
-        "the same in every run counts as one run. Nothing is corrected for the number of claims. The best baseline is "
+        "the same in every run has no interval. Nothing is corrected for the number of claims. The best baseline is "
         "the one that turns out best on the test half, which favours it.",
     ]
 

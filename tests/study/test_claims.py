@@ -6,8 +6,18 @@ import pytest
 from scipy import stats
 
 from trueup.study import STUDIES, Options
-from trueup.study.claims import Claim, by_run, judge_claims, least_on_average, paired, trend
-from trueup.study.papers.neural_clamping.clamping_claims import CLAIMS
+from trueup.study.claims import (
+    Claim,
+    Incomplete,
+    by_run,
+    judge_claims,
+    least_on_average,
+    paired,
+    trend,
+    with_common_runs,
+)
+from trueup.study.papers.neural_clamping.clamping_claims import BASELINES, CLAIMS
+from trueup.study.papers.neural_clamping.clamping_presets import GAMMAS
 from trueup.study.published import published_values
 
 
@@ -51,7 +61,8 @@ def test_verdicts(values, verdict):
         assert verdict in text
         assert "a beats b" in text
     assert ("class=warn>did not hold<" in table.html()) == (verdict == "did not hold")
-    assert ("no interval; 1 run<" in table.html()) == (len(set(np.round(values, 9))) == 1)
+    runs = "1 run" if len(values) == 1 else f"{len(values)} runs"
+    assert (f"no interval; {runs}<" in table.html()) == (len(set(np.round(values, 9))) == 1)
 
 
 def test_ranks_that_agree_in_every_run_are_several_runs():
@@ -78,17 +89,25 @@ def test_a_count_needs_one_run():
     for value, verdict in ((0.26, "held"), (-0.26, "did not hold"), (0.0, "not distinguishable")):
         for runs in (1, 3):
             [result] = judge_claims([claim([value] * runs, exact=True)], [], Options()).results
-            assert (result.runs, result.verdict) == (1, verdict)
+            assert (result.runs, result.verdict) == (runs, verdict)
 
 
 def test_a_claim_without_rows_is_not_judged():
     assert judge_claims([claim([])], [], Options()).results == ()
 
 
-def test_the_best_baseline_lacks_no_run():
-    values = {"a": {0: 0.1}, "b": {0: 0.3, 1: 0.3}, "c": {0: 0.4, 1: 0.1}}
-    assert least_on_average(values, ["a", "b", "c"]) == "c"
+def test_the_best_is_chosen_on_runs_that_all_have():
+    values = {"a": {0: 0.1}, "b": {0: 0.3, 1: 0.3}, "c": {0: 0.4, 1: 0.1}, "d": {}}
+    assert least_on_average(with_common_runs(values, ["a", "b", "c", "d"]), ["a", "b", "c", "d"]) == "a"
+    assert least_on_average(with_common_runs(values, ["b", "c"]), ["b", "c"]) == "c"
+    assert with_common_runs({"a": {0: 0.1}, "b": {1: 0.1}}, ["a", "b"]) == {}
     assert paired(values["c"], values["b"]) == pytest.approx([0.1, -0.2])
+
+
+def test_what_is_said_of_all_is_not_confirmed_by_some():
+    for sign, verdict in ((1, "not distinguishable"), (-1, "did not hold")):
+        [result] = judge_claims([claim(Incomplete(sign * v for v in (1.0, 1.1, 0.9)))], [], Options()).results
+        assert result.verdict == verdict
 
 
 def test_neural_clamping_is_judged_against_the_best_baseline():
@@ -113,10 +132,13 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
 
     rows = [row("uncalibrated", s, 0.10) for s in range(4)]
     rows += [row("temperature", s, 0.04 + 0.001 * s) for s in range(4)]
-    rows += [row("vector", s, 0.06) for s in range(4)]
+    rows += [row(method, s, 0.06) for s in range(4) for method in ("vector", "ms_odir", "dirichlet_odir")]
+    rows += [row(method, s, 0.07) for s in range(4) for method in ("matrix", "temperature_ece")]
     rows += [row("nc_code", s, 0.05 + 0.001 * s + 0.0001 * (-1) ** s) for s in range(4)]
     for s in range(4):
-        rows.append(row("both", s, 0.03 + 0.002 * s, part="sweep", exponent=1.0, fit_ece=0.01, entropy=0.5))
+        for gamma in GAMMAS:
+            ece = 0.03 + 0.002 * s if gamma == 1 else 0.5
+            rows.append(row("both", s, ece, part="sweep", exponent=gamma, fit_ece=ece, entropy=0.5))
     results = {r.claim.text: r for r in judge_claims(CLAIMS, rows, Options()).results}
     best = results["lower ECE than the best baseline, all converged"]
     assert best.group == "digits, cnn, Temperature Scaling"
@@ -132,6 +154,20 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
     assert (code.mean, code.verdict) == (pytest.approx(-100 * 0.01 / mean), "did not hold")
     assert results["lower ECE than the uncalibrated network"].mean == pytest.approx(6.7)
     assert results["accuracy is improved"].verdict == "not distinguishable"
+    texts = [
+        "lower ECE than the best baseline, all converged",
+        "lower ECE than the best baseline with 5 to 50 bins too",
+    ]
+    for lost, runs in (({(name, s) for s in range(4) for name in ("vector", "matrix")}, 4), ({("vector", 3)}, 3)):
+        fewer = [row for row in rows if (row["method"], row["seed"]) not in lost]
+        for text in texts:
+            [found] = [r for r in judge_claims(CLAIMS, fewer, Options()).results if r.claim.text == text]
+            assert found.runs == runs
+            assert found.verdict == ("held" if runs == 3 else "not distinguishable")
+            assert found.group.endswith("of 4 of 6 baselines") == (runs == 4)
+    early = [row for row in rows if row.get("exponent") != 0.5 or row["seed"]]
+    found = {r.claim.text: r for r in judge_claims(CLAIMS, early, Options()).results}
+    assert found["lower ECE than the uncalibrated network"].runs == 3, "a run without all γ has none chosen"
 
 
 def test_what_the_captions_print_is_beside_our_number_of_the_same_network():
@@ -157,7 +193,7 @@ def test_what_the_captions_print_is_beside_our_number_of_the_same_network():
 def test_the_parts_of_a_joint_fit_are_compared():
     eces = {"both": 0.02, "output only": 0.03, "input only": 0.05, "temperature": 0.01, "temperature (focal)": 0.04}
     rows = [
-        {"part": "sweep", "data": "digits", "network": "cnn", "how": {}, "method": method, "exponent": 1.0, "seed": s}
+        {"part": "sweep", "data": "digits", "network": "cnn", "how": {}, "method": method, "exponent": gamma, "seed": s}
         | {
             "ece": ece + ece * 0.01 * s,
             "aece": ece + ece * 0.01 * s,
@@ -166,6 +202,7 @@ def test_the_parts_of_a_joint_fit_are_compared():
         }
         for method, ece in eces.items()
         for s in range(3)
+        for gamma in GAMMAS
     ]
     claims = [c for c in CLAIMS if c.source == "Table 4"]
     results = {r.claim.text: r for r in judge_claims(claims, rows, Options()).results}
@@ -223,11 +260,12 @@ def test_each_network_of_the_paper_is_judged_by_what_it_says_of_it(data, network
     rows = []
     for seed in range(3):
         figures = {"seed": seed, **{f"ece_{b}": 0.1 for b in (5, 10, 15, 20, 25, 30, 50)}}
-        for method, error in (("temperature", 0.04), ("vector", 0.06 + 0.001 * seed)):
+        second = dict.fromkeys(BASELINES[1:], 0.06 + 0.001 * seed)
+        for method, error in {"temperature": 0.04, **second}.items():
             rows.append(
                 {**base, **figures, "part": "method", "method": method, "ece": 0.1, "aece": error, "sce": error}
             )
-        for exponent, error in ((0.0, 0.05), (1.0, 0.07)):
+        for exponent, error in {**dict.fromkeys(GAMMAS, 0.07), 0.0: 0.05}.items():
             swept = {"part": "sweep", "method": "both", "exponent": exponent, "ece": 0.1, "aece": error, "sce": error}
             rows.append({**base, **figures, **swept})
     found = {r.claim.text: r for r in judge_claims(CLAIMS, rows, Options()).results if "all converged" in r.claim.text}

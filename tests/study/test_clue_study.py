@@ -112,6 +112,8 @@ def test_the_choice_is_made_on_validation_unless_for_an_oracle():
     assert clue_tables.choose_clue(rows, oracle=True) == "group_0.9"
     assert clue_tables.choose_clue(rows, head=True) == "batch_0.9_head"
     assert clue_tables.choose_clue([]) is None
+    unknown = [{**row, "val_nll": math.nan} if row["method"] == "batch_0.5" else row for row in rows]
+    assert clue_tables.choose_clue(unknown) == "group_0.9"
 
 
 def test_paired_differences_are_seed_by_seed():

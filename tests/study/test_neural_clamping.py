@@ -23,6 +23,7 @@ from trueup.study import STUDIES, Options, Store, compare_with_paper, cost, run,
 from trueup.study import trained_networks as networks
 from trueup.study.papers.neural_clamping import clamping_presets
 from trueup.study.papers.neural_clamping import clamping_study as neural_clamping
+from trueup.study.papers.neural_clamping.clamping_presets import PRESETS
 from trueup.study.papers.neural_clamping.clamping_tables import choose_gamma
 from trueup.study.papers.neural_clamping.gradient_steps import temperature_by_descent
 from trueup.study.published import Reason, comparison_section
@@ -130,7 +131,7 @@ def test_rows_are_what_the_library_says(tiny):
     assert row["delta_norm"] == ours.fit_record.delta_norm
 
 
-def test_the_exponent_is_chosen_on_the_calibration_images():
+def test_the_exponent_is_chosen_on_the_calibration_images(monkeypatch):
     def rows(seed, **errors):
         base = {"data": "d", "network": "n", "how": {}, "seed": seed}
         return [
@@ -139,18 +140,26 @@ def test_the_exponent_is_chosen_on_the_calibration_images():
             for method in ("output only", "both")
         ]
 
-    found = choose_gamma(rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1}))
+    preset = replace(PRESETS["digits"], gammas=(0.0, 0.5, 1.0), penalties=(), searched_gammas=(0.5, 1.0))
+    monkeypatch.setitem(PRESETS, "digits", preset)
+    whole = rows(0, **{"0": 0.0, "0.5": 0.2, "1": 0.1}) + rows(1, **{"0.5": 0.1, "1": 0.1})
+    found = choose_gamma(whole + rows(2, **{"0": 0.0, "0.5": 0.2}), Options())  # the third has not tried all
     assert [(row["seed"], row["exponent"], row["method"]) for row in found] == [
         (0, 1.0, "output only"),
         (0, 1.0, "both"),
         (1, 0.5, "output only"),
         (1, 0.5, "both"),
     ]
+    unknown = rows(0, **{"0.5": math.nan, "1": 0.1})
+    assert [row["exponent"] for row in choose_gamma(unknown, Options())] == [1.0, 1.0]
+    assert choose_gamma(rows(0, **{"0.5": math.nan, "1": math.nan}), Options()) == []
+    monkeypatch.setitem(PRESETS, "digits", replace(preset, gammas=(0.5,), penalties=(0.01,), searched_gammas=(0.5,)))
     of_rule = rows(0, **{"0.5": 0.2})
     searched = [{**row, "penalty": 0.01, "fit_ece": 0.1, "ece": 1} for row in of_rule]
-    assert choose_gamma(of_rule + searched) == of_rule
-    assert choose_gamma(of_rule + searched, penalties=True) == searched
-    assert choose_gamma(of_rule + searched, penalties=True, oracle=True) == of_rule
+    assert choose_gamma(of_rule + searched, Options()) == of_rule
+    assert choose_gamma(of_rule, Options(), penalties=True) == []
+    assert choose_gamma(of_rule + searched, Options(), penalties=True) == searched
+    assert choose_gamma(of_rule + searched, Options(oracle=True), penalties=True) == of_rule
 
 
 def test_the_default_grid_is_the_papers():

@@ -15,13 +15,15 @@ from trueup.report.html import TableCell
 from trueup.report.html import table as html_table
 from trueup.study.grid import Options, Rows
 from trueup.study.published import normalize_name
-from trueup.study.statistics import LEVEL, paired_interval
+from trueup.study.statistics import LEVEL, is_constant, paired_interval
 from trueup.study.tables import MISSING, latex_row, latex_text, pipe_row
 
 ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
-ROUNDING = 1e-9
-"""Of the greatest difference: what differs by less is the same."""
 HEADINGS = ("source", "claim", "data", "paper", "ours", "95 % interval", "runs", "verdict")
+
+
+class Incomplete(list[float]):
+    """Numbers of a claim about all of some methods, not all of which were run: they may refute it, not confirm it."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,9 @@ class ClaimResult(NamedTuple):
     claim: Claim
     group: str
     runs: int
-    """Differences that are the same in every run are those of one run, unless they have few values."""
     mean: float
     low: float
-    """The interval of the mean, by Student's t over runs; NaN of one run. See `paired_interval`."""
+    """The interval of the mean, by Student's t over runs; NaN of one run, or of runs that say all the same."""
     high: float
     verdict: ClaimVerdict
 
@@ -100,7 +101,7 @@ class ClaimTable:
     notes: tuple[str, ...] = (
         "Each number is a difference of runs with the same seed, positive where it speaks for the claim. Held: the "
         "95 % interval of its mean (Student's t over runs) lies above zero. Did not hold: below zero. A difference "
-        "that is the same in every run was measured once and has no interval. Ranks, which may well agree by chance, "
+        "that is the same in every run has no interval. Ranks, which may well agree by chance, "
         "need six runs, as a sign test does, and a count needs but one. Where each run splits the same samples "
         "anew, intervals are wider for what splits share (Nadeau & Bengio 2003); where all runs have the same test "
         "samples, the chance in these is not in them. Nothing is corrected for the number of claims.",
@@ -161,7 +162,10 @@ def judge_claims(
         for group, values in claim.support(rows, options).items():
             if len(values):
                 ratio = ratios.get(group.split(", ")[0], 0.0)
-                results.append(_judge(claim, group, np.asarray(values, dtype=float), ratio))
+                result = _judge(claim, group, np.asarray(values, dtype=float), ratio)
+                if isinstance(values, Incomplete) and result.verdict == "held":
+                    result = result._replace(verdict="not distinguishable")
+                results.append(result)
     return ClaimTable(tuple(results))
 
 
@@ -169,12 +173,11 @@ def _judge(claim: Claim, group: str, values: np.ndarray, resplit_ratio: float) -
     runs, mean = len(values), float(values.mean())
     low, high = math.nan, math.nan
     certain = not claim.discrete or 2 * 0.5**runs < LEVEL
-    if np.ptp(values) > ROUNDING * np.abs(values).max():
+    if not is_constant(values):
         low, high = sides = paired_interval(values, resplit_ratio=resplit_ratio)
     else:
         # What draws nothing says the same with every seed: repeated, it would seem certain. Nor are splits that share
         # samples so many signs.
-        runs = runs if claim.discrete else 1
         certain = claim.exact or (claim.discrete and certain and not resplit_ratio)
         sides = mean, mean
     verdict: ClaimVerdict = "not distinguishable"
@@ -227,12 +230,21 @@ def paired(worse: Mapping[Any, float], better: Mapping[Any, float], *, scale: fl
     return [scale * (worse[run] - better[run]) for run in sorted(worse.keys() & better.keys())]
 
 
+def with_common_runs(values: Mapping[Any, Mapping[Any, float]], names: Sequence[Any]) -> dict[Any, dict[Any, float]]:
+    """Those of the methods that have any run, each with the runs that all of them have; none if they share none.
+
+    >>> with_common_runs({"a": {0: 0.1, 1: 0.3}, "b": {1: 0.2}}, ["a", "b", "c"])
+    {'a': {1: 0.3}, 'b': {1: 0.2}}
+    """
+    present = [name for name in names if values.get(name)]
+    runs = sorted(set.intersection(*(set(values[name]) for name in present))) if present else []
+    return {name: {run: values[name][run] for run in runs} for name in present} if runs else {}
+
+
 def least_on_average(values: Mapping[Any, Mapping[Any, float]], among: Sequence[Any], *, rank: int = 1) -> Any:
-    """The method of least mean among those that lack no run, or that of another rank; None if there is none."""
+    """The method of least mean, or that of another rank, of methods with the same runs; None if there is none."""
     present = [name for name in among if name in values]
-    most = max((len(values[name]) for name in present), default=0)
-    whole = [name for name in present if len(values[name]) == most]
-    ordered = sorted(whole, key=lambda name: float(np.mean(list(values[name].values()))))
+    ordered = sorted(present, key=lambda name: float(np.mean(list(values[name].values()))))
     return ordered[rank - 1] if len(ordered) >= rank else None
 
 

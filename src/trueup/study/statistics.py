@@ -11,13 +11,15 @@ from scipy.special import chdtrc, stdtr, stdtrit
 
 LEVEL = 0.05
 """Below this p-value a difference is called statistically significant."""
+ROUNDING = 1e-9
+"""Of the greatest value: what differs by less is the same."""
 
 
 def t_test(a: np.ndarray, b: np.ndarray) -> float:
     """The two-sided p-value of the two-sample t-test with pooled variance; NaN if a sample has fewer than two values.
 
-    t = (m₁ − m₂) / (s√(1/n₁ + 1/n₂)) on n₁ + n₂ − 2 degrees of freedom, s² the pooled variance. Of two samples without
-    any spread it is 1 if they are equal, else 0.
+    t = (m₁ − m₂) / (s√(1/n₁ + 1/n₂)) on n₁ + n₂ − 2 degrees of freedom, s² the pooled variance. Two samples without any
+    spread are 1 if they are equal, else NaN: what draws nothing is not tested by repeating it.
 
     >>> f"{t_test(np.array([0.02, 0.03]), np.array([0.05, 0.06])):.4f}"
     '0.0513'
@@ -27,15 +29,16 @@ def t_test(a: np.ndarray, b: np.ndarray) -> float:
         return math.nan
     difference = float(a.mean() - b.mean())
     pooled = (a.var() * len(a) + b.var() * len(b)) / freedom
-    if pooled == 0:
-        return 1.0 if difference == 0 else 0.0
+    if is_constant(a) and is_constant(b):
+        return 1.0 if difference == 0 else math.nan
     return float(2 * stdtr(freedom, -abs(difference) / math.sqrt(pooled * (1 / len(a) + 1 / len(b)))))
 
 
 def paired_t_test(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> float:
     """The two-sided p-value of the paired t-test; NaN of fewer than two differences.
 
-    t = m / `standard_error` on n − 1 degrees of freedom, for n differences with mean m.
+    t = m / `standard_error` on n − 1 degrees of freedom, for n differences with mean m. Of differences that are all the
+    same it is 1 if they are zero, else NaN, as with `t_test`.
 
     >>> f"{paired_t_test(np.array([0.01, 0.02, 0.03])):.4f}"
     '0.0742'
@@ -44,8 +47,8 @@ def paired_t_test(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> flo
     if n < 2:
         return math.nan
     mean, error = float(differences.mean()), standard_error(differences, resplit_ratio=resplit_ratio)
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
+    if is_constant(differences):
+        return 1.0 if mean == 0 else math.nan
     return float(2 * stdtr(n - 1, -abs(mean) / error))
 
 
@@ -75,6 +78,15 @@ def standard_error(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> fl
     Nadeau & Bengio (2003), Inference for the generalization error.
     """
     return float(differences.std(ddof=1)) * math.sqrt(1 / len(differences) + resplit_ratio)
+
+
+def is_constant(values: np.ndarray) -> bool:
+    """Whether values differ by no more than rounding does.
+
+    >>> is_constant(np.array([0.3, 0.1 + 0.2])), is_constant(np.array([0.3, 0.30001]))
+    (True, False)
+    """
+    return bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
 
 class Ranking(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,6 +126,7 @@ def choose_clue(rows: Rows, *, head: bool = False, oracle: bool = False) -> str 
     alike = {name + HEAD * head: _values(rows, name + HEAD * head, key) for name in CLUES}
     most = max(map(len, alike.values()))
     means = {name: float(values.mean()) for name, values in alike.items() if most and len(values) == most}
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     return min(means, key=means.__getitem__, default=None)
 
 

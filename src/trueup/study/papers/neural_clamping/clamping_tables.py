@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -78,7 +79,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     rows = name_shifts(rows)
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
-    best, scored = choose_gamma(swept, oracle=options.oracle), scored_rows(rows, options)
+    best, scored = choose_gamma(swept, options), scored_rows(rows, options)
     shown = [row for row in scored if row["method"] in TITLES]
     group: dict[str, Any] = {"group": ("data", "network")}
     order = [name for name in TITLES if any(row["method"] == name for row in scored)]
@@ -159,9 +160,9 @@ def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
 def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
     """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
     swept = [row for row in rows if row["part"] == "sweep"]
-    chosen = {"nc_fl": choose_gamma(swept, oracle=options.oracle)}
+    chosen = {"nc_fl": choose_gamma(swept, options)}
     if len(by_rule(swept)) < len(swept):
-        chosen["nc_searched"] = choose_gamma(swept, oracle=options.oracle, penalties=True)
+        chosen["nc_searched"] = choose_gamma(swept, options, penalties=True)
     joint = [{**row, "method": name} for name, own in chosen.items() for row in own if row["method"] == "both"]
     by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
     joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
@@ -173,11 +174,15 @@ def by_rule(swept: Rows) -> list[Mapping[str, Any]]:
     return [row for row in swept if row.get("penalty") is None]
 
 
-def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) -> list[Mapping[str, Any]]:
+def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> list[Mapping[str, Any]]:
     """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal.
 
-    With `penalties` of each γ and λ; an `oracle` looks at the test images instead.
+    With `penalties` of each γ and λ; an oracle looks at the test images instead. A run that has not tried all of them
+    yet is left out: the best of some is not the best.
     """
+    preset = preset_of(options)
+    wanted = {(gamma, 0.0) for gamma in preset.gammas if gamma > 0}
+    wanted |= {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
     runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
     for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
@@ -185,10 +190,11 @@ def choose_gamma(swept: Rows, *, oracle: bool = False, penalties: bool = False) 
             pair = row["exponent"], row.get("penalty") or 0.0
             runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
-    seen = "ece" if oracle else "fit_ece"
-    for by in runs.values():
+    seen = "ece" if options.oracle else "fit_ece"
+    for by in (by for by in runs.values() if by.keys() >= wanted):
         errors = {g: next(row[seen] for row in rows if row["method"] == "both") for g, rows in by.items()}
-        best += by[min(errors, key=lambda g: (errors[g], g))]
+        known = {g: error for g, error in errors.items() if math.isfinite(error)}
+        best += by[min(known, key=lambda g: (known[g], g))] if known else []
     return best
 
 

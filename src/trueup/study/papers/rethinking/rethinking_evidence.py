@@ -233,20 +233,20 @@ def above_focal(rows: Rows, plan: Plan, options: Options) -> list[float]:
 def descends_then_ascends(rows: Rows, plan: Plan, options: Options) -> list[float]:
     """The ECE with temperature scaling of the better end of the sweep less that of the best inside.
 
-    The best inside is that of the other seeds.
+    Both by the other seeds: the better by a seed's own noise would lie too low.
     """
     known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
     values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
+    ends = [SWEEP[0], SWEEP[-1]]
     between = [pair for pair in SWEEP[1:-1] if pair in values]
-    if not between or not {SWEEP[0], SWEEP[-1]} <= values.keys():
+    if not between or not {*ends} <= values.keys():
         return []
+    seeds = sorted(set.intersection(*(set(by) for by in values.values())))
     differences = []
-    for seed in sorted(set.intersection(*(set(by) for by in values.values()))):
-        others = {pair: [v for s, v in values[pair].items() if s != seed] for pair in between}
-        if all(others.values()):
-            inside = min(others, key=lambda pair: float(np.mean(others[pair])))
-            ends = min(values[SWEEP[0]][seed], values[SWEEP[-1]][seed])
-            differences.append(100 * (ends - values[inside][seed]))
+    for seed in seeds if len(seeds) > 1 else []:
+        others = {pair: sum(by[other] for other in seeds if other != seed) for pair, by in values.items()}
+        end, inside = (min(some, key=others.__getitem__) for some in (ends, between))
+        differences.append(100 * (values[end][seed] - values[inside][seed]))
     return differences
 
 

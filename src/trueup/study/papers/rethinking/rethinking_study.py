@@ -5,6 +5,7 @@ Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do no
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -97,6 +98,15 @@ def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
     return [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0 and not has_failed(row)]
 
 
+def unfinished_losses(rows: Rows, plan: Plan) -> list[str]:
+    """Losses some of whose coefficients some seed has not tried yet: the best of the others may not be the best."""
+    tried: dict[tuple[str, Any], set[float]] = {}
+    for row in whole_rows(rows, plan):
+        tried.setdefault((row["loss"], row["seed"]), set()).add(row["coefficient"])
+    wanted = {loss: set(values) for loss, values in plan.candidates.items()}
+    return list(dict.fromkeys(loss for (loss, _), values in tried.items() if wanted.get(loss, set()) - values))
+
+
 def whole_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
     """Those of the whole training set, with negative coefficients too."""
     return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
@@ -125,8 +135,8 @@ def choose_coefficients(
     chosen = {}
     for loss in (name for name in TITLES if name in groups):
         fit = [alike for alike in groups[loss].values() if len(alike) == most and _mean(alike, "val_accuracy") >= least]
-        if fit:
-            chosen[loss] = min(fit, key=lambda alike: _mean(alike, by))
+        if finite := [alike for alike in fit if math.isfinite(_mean(alike, by))]:
+            chosen[loss] = min(finite, key=lambda alike: _mean(alike, by))
     return chosen
 
 
@@ -153,6 +163,12 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         raw: f"on {where} samples{', as in the paper' if options.oracle else ''}",
         repaired: f"with TS on {where} samples",
     }
+    missing = [
+        f"{DATA_TITLES.get(plan.data, plan.data)}: not all coefficients of "
+        f"{', '.join(TITLES[loss] for loss in losses)} were run yet, so that others may be chosen in the end."
+        for plan in plans(options)
+        if (losses := unfinished_losses(rows, plan))
+    ]
     marks = "↑ and ↓: higher or lower than cross-entropy by a two-sample t-test at 5 %; ± is over seeds."
     failures = _failures(rows, options)
     tables = {}
@@ -164,7 +180,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         lines, picked = _lines(rows, options, by)
         # Cross-entropy, stopped or not, has no coefficient to name.
         notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(picked)}."] if picked else []
-        notes += [marks, *failures]
+        notes += [*missing, marks, *failures]
         tables[name] = tabulate(
             lines, by="loss", group="set", columns=columns, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
