@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 
 from trueup.cli.study import NAMES, _confirm
@@ -88,6 +89,29 @@ def test_what_is_unknown_or_missing_is_refused_before_anything_is_written(comman
     ):
         result = command("study", "rethinking", *options, "-o", str(tmp_path / "out"), code=2)
         assert words in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_changed_data_are_not_mixed_with_old_results(command, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    words = ["study", "clue", "--data", "uci_yacht", "--data-dir", str(tmp_path), "--seeds", "1", "-m", "plain"]
+    words += ["-j", "1", "-o", str(tmp_path / "out")]
+    for labels, code in ((y, 0), (y, 0), (y[::-1], 2)):
+        np.savez(tmp_path / "uci_yacht.npz", x=x, y=labels)
+        result = command(*words, code=code)
+    assert "results of uci_yacht are of other files" in result.stderr
+
+
+def test_a_refusal_leaves_nothing_behind(command, tmp_path):
+    (tmp_path / "notes.sqlite").write_text("shopping")
+    out = ["-o", str(tmp_path / "out")]
+    for words, message in (
+        (["report", "post-hoc", *out], "no results yet"),
+        (["post-hoc", "--store", str(tmp_path / "notes.sqlite"), *out], "wanted a store of results"),
+        (["clue", "--device", "meta", *out], "--device must be one that this machine has"),
+    ):
+        assert message in command("study", *words, code=2).stderr
         assert not (tmp_path / "out").exists()
 
 

@@ -51,6 +51,61 @@ def test_a_folder_of_files(tmp_path):
     assert "folder" not in rows[0]
 
 
+def names_of(folder):
+    few = Options(data_dir=str(folder), seeds=1, methods=("identity",))
+    return {cell.settings["data"]: cell.settings["array"] for cell in STUDY.cells(few)}
+
+
+def test_files_as_people_keep_them(tmp_path):
+    z, y = calibrated(80, 3)
+    probs = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    np.savez(tmp_path / "net.npz", logits=z, labels=y, ids=np.arange(80), features=np.zeros((80, 7)))
+    np.savez(tmp_path / "net_probs.npz", probs=probs, labels=y)  # the same name, were it not for its suffix
+    np.savez(tmp_path / "old.npz", probabilities=probs, labels=y)
+    np.savez(tmp_path / "parts.npz", val_probs=probs, val_labels=y, test_probs=probs, test_labels=y)
+    np.savez(tmp_path / "three_probs.npz", one=probs, two=probs, labels=y, weights=np.ones(80))
+    assert names_of(tmp_path) == {
+        "net": "logits",
+        "net_probs": "probs",
+        "old": "probabilities",
+        "parts": None,
+        "three_one": "one",
+        "three_two": "two",
+    }
+    rows = results(tmp_path, Options(data_dir=str(tmp_path), seeds=1, methods=("identity",)))
+    by_data = {row["data"]: row["nll"] for row in rows}
+    assert by_data["net"] == pytest.approx(by_data["net_probs"]) == pytest.approx(by_data["old"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"logits": "z", "targets": "y"}, "wanted arrays labels and logits or probs, .*, found logits .*, targets"),
+        ({"ids": "y", "labels": "y"}, "wanted arrays labels and logits or probs"),
+        ({"logits": "probs", "labels": "y"}, "each row sums to 1 like probabilities, .* call the array probs"),
+        ({"logits": "nan", "labels": "y"}, "finite|NaN"),
+        ({"logits": "z", "labels": "many"}, "labels"),
+        ({"val_logits": "z", "val_labels": "y"}, "test_logits"),
+    ],
+)
+def test_files_that_cannot_be_studied_are_refused_before_any_run(tmp_path, arrays, words):
+    z, y = calibrated(80, 3)
+    broken = z.copy()
+    broken[3, 1] = np.nan
+    known = {"z": z, "y": y, "probs": np.full((80, 3), 1 / 3), "nan": broken, "many": y + 7}
+    np.savez(tmp_path / "net.npz", **{name: known[which] for name, which in arrays.items()})
+    with pytest.raises(ValueError, match=f"net.npz.*({words})"):
+        names_of(tmp_path)
+
+
+def test_two_files_may_not_share_a_name(tmp_path):
+    z, y = calibrated(80, 3)
+    np.savez(tmp_path / "a.npz", b=z, c=z, labels=y)
+    np.savez(tmp_path / "a_b.npz", logits=z, labels=y)
+    with pytest.raises(ValueError, match=r"a_b.npz and a.npz both have 'a_b': give one of them another name"):
+        names_of(tmp_path)
+
+
 def test_a_result_is_of_the_file_not_of_its_place(tmp_path):
     z, y = calibrated(60, 3)
     for folder in ("a", "b", "c"):

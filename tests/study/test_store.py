@@ -251,3 +251,15 @@ def test_what_is_no_dumped_store_is_named(store, tmp_path):
     (tmp_path / "cells.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match=r"cells\.jsonl\.gz: not a readable"):
         store.restore(tmp_path / "cells.jsonl.gz")
+
+
+def test_results_are_of_the_files_they_were_made_of(store):
+    cells = [Cell("demo", 1, {"data": name}) for name in ("boston", "yacht")]
+    store.remember_data({"boston": "a", "yacht": "b"}, cells)
+    store.remember_data({"boston": "c", "yacht": "b"}, cells)  # nothing is finished yet
+    store.finish(cells[0], [{"ece": 0.1}], seconds=1.0)
+    store.remember_data({"boston": "c", "yacht": "d"}, cells)
+    with pytest.raises(ValueError, match="its results of boston are of other files than those in the folder of data"):
+        store.remember_data({"boston": "e", "yacht": "f"}, cells)
+    store.remember_data({"boston": "c", "yacht": "d"}, cells)  # the refusal has changed nothing
+    assert store.seconds(cells) == {cells[0].key: 1.0}

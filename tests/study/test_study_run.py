@@ -360,6 +360,8 @@ def test_studies_are_listed_without_their_import():
 def test_an_oracle_and_parts_are_refused_where_there_are_none():
     with pytest.raises(ValueError, match="oracle is of studies that choose among settings, got it with post-hoc"):
         STUDIES["post-hoc"].cells(Options(oracle=True))
+    with pytest.raises(ValueError, match="without leaves nothing out of clue, got 'x'"):
+        STUDIES["clue"].cells(Options(without=("x",)))
     with pytest.raises(ValueError, match="without must be among figure-1d in rethinking, got 'x'"):
         STUDIES["rethinking"].cells(Options(without=("x",)))
     whole, fewer = (len(STUDIES["rethinking"].cells(Options(without=w))) for w in ((), ("figure-1d",)))

@@ -116,11 +116,14 @@ def study(
         _require_device(options, cluster)
         if cluster is None:
             _require_timm(cells)
-    folder.mkdir(parents=True, exist_ok=True)
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
+    database.parent.mkdir(parents=True, exist_ok=True)
     results = Store(require_writable(database))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not report_only:
+        results.remember_data(_digests(cells, options), cells)
     if not report_only and not yes:
         _confirm(selected, results, options, workers)
     ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
@@ -148,6 +151,15 @@ def _require_data(cells: list[Cell], options: Options) -> None:
             errors.append(str(error))
     if errors:
         raise FileNotFoundError(". ".join(errors))
+
+
+def _digests(cells: list[Cell], options: Options) -> dict[str, str]:
+    """Data set → by what its files are told from others, of those that have files."""
+    from trueup.training.data import DATASETS, digest_files
+
+    names = dict.fromkeys(str(cell.settings.get("data")) for cell in cells)
+    found = {name: digest_files(name, options.data_dir) for name in names if name in DATASETS}
+    return {name: own for name, own in found.items() if own is not None}
 
 
 def _default_device(study: Study, cluster: str | None) -> str | None:
@@ -180,7 +192,7 @@ def _require_device(options: Options, cluster: str | None) -> None:
     import torch
 
     try:
-        torch.zeros(1, device=options.device)
+        torch.zeros(1, device=options.device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each way of not having it
         reason = str(error).partition("\n")[0]
         raise ValueError(f"--device must be one that this machine has, got {options.device!r}: {reason}") from None

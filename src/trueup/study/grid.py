@@ -189,8 +189,8 @@ class Study:
         if options.preset is not None and not self.presets():
             raise ValueError(f"{self.name} has no presets, got {options.preset!r}")
         if unknown := [part for part in options.without if part not in self.parts]:
-            names = ", ".join(self.parts) or "nothing"
-            raise ValueError(f"without must be among {names} in {self.name}, got {unknown[0]!r}")
+            words = f"must be among {', '.join(self.parts)} in" if self.parts else "leaves nothing out of"
+            raise ValueError(f"without {words} {self.name}, got {unknown[0]!r}")
         local = {"threads": options.threads, **self.local(options)}
         local |= {} if options.device is None else {"device": options.device}
         cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]

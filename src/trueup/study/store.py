@@ -52,6 +52,7 @@ CREATE TABLE rows (
 CREATE INDEX cells_by_study ON cells (study, version);
 """
 
+DATA = "CREATE TABLE IF NOT EXISTS data (name TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID"
 PLACE = "machine, software"
 """Columns of `cells` that schema 1 did not have."""
 LINE = ("study", "version", "settings", "seconds", "machine", "software", "rows")
@@ -157,6 +158,21 @@ class Store:
         query = "SELECT key, seconds FROM cells WHERE status = 'finished' AND key IN (SELECT value FROM json_each(?))"
         with self._connection() as connection:
             return dict(connection.execute(query, [as_json([cell.key for cell in cells])]))
+
+    def remember_data(self, digests: Mapping[str, str], cells: Iterable[Cell]) -> None:
+        """Keep which files results are of, data set → digest; refuse others than those of cells that are finished."""
+        cells = list(cells)
+        statuses = self.statuses(cells)
+        done = {cell.settings.get("data") for cell in cells if statuses.get(cell.key) == "finished"}
+        with self._connection() as connection, _transaction(connection):
+            connection.execute(DATA)
+            known = dict(connection.execute("SELECT name, digest FROM data"))
+            if others := [name for name, own in digests.items() if name in done and known.get(name, own) != own]:
+                raise ValueError(
+                    f"{self.path}: its results of {', '.join(others)} are of other files than those in the folder of "
+                    "data; keep those of these in another store"
+                )
+            connection.executemany("INSERT OR REPLACE INTO data (name, digest) VALUES (?, ?)", list(digests.items()))
 
     def dump(self, study: str, path: str | Path) -> None:
         """Write the finished cells of a study as compressed lines of JSON, in the order of the settings.

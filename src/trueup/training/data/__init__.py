@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from trueup.registry import Lazy
 from trueup.training.data.dataset import Data, Kind
 from trueup.training.data.sources import FileSearch, folder_of, only_look
 
-__all__ = ["DATASETS", "Data", "Kind", "find_files", "load_data"]
+__all__ = ["DATASETS", "Data", "Kind", "digest_files", "find_files", "load_data"]
 
 DATASETS: Lazy[Callable[..., Any]] = Lazy(
     "data set",
@@ -31,6 +32,8 @@ DATASETS: Lazy[Callable[..., Any]] = Lazy(
 """Data set → the function of (folder, seed) that reads it; each says in its docstring how it is split."""
 IMAGES = ("fashion_mnist", "cifar10", "cifar100", "svhn", "bloodmnist")
 """Those whose files have an order."""
+FEW_FILES = 100
+"""More than these are not read to tell them from others."""
 
 
 def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, seed: int | None = 0) -> Data:
@@ -68,11 +71,34 @@ def find_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> tup
     >>> find_files("digits")  # it comes with scikit-learn
     ('', None)
     """
+    search = _search(name, data_dir)
+    return ("", None) if search is None else (search.wanted, search.where)
+
+
+def digest_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> str | None:
+    """By what the files of a data set are told from others: a hash of their content, or of names and sizes if many.
+
+    None where there is none.
+    """
+    search = _search(name, data_dir)
+    if search is None or search.where is None:
+        return None
+    whole = hashlib.sha256()
+    for file in search.files:
+        whole.update(f"{file.relative_to(search.where)} {file.stat().st_size}\n".encode())
+        if len(search.files) <= FEW_FILES and file.is_file():
+            with file.open("rb") as content:
+                whole.update(hashlib.file_digest(content, "sha256").digest())
+    return whole.hexdigest()[:32]
+
+
+def _search(name: str, data_dir: str | os.PathLike[str] | None) -> FileSearch | None:
+    """What a data set wants and has; None of one that comes with a library."""
     token = only_look.set(True)
     try:
         DATASETS[name](folder_of(data_dir), 0)
     except FileSearch as search:
-        return search.wanted, search.where
+        return search
     finally:
         only_look.reset(token)
-    return "", None
+    return None

@@ -52,9 +52,10 @@ def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
 class FileSearch(Exception):
     """What a data set wants, and where it is: raised in the place of reading while `only_look` is set."""
 
-    def __init__(self, wanted: str, where: Path | None) -> None:
+    def __init__(self, wanted: str, found: tuple[Source, Path] | None) -> None:
         super().__init__(wanted)
-        self.wanted, self.where = wanted, where
+        self.wanted, self.where = wanted, None if found is None else found[1]
+        self.files = [] if found is None else sorted({f for p in found[0].files for f in found[1].glob(p)})
 
 
 only_look: ContextVar[bool] = ContextVar("only_look", default=False)
@@ -65,7 +66,7 @@ def obtain(name: str, folder: Path, sources: Sequence[Source], download: Downloa
     match = _find_source(name, folder, sources)
     wanted = "; or ".join(" + ".join(source.files) for source in sources)
     if only_look.get():
-        raise FileSearch(wanted, None if match is None else match[1])
+        raise FileSearch(wanted, match)
     why = "and there is no library to fetch them with"
     if match is None and download is not None:
         target = folder / name

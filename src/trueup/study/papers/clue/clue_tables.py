@@ -140,7 +140,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         if mine:
             tables[kind] = _figures_table(kind, columns, mine, choices, options)
             tables[f"{kind}-differences"] = _differences_table(kind, columns, mine, choices)
-            tables[f"{kind}-levels"] = _levels_table(kind, columns, mine)
+            levels = _levels_table(kind, columns, mine)
+            tables |= {f"{kind}-levels": levels} if any(levels.groups.values()) else {}
     shown = [row for row in rows if row["method"] in _methods_shown(choices, row["data"])]
     titles = {name: title(name) for name in CLASSIFIERS}
     note = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."

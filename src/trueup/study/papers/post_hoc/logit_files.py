@@ -1,22 +1,25 @@
 """Logits to calibrate, in two halves: from the files of a folder, or drawn with faults that are known.
 
 A folder is searched for `.npz` files. One with `val_` and `test_` halves is used as it is split. Any other is split in
-halves at random, one array of it after the other: `logits`, or probabilities, which are told by the array's name
-(`probs`) or by the file's (`…_probs.npz`).
+halves at random: its `logits` or `probs`, or where it has neither, one network's array after the other, which are
+probabilities if the file's name says so (`…_probs.npz`). What else it holds is not looked at.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import is_zipfile
 
 import numpy as np
 
 from trueup.core.splits import random_order, split_by_sizes
 from trueup.io.atomic import errors_name_file
 from trueup.io.load_save import load
-from trueup.io.predictions import Predictions
+from trueup.io.predictions import Predictions, looks_like_probabilities
 from trueup.study.grid import digest
 from trueup.training.data.sources import folder_of
 
@@ -24,6 +27,10 @@ SPLITS = 3
 """Of what has no halves of its own."""
 SYNTHETIC_ROWS = 2000
 """In each half of a synthetic data set."""
+KINDS = ("logits", "probs", "probabilities")
+"""Names of arrays of predictions."""
+PROBS = "_probs"
+"""At the end of a file's name: its arrays are probabilities."""
 
 
 class SyntheticLogits(NamedTuple):
@@ -84,8 +91,8 @@ def load_halves(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
     if digest(path.read_bytes()) != settings["digest"]:
         raise ValueError(f"{path}: the file has changed since the study began")
     if settings["array"] is None:
-        return load(path, split="val"), load(path, split="test")
-    whole = load(path, logits=settings["array"], probs=settings["probs"])
+        return _read(path, None, settings["probs"], "val"), _read(path, None, settings["probs"], "test")
+    whole = _read(path, settings["array"], settings["probs"])
     return _halves(whole, random_order(len(whole.labels), np.random.default_rng(settings["split"])))
 
 
@@ -116,21 +123,69 @@ def _file_sources(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise ValueError(f"{folder}: wanted a folder with .npz files of logits, found none")
+    owners: dict[str, Path] = {}
     for file in files:
-        with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
-            names = [name for name in arrays.files if not name.endswith("labels")]
-            shapes = {name: arrays[name].shape for name in names}
         known = {"file": file.name, "digest": digest(file.read_bytes())}
-        if "val_logits" in names:
-            classes = shapes["val_logits"][1]
-            yield {"data": file.stem, **known, "array": None, "probs": False, "split": 0, "classes": classes}
-            continue
-        stem = file.stem.removesuffix("_probs")
-        for name in names:
-            data = stem if len(names) == 1 else f"{stem}_{name}"
-            probs = name == "probs" or file.stem.endswith("_probs")
-            source = {"data": data, **known, "array": name, "probs": probs, "classes": shapes[name][1]}
-            yield from ({**source, "split": split} for split in range(splits))
+        for array in _arrays(file, known["digest"]):
+            name = array.data
+            if name in owners:  # logits and probabilities of one network, or of two
+                name = name.replace(file.stem.removesuffix(PROBS), file.stem, 1)
+            if name in owners:
+                raise ValueError(f"{file} and {owners[name].name} both have {name!r}: give one of them another name")
+            owners[name] = file
+            source = {"data": name, **known, "array": array.name, "probs": array.probs, "classes": array.classes}
+            yield from ({**source, "split": split} for split in range(1 if array.name is None else splits))
+
+
+class _Array(NamedTuple):
+    """Predictions in a file, which can be read."""
+
+    data: str
+    name: str | None
+    """None of a file in halves."""
+    probs: bool
+    classes: int
+
+
+@cache
+def _arrays(file: Path, content: str) -> list[_Array]:
+    """What can be calibrated of a file with this content; a file that cannot be read so is refused before any run."""
+    if not is_zipfile(file):
+        raise ValueError(f"{file}: wanted a file as numpy.savez writes it, this is none")
+    with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
+        shapes = {name: arrays[name].shape for name in arrays.files}
+    stem, named = file.stem.removesuffix(PROBS), file.stem.endswith(PROBS)
+    if halves := [kind for kind in KINDS[:2] if f"val_{kind}" in shapes]:
+        probs = halves[0] != "logits"
+        return [_Array(file.stem, None, probs, [_width(file, None, probs, split) for split in ("test", "val")][1])]
+    rows = shapes.get("labels", (None,))[0]
+    names = [name for name in KINDS if name in shapes]
+    names = names or [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == rows]
+    if not names or "labels" not in shapes:
+        raise ValueError(
+            f"{file}: wanted arrays labels and logits or probs, or these of two halves as val_labels and test_labels, "
+            f"found {', '.join(f'{name} {shape}' for name, shape in shapes.items()) or 'none'}"
+        )
+    found = []
+    for name in names:
+        probs = named if name not in KINDS else name != "logits"
+        data = stem if len(names) == 1 else f"{stem}_{name}"
+        found.append(_Array(data, name, probs, _width(file, name, probs)))
+    return found
+
+
+def _width(file: Path, array: str | None, probs: bool, split: str | None = None) -> int:
+    """The number of classes of what can be read and is no probability under another name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever reads it for a cell hears of it
+        logits = _read(file, array, probs, split).logits
+    if not probs and (words := looks_like_probabilities(logits)):
+        raise ValueError(f"{file}: {words}; call the array probs, or the file {file.stem}{PROBS}.npz")
+    return int(logits.shape[1])
+
+
+def _read(file: Path, array: str | None, probs: bool, split: str | None = None) -> Predictions:
+    return load(file, logits=array or KINDS[probs], probs=probs, split=split)
 
 
 def _synthetic_sources(splits: int) -> Iterator[dict[str, Any]]:
