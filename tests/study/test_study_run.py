@@ -445,3 +445,17 @@ def test_what_is_left_is_told_by_cells_that_differ_in_the_run_alone(monkeypatch)
     again.count(cells[1], _CellResult([], "it broke", 0.0))
     now[0] = 6.0  # four seconds of cells in two: two at once
     assert again.left() == "about 10 min left"
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+
+    def silent(address):
+        raise OSError("timed out")
+
+    monkeypatch.setattr(distributed, "Client", silent)
+    with (
+        pytest.raises(ValueError, match=r"no Dask scheduler answers at tcp://nowhere:8786: timed out"),
+        executor_for("tcp://nowhere:8786"),
+    ):
+        pass

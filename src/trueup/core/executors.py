@@ -106,7 +106,11 @@ def _dask(address: str | None, workers: int = 1, gpus: int = 0) -> Iterator[Exec
 
                 client.register_plugin(SelectGPU())
         else:
-            client = stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
+            try:
+                client = stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
+            except OSError as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise ValueError(f"no Dask scheduler answers at {address}: {reason}") from error
         yield client.get_executor()
 
 
