@@ -101,6 +101,7 @@ def test_changed_data_are_not_mixed_with_old_results(command, tmp_path):
         np.savez(tmp_path / "uci_yacht.npz", x=x, y=labels)
         result = command(*words, code=code)
     assert "results of uci_yacht are of other files" in result.stderr
+    assert "results of uci_yacht are of other files" in command(*words, "-m", "batch_0.5", code=2).stderr
 
 
 def test_a_refusal_leaves_nothing_behind(command, tmp_path):

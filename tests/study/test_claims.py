@@ -168,6 +168,10 @@ def test_neural_clamping_is_judged_against_the_best_baseline():
     early = [row for row in rows if row.get("exponent") != 0.5 or row["seed"]]
     found = {r.claim.text: r for r in judge_claims(CLAIMS, early, Options()).results}
     assert found["lower ECE than the uncalibrated network"].runs == 3, "a run without all γ has none chosen"
+    assert found["ECE is least at a γ inside"].runs == 3
+    early = [row for row in rows if row.get("exponent", 0) <= 0.5]
+    found = {r.claim.text for r in judge_claims(CLAIMS, early, Options()).results}
+    assert not any("inside" in text or "second-lowest" in text or "rises with γ" in text for text in found)
 
 
 def test_what_the_captions_print_is_beside_our_number_of_the_same_network():

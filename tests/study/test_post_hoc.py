@@ -61,12 +61,14 @@ def test_files_as_people_keep_them(tmp_path):
     probs = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     np.savez(tmp_path / "net.npz", logits=z, labels=y, ids=np.arange(80), features=np.zeros((80, 7)))
     np.savez(tmp_path / "net_probs.npz", probs=probs, labels=y)  # the same name, were it not for its suffix
-    np.savez(tmp_path / "old.npz", probabilities=probs, labels=y)
+    np.savez(tmp_path / "old.npz", probabilities=probs, labels=y, names=np.array([{"a": 1}], dtype=object))
+    np.savez(tmp_path / "odd_probs.npz", logits=probs, labels=y)  # the file's name says what they are
     np.savez(tmp_path / "parts.npz", val_probs=probs, val_labels=y, test_probs=probs, test_labels=y)
     np.savez(tmp_path / "three_probs.npz", one=probs, two=probs, labels=y, weights=np.ones(80))
     assert names_of(tmp_path) == {
         "net": "logits",
         "net_probs": "probs",
+        "odd": "logits",
         "old": "probabilities",
         "parts": None,
         "three_one": "one",
@@ -74,7 +76,8 @@ def test_files_as_people_keep_them(tmp_path):
     }
     rows = results(tmp_path, Options(data_dir=str(tmp_path), seeds=1, methods=("identity",)))
     by_data = {row["data"]: row["nll"] for row in rows}
-    assert by_data["net"] == pytest.approx(by_data["net_probs"]) == pytest.approx(by_data["old"])
+    for name in ("net_probs", "old", "odd"):
+        assert by_data[name] == pytest.approx(by_data["net"])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,13 @@ def test_files_as_people_keep_them(tmp_path):
     [
         ({"logits": "z", "targets": "y"}, "wanted arrays labels and logits or probs, .*, found logits .*, targets"),
         ({"ids": "y", "labels": "y"}, "wanted arrays labels and logits or probs"),
-        ({"logits": "probs", "labels": "y"}, "each row sums to 1 like probabilities, .* call the array probs"),
+        (
+            {"logits": "probs", "labels": "y"},
+            "each row sums to 1 like probabilities, .* call what holds probabilities probs",
+        ),
+        ({"labels": "y", "logits": "none"}, "wanted predictions, got none at all|label"),
+        ({"val_logits": "z", "val_labels": "y", "test_logits": "two", "test_labels": "y"}, "as many classes|label"),
+        ({"logits": "z", "labels": "zero"}, "wanted arrays labels and logits or probs"),
         ({"logits": "nan", "labels": "y"}, "finite|NaN"),
         ({"logits": "z", "labels": "many"}, "labels"),
         ({"val_logits": "z", "val_labels": "y"}, "test_logits"),
@@ -93,6 +102,7 @@ def test_files_that_cannot_be_studied_are_refused_before_any_run(tmp_path, array
     broken = z.copy()
     broken[3, 1] = np.nan
     known = {"z": z, "y": y, "probs": np.full((80, 3), 1 / 3), "nan": broken, "many": y + 7}
+    known |= {"none": z[:0], "two": z[:, :2], "zero": np.array(3)}
     np.savez(tmp_path / "net.npz", **{name: known[which] for name, which in arrays.items()})
     with pytest.raises(ValueError, match=f"net.npz.*({words})"):
         names_of(tmp_path)

@@ -584,7 +584,7 @@ def test_the_best_of_some_rivals_confirms_nothing():
     worse = [{**row, "ece_temperature": 0.12 - row["ece_temperature"]} for row in fewer]
     found = [judged(rows, Options(preset="cifar10"), "Figure 6(e)")[text] for rows in (whole, fewer, worse)]
     assert [result.verdict for result in found] == ["held", "not distinguishable", "did not hold"]
-    assert [result.group.endswith("of some of the losses") for result in found] == [False, True, True]
+    assert ["of some of the losses" in result.group for result in found] == [False, True, True]
 
 
 def test_another_network_has_its_own_options():

@@ -255,11 +255,11 @@ def test_what_is_no_dumped_store_is_named(store, tmp_path):
 
 def test_results_are_of_the_files_they_were_made_of(store):
     cells = [Cell("demo", 1, {"data": name}) for name in ("boston", "yacht")]
-    store.remember_data({"boston": "a", "yacht": "b"}, cells)
-    store.remember_data({"boston": "c", "yacht": "b"}, cells)  # nothing is finished yet
+    store.remember_data({"boston": "a", "yacht": "b"})
+    store.remember_data({"boston": "c", "yacht": "b"})  # nothing is finished yet
     store.finish(cells[0], [{"ece": 0.1}], seconds=1.0)
-    store.remember_data({"boston": "c", "yacht": "d"}, cells)
+    store.remember_data({"boston": "c", "yacht": "d"})
     with pytest.raises(ValueError, match="its results of boston are of other files than those in the folder of data"):
-        store.remember_data({"boston": "e", "yacht": "f"}, cells)
-    store.remember_data({"boston": "c", "yacht": "d"}, cells)  # the refusal has changed nothing
+        store.remember_data({"boston": "e", "yacht": "f"})
+    store.remember_data({"boston": "c", "yacht": "d"})  # the refusal has changed nothing
     assert store.seconds(cells) == {cells[0].key: 1.0}

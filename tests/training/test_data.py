@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from small_datasets import split_sizes
-from trueup.training.data import DATASETS, load_data, sources
+from trueup.training.data import DATASETS, digest_files, load_data, sources
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -238,3 +238,31 @@ def test_a_file_that_is_no_archive_is_never_recommended_for_unpickling(tmp_path)
     with pytest.raises(ValueError, match=r"fashion_mnist\.npz: not an \.npz file") as found:
         load_data("fashion_mnist", tmp_path)
     assert "pickle" not in str(found.value)
+
+
+def test_files_are_told_from_others_by_what_is_read_of_them(tmp_path):
+    assert digest_files("digits") is None
+    assert digest_files("uci_yacht", tmp_path) is None
+    digests = []
+    for y in (np.zeros(5), np.ones(5), np.zeros(5)):
+        np.savez(tmp_path / "uci_yacht.npz", x=np.zeros((5, 2)), y=y)
+        digests.append(digest_files("uci_yacht", tmp_path))
+    assert digests[0] == digests[2] != digests[1]
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "cat" / "a.JPEG").write_bytes(b"a")
+    one = digest_files("imagenet", tmp_path)
+    (tmp_path / "val" / "cat" / ".DS_Store").write_bytes(b"a")
+    (tmp_path / "val" / "cat" / "lost.jpeg").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "b.jpeg").write_bytes(b"b")
+    assert digest_files("imagenet", tmp_path) == one
+    (tmp_path / "val" / "cat" / "c.JPEG").write_bytes(b"c")
+    assert digest_files("imagenet", tmp_path) != one
+    saved = tmp_path / "sst5" / "train"
+    saved.mkdir(parents=True)
+    (tmp_path / "sst5" / "dataset_dict.json").write_text("{}")
+    texts = []
+    for content in (b"a", b"b"):
+        (saved / "data-00000-of-00001.arrow").write_bytes(content)
+        texts.append(digest_files("sst5", tmp_path))
+    assert texts[0] != texts[1]

@@ -121,11 +121,11 @@ def study(
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
     database.parent.mkdir(parents=True, exist_ok=True)
     results = Store(require_writable(database))
-    folder.mkdir(parents=True, exist_ok=True)
     if not report_only:
-        results.remember_data(_digests(cells, options), cells)
-    if not report_only and not yes:
-        _confirm(selected, results, options, workers)
+        results.remember_data(_digests(cells, options))
+        if not yes:
+            _confirm(selected, results, options, workers)
+    folder.mkdir(parents=True, exist_ok=True)
     ran = None if report_only else _run(selected, results, options, workers, cluster, quiet)
     page = save_page(selected, results, options, folder / name)
     if as_json:

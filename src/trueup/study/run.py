@@ -88,7 +88,7 @@ def run(
         else _run_on_executor(study.work, pending, executor)
     )
     finished, failed = 0, {}
-    pace = _Pace(cells, store.seconds(cells), pending)
+    pace = _Pace(cells, store.seconds(cells), pending, getattr(executor, "_max_workers", 1))
     with closing(results):  # what has not begun is cancelled at once, whatever ends the loop
         for cell, result in track(results, total=len(pending), label=study.name, enabled=progress, left=pace.left):
             pace.count(cell, result)
@@ -106,8 +106,11 @@ def run(
 class _Pace:
     """How long the cells that are left will take, by the seconds of those that differ from them in the run alone."""
 
-    def __init__(self, cells: Sequence[Cell], seconds: Mapping[str, float], pending: Sequence[Cell]) -> None:
-        self.started, self.done = time.monotonic(), list[float]()
+    def __init__(
+        self, cells: Sequence[Cell], seconds: Mapping[str, float], pending: Sequence[Cell], workers: int = 1
+    ) -> None:
+        self.started, self.workers = time.monotonic(), workers
+        self.spent, self.new = 0.0, list[float]()
         self.waiting = Counter(map(_kind, pending))
         self.known: dict[str, list[float]] = {}
         for cell in cells:
@@ -117,8 +120,9 @@ class _Pace:
     def count(self, cell: Cell, result: _CellResult) -> None:
         """One more is done; how soon one failed tells nothing of others."""
         self.waiting[_kind(cell)] -= 1
-        self.done.append(result.seconds)
+        self.spent += result.seconds
         if not result.error:
+            self.new.append(result.seconds)
             self.known.setdefault(_kind(cell), []).append(result.seconds)
 
     def left(self) -> str:
@@ -126,8 +130,11 @@ class _Pace:
         known = {kind: cells for kind, cells in self.waiting.items() if kind in self.known}
         seconds = sum(cells * fmean(self.known[kind]) for kind, cells in known.items())
         new = self.waiting.total() - sum(known.values())
-        seconds += new * fmean(self.done or [0.0])
-        at_once = max(1.0, sum(self.done) / (time.monotonic() - self.started))
+        if new and not self.new:
+            return ""
+        seconds += new * fmean(self.new or [0.0])
+        # Of a cluster the number of workers is not known, but how much was done in how long.
+        at_once = max(1, self.spent / (time.monotonic() - self.started), min(self.workers, self.waiting.total()))
         return time_left(seconds / at_once) + (f" if {new} not like any before take no longer" if new else "")
 
 

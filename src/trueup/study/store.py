@@ -159,14 +159,13 @@ class Store:
         with self._connection() as connection:
             return dict(connection.execute(query, [as_json([cell.key for cell in cells])]))
 
-    def remember_data(self, digests: Mapping[str, str], cells: Iterable[Cell]) -> None:
+    def remember_data(self, digests: Mapping[str, str]) -> None:
         """Keep which files results are of, data set → digest; refuse others than those of cells that are finished."""
-        cells = list(cells)
-        statuses = self.statuses(cells)
-        done = {cell.settings.get("data") for cell in cells if statuses.get(cell.key) == "finished"}
+        query = "SELECT DISTINCT json_extract(settings, '$.data') FROM cells WHERE status = 'finished'"
         with self._connection() as connection, _transaction(connection):
             connection.execute(DATA)
             known = dict(connection.execute("SELECT name, digest FROM data"))
+            done = {name for (name,) in connection.execute(query)}
             if others := [name for name, own in digests.items() if name in done and known.get(name, own) != own]:
                 raise ValueError(
                     f"{self.path}: its results of {', '.join(others)} are of other files than those in the folder of "

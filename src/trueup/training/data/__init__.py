@@ -84,9 +84,10 @@ def digest_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> s
     if search is None or search.where is None:
         return None
     whole = hashlib.sha256()
-    for file in search.files:
+    files = sorted({file for pattern in search.told_by for file in search.where.glob(pattern) if file.is_file()})
+    for file in files:
         whole.update(f"{file.relative_to(search.where)} {file.stat().st_size}\n".encode())
-        if len(search.files) <= FEW_FILES and file.is_file():
+        if len(files) <= FEW_FILES:
             with file.open("rb") as content:
                 whole.update(hashlib.file_digest(content, "sha256").digest())
     return whole.hexdigest()[:32]

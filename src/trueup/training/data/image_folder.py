@@ -115,7 +115,8 @@ def imagenet(folder: Path, seed: int) -> Data:
     The images of `val` are halved, always in the same way: one half for validation, one for testing. Those of `train`
     may be missing, as published networks need none; the classes are those of `val` then.
     """
-    files = [Source(("train/*/*", "val/*/*"), Path), Source(("val/*/*",), Path)]
+    used = ("val/*/[!.]*",)  # those of train are for their classes alone
+    files = [Source(("train/*/*", "val/*/*"), Path, used), Source(("val/*/*",), Path, used)]
     place: Path = obtain("imagenet", folder, files)
     classes = _list_classes(place / "train") or _list_classes(place / "val")
     paths, labels = _list_files(place / "val", classes)

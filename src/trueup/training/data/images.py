@@ -136,6 +136,7 @@ def _load_saved(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -
     return Source(
         (f"{name}/dataset_dict.json",),
         lambda where: saved_dataset(where / name, inputs=inputs, labels=labels, classes=classes),
+        told_by=(f"{name}/*/*.arrow",),
     )
 
 

@@ -29,6 +29,8 @@ class Source:
 
     files: tuple[str, ...]
     read: Callable[[Path], Any]
+    told_by: tuple[str, ...] = ()
+    """Which tell one content from another, if not the same."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class FileSearch(Exception):
     def __init__(self, wanted: str, found: tuple[Source, Path] | None) -> None:
         super().__init__(wanted)
         self.wanted, self.where = wanted, None if found is None else found[1]
-        self.files = [] if found is None else sorted({f for p in found[0].files for f in found[1].glob(p)})
+        self.told_by = () if found is None else found[0].told_by or found[0].files
 
 
 only_look: ContextVar[bool] = ContextVar("only_look", default=False)

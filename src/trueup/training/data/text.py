@@ -200,6 +200,7 @@ def _load_saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
     return Source(
         (f"{name}/dataset_dict.json",),
         lambda where: saved_dataset(where / name, inputs="text", labels=labels, classes=classes),
+        told_by=(f"{name}/*/*.arrow",),
     )
 
 

@@ -6,6 +6,7 @@ calibration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from trueup.study.claims import (
     with_common_runs,
 )
 from trueup.study.grid import Options, Rows
+from trueup.study.papers.neural_clamping.clamping_presets import preset_of
 from trueup.study.papers.neural_clamping.clamping_tables import (
     ABLATION,
     BINS,
@@ -88,7 +90,8 @@ def _over_best(
     for name, own in _networks(scored_rows(rows, options)).items():
         values = with_common_runs(by_run(own, _method, figure), [*baselines, *ours])
         best, mine = least_on_average(values, baselines, rank=rank), least_on_average(values, ours)
-        if best is not None and mine is not None and wanted(published_key(own[0]["data"], own[0]["network"])):
+        both = best is not None and all(name in values for name in ours)
+        if both and wanted(published_key(own[0]["data"], own[0]["network"])):
             mean = float(np.mean(list(values[best].values())))
             margins = paired(values[best], values[mine], scale=100 / mean if mean else 0.0)
             more, margins = _compared(values, baselines, margins)
@@ -108,14 +111,17 @@ def _other_bins(rows: Rows, options: Options) -> Support:
     """The same of ECE with other numbers of bins than 15, their mean run by run."""
     support = {}
     for name, own in _networks(scored_rows(rows, options)).items():
-        margins, values = [], {}
+        margins: dict[int, list[float]] = {}
+        values: dict[Any, dict[Any, float]] = {}
         for count in (bins for bins in BINS if bins != 15):
             values = with_common_runs(by_run(own, _method, f"ece_{count}"), [*BASELINES, OURS])
             best = least_on_average(values, BASELINES)
             if best is not None and OURS in values:
-                margins.append(paired(values[best], values[OURS], scale=100))
-        more, means = _compared(values, BASELINES, np.mean(margins, axis=0).tolist() if margins else [])
-        support[name + more] = means
+                for seed, value in values[OURS].items():
+                    margins.setdefault(seed, []).append(100 * (values[best][seed] - value))
+        means = [float(np.mean(margins[seed])) for seed in sorted(margins)]
+        more, support[name] = _compared(values, BASELINES, means)
+        support[name + more] = support.pop(name)
     return support
 
 
@@ -152,16 +158,17 @@ def _ablation(
 
 
 def _sweep(rows: Rows, options: Options, *, of_run: Callable[[dict[float, Mapping[str, Any]], bool], float]) -> Support:
-    """A number of each run's sweep over γ."""
+    """A number of each run's sweep over γ, of runs with all of them."""
     support = {}
+    wanted = set(preset_of(options).gammas)
     swept = [row for row in by_rule(rows) if row["part"] == "sweep" and row["method"] == "both"]
     for name, own in _networks(swept).items():
         runs: dict[int, dict[float, Mapping[str, Any]]] = {}
         for row in own:
-            runs.setdefault(row["seed"], {})[row["exponent"]] = row
-        whole = max(map(len, runs.values()))
-        if whole > 2:
-            support[name] = [of_run(runs[seed], options.oracle) for seed in sorted(runs) if len(runs[seed]) == whole]
+            if math.isfinite(row["ece"]) and math.isfinite(row["fit_ece"]):
+                runs.setdefault(row["seed"], {})[row["exponent"]] = row
+        whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= wanted]
+        support[name] = [of_run(runs[seed], options.oracle) for seed in whole]
     return support
 
 

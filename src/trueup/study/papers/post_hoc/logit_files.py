@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,26 +153,38 @@ def _arrays(file: Path, content: str) -> list[_Array]:
     """What can be calibrated of a file with this content; a file that cannot be read so is refused before any run."""
     if not is_zipfile(file):
         raise ValueError(f"{file}: wanted a file as numpy.savez writes it, this is none")
-    with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
-        shapes = {name: arrays[name].shape for name in arrays.files}
+    shapes = _shapes(file)
     stem, named = file.stem.removesuffix(PROBS), file.stem.endswith(PROBS)
     if halves := [kind for kind in KINDS[:2] if f"val_{kind}" in shapes]:
         probs = halves[0] != "logits"
-        return [_Array(file.stem, None, probs, [_width(file, None, probs, split) for split in ("test", "val")][1])]
-    rows = shapes.get("labels", (None,))[0]
+        widths = {split: _width(file, None, probs, split) for split in ("val", "test")}
+        if widths["val"] != widths["test"]:
+            raise ValueError(f"{file}: wanted as many classes in both halves, got {widths['val']} and {widths['test']}")
+        return [_Array(file.stem, None, probs, widths["val"])]
+    rows = (shapes.get("labels") or (None,))[0]
     names = [name for name in KINDS if name in shapes]
     names = names or [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == rows]
-    if not names or "labels" not in shapes:
+    if not names or rows is None:
         raise ValueError(
             f"{file}: wanted arrays labels and logits or probs, or these of two halves as val_labels and test_labels, "
             f"found {', '.join(f'{name} {shape}' for name, shape in shapes.items()) or 'none'}"
         )
     found = []
     for name in names:
-        probs = named if name not in KINDS else name != "logits"
+        probs = named or name in KINDS[1:]
         data = stem if len(names) == 1 else f"{stem}_{name}"
         found.append(_Array(data, name, probs, _width(file, name, probs)))
     return found
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Name → shape of the arrays of numbers."""
+    shapes = {}
+    with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
+        for name in arrays.files:
+            with suppress(ValueError):  # objects, which nobody needs here, are not read
+                shapes[name] = getattr(arrays[name], "shape", None)
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def _width(file: Path, array: str | None, probs: bool, split: str | None = None) -> int:
@@ -179,8 +192,11 @@ def _width(file: Path, array: str | None, probs: bool, split: str | None = None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever reads it for a cell hears of it
         logits = _read(file, array, probs, split).logits
+    if not len(logits):
+        raise ValueError(f"{file}: wanted predictions, got none at all")
     if not probs and (words := looks_like_probabilities(logits)):
-        raise ValueError(f"{file}: {words}; call the array probs, or the file {file.stem}{PROBS}.npz")
+        names = "val_probs and test_probs" if split else "probs"
+        raise ValueError(f"{file}: {words}; call what holds probabilities {names}")
     return int(logits.shape[1])
 
 

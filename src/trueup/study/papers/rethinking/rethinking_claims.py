@@ -79,6 +79,9 @@ def _of_each_set(rows: Rows, options: Options, *, of_set: Callable[[Rows, Plan, 
     for plan in plans(options):
         if own := learned_rows(main_rows(rows, plan)):
             values = of_set(own, plan, options)
+            tried = {(row["loss"], row["coefficient"]) for row in whole_rows(rows, plan)}
+            if isinstance(values, Incomplete) and tried >= {*SWEEP}:  # what failed is no rival
+                values = list(values)
             more = ", of some of the losses" if isinstance(values, Incomplete) else ""
             more += ", not all coefficients run yet" if unfinished_losses(rows, plan) else ""
             support[f"{DATA_TITLES.get(plan.data, plan.data)}, {plan.network}{more}"] = values

@@ -103,7 +103,8 @@ def unfinished_losses(rows: Rows, plan: Plan) -> list[str]:
     tried: dict[tuple[str, Any], set[float]] = {}
     for row in whole_rows(rows, plan):
         tried.setdefault((row["loss"], row["seed"]), set()).add(row["coefficient"])
-    wanted = {loss: set(values) for loss, values in plan.candidates.items()}
+    swept = {loss: [value for name, value in SWEEP if name == loss] for loss in plan.candidates}
+    wanted = {loss: {*values, *swept[loss]} for loss, values in plan.candidates.items()}
     return list(dict.fromkeys(loss for (loss, _), values in tried.items() if wanted.get(loss, set()) - values))
 
 
