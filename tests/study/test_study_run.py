@@ -441,9 +441,9 @@ def test_what_is_left_is_told_by_cells_that_differ_in_the_run_alone(monkeypatch)
     now[0] = 4.0
     assert fresh.left() == "about 20 s left if 3 not like any before take no longer"
     assert _Pace(cells, {}, cells).left() == ""  # nothing is known yet
-    pool = _Pace(cells, {cell.key: 60.0 for cell in (first, slow)}, cells, workers=4)
+    pool = _Pace(cells, {cell.key: 60.0 for cell in (first, slow)}, cells, workers=6)
     now[0] = 5.0
-    assert pool.left() == "about 90 s left"
+    assert pool.left() == "about 60 s left"
     now[0] = 4.0
     again = _Pace(cells, {slow.key: 600.0}, cells[:3] + cells[4:])
     again.count(first, _CellResult([], "", 4.0))
