@@ -113,8 +113,8 @@ SECTIONS = (
                 "Each run draws its own calibration images; the network and the test images are the same in all, so "
                 "that runs are not independent, and an interval does not know the chance in the test images. "
                 "The paper's gradient steps end far short of the best temperature of this network, those of Neural "
-                "Clamping and of the baselines alike; its released code takes longer ones, and ends short of it too, but "
-                "beyond it with its augmentation.",
+                "Clamping and of the baselines alike; its released code takes longer ones, and ends short of it too, "
+                "but beyond it with its augmentation.",
                 _CLAMPING,
             ),
             Run(
