@@ -119,7 +119,8 @@ def study(
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
-    database.parent.mkdir(parents=True, exist_ok=True)
+    if store is None:
+        folder.mkdir(parents=True, exist_ok=True)
     results = Store(require_writable(database))
     if not report_only:
         results.remember_data(_digests(cells, options))

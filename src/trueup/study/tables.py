@@ -292,7 +292,7 @@ def paired_differences(
 
     `resplit_ratio` is that of `standard_error`.
 
-    >>> rows = [{"method": m, "seed": s, "nll": 0.1 * s + (m == "a")} for m in "ab" for s in range(3)]
+    >>> rows = [{"method": m, "seed": s, "nll": s + (m == "a") * (9 + s)} for m in "ab" for s in range(3)]
     >>> paired_differences(rows, "a", "b", [Column("nll")])["nll"].mark
     'higher'
     """
