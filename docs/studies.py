@@ -200,8 +200,7 @@ SECTIONS = (
                     (
                         "fashion_mnist",
                         "Fashion-MNIST",
-                        "A small CNN, also on shifted and foreign images. Three epochs leave it far from its end; some "
-                        "of the methods were left out.",
+                        "A small CNN, also on shifted and foreign images. Three epochs leave it far from its end.",
                     ),
                     ("trec", "TREC", "A text CNN on short questions."),
                     ("sst5", "SST-5", "A text CNN on sentences of films' reviews, few of which it tells apart."),
