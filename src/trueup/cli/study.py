@@ -119,7 +119,7 @@ def study(
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
-    if store is None:
+    if store is None:  # one that is named must lie in a folder that is there
         folder.mkdir(parents=True, exist_ok=True)
     results = Store(require_writable(database))
     if not report_only:

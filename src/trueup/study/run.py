@@ -88,7 +88,8 @@ def run(
         else _run_on_executor(study.work, pending, executor)
     )
     finished, failed = 0, {}
-    pace = _Pace(cells, store.seconds(cells), pending, getattr(executor, "_max_workers", 1))
+    workers = getattr(executor, "_max_workers", 1)  # the pools of Python have no better name for it
+    pace = _Pace(cells, store.seconds(cells), pending, workers)
     with closing(results):  # what has not begun is cancelled at once, whatever ends the loop
         for cell, result in track(results, total=len(pending), label=study.name, enabled=progress, left=pace.left):
             pace.count(cell, result)

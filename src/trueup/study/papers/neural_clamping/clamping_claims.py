@@ -120,8 +120,8 @@ def _other_bins(rows: Rows, options: Options) -> Support:
                 for seed, value in values[OURS].items():
                     margins.setdefault(seed, []).append(100 * (values[best][seed] - value))
         means = [float(np.mean(margins[seed])) for seed in sorted(margins)]
-        more, support[name] = _compared(values, BASELINES, means)
-        support[name + more] = support.pop(name)
+        more, means = _compared(values, BASELINES, means)
+        support[name + more] = means
     return support
 
 
